@@ -82,6 +82,26 @@ def wrong_source() -> None:
         dist.recv(x, src=0)
 
 
+def wrong_destination() -> None:
+    """Rank 0 sends to rank 2, and it is rank 1 that waits for the message."""
+    x = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.send(x, dst=2)
+    elif dist.get_rank() == 1:
+        dist.recv(x, src=0)
+
+
+def message_race() -> None:
+    """Rank 0 receives from any source, twice: which message is which is left to chance."""
+    first, second = torch.zeros(1), torch.zeros(1)
+    if dist.get_rank() == 0:
+        dist.recv(first)
+        dist.recv(second)
+        (first - second).item()
+    else:
+        dist.send(torch.full((1,), float(dist.get_rank())), dst=0)
+
+
 def wrong_dtype() -> None:
     """Floats are received into integers: nothing hangs, but the numbers are wrong."""
     if dist.get_rank() == 0:
@@ -205,6 +225,13 @@ def different_shape() -> None:
     dist.all_reduce(torch.ones(3 + dist.get_rank()))
 
 
+def split_mismatch() -> None:
+    """Rank 0 sends one row to rank 1, which awaits two: the other one stays as it was."""
+    first = dist.get_rank() == 0
+    sent, awaited = ([1, 1], [1, 2]) if first else ([2, 2], [2, 2])
+    dist.all_to_all_single(torch.zeros(sum(awaited)), torch.ones(sum(sent)), awaited, sent)
+
+
 def skipped() -> None:
     """Rank 0 does not take part."""
     x = torch.ones(3)
@@ -270,6 +297,16 @@ def unused_parameter() -> None:
     net(torch.ones(1, 4), both=dist.get_rank() != 1).sum().backward()
 
 
+def lost_gradient() -> None:
+    """In a group, torch's broadcast with a gradient takes another rank for the source."""
+    from torch.distributed.nn.functional import broadcast
+
+    last = dist.new_group([1])
+    if dist.get_rank() == 1:
+        x = torch.ones(3, requires_grad=True)
+        broadcast(x, src=1, group=last).sum().backward()  # x.grad is zero
+
+
 def raised() -> None:
     """Rank 1 raises an exception while the others wait for it."""
     if dist.get_rank() == 1:
@@ -324,6 +361,8 @@ _CASES = [
     Case(no_sender, Kind.NO_SENDER, (0,)),
     Case(wrong_tag, Kind.WRONG_TAG, (0, 1)),
     Case(wrong_source, Kind.WRONG_SOURCE, (2,)),
+    Case(wrong_destination, Kind.WRONG_DESTINATION, (0,)),
+    Case(message_race, Kind.MESSAGE_RACE, (0,), "finishes"),
     Case(wrong_dtype, Kind.WRONG_TENSOR, (0, 1), "finishes"),
     Case(wrong_shape, Kind.WRONG_TENSOR, (0, 1), "fails"),
     Case(early_read, Kind.BUFFER_IN_USE, (1,), "finishes"),
@@ -337,6 +376,7 @@ _CASES = [
     Case(different_reduction, Kind.DIFFERENT_REDUCTION, (0,), "finishes"),
     Case(different_root, Kind.DIFFERENT_ROOT, (0, 1, 2)),
     Case(different_shape, Kind.DIFFERENT_TENSOR, (0, 1, 2)),
+    Case(split_mismatch, Kind.SPLIT_MISMATCH, (0, 1), "finishes", ranks=2),
     Case(skipped, Kind.SKIPPED, (0,)),
     Case(uneven, Kind.UNEVEN, (2,)),
     Case(missing_barrier, Kind.MISSING_BARRIER, (2,)),
@@ -344,6 +384,7 @@ _CASES = [
     Case(not_a_member, Kind.WRONG_GROUP, (2,), "finishes"),
     Case(new_group_skipped, Kind.NEW_GROUP, (1,)),
     Case(unused_parameter, Kind.UNUSED_PARAMETER, (1,)),
+    Case(lost_gradient, Kind.ZERO_GRADIENT, (1,), "finishes", ranks=2),
     Case(raised, Kind.RAISED, (1,), "fails"),
     Case(killed, Kind.DIED, (1,), "fails"),
     Case(straggler, Kind.STRAGGLER, (2,), "finishes"),

@@ -11,7 +11,16 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distkit.diagnosis.divergence import BARRIER, UNUSED, minority, not_coming, uneven, unused
+from distkit.diagnosis.advice import advice, headline
+from distkit.diagnosis.divergence import (
+    BARRIER,
+    UNUSED,
+    left_out,
+    minority,
+    not_coming,
+    uneven,
+    unused,
+)
 from distkit.diagnosis.facts import ASKED, Evidence
 from distkit.diagnosis.findings import (
     Finding,
@@ -19,6 +28,7 @@ from distkit.diagnosis.findings import (
     clauses,
     lines,
     listed,
+    placed,
     times,
     verb,
 )
@@ -50,7 +60,7 @@ Stuck = Mapping[int, Span]
 
 def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
     """Two ends of messages that were meant for each other, and miss each other."""
-    for rule in (_tag_or_group, _source, _groups):
+    for rule in (_tag_or_group, _taken, _source, _destination, _groups):
         for mine in stuck.values():
             if (found := rule(facts, mine)) is not None:
                 finding, other = found
@@ -117,6 +127,35 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     )
 
 
+def _taken(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """A receive whose message an earlier one has taken, which receives from any source."""
+    if mine.op is not Op.RECV or mine.peer is None:
+        return None
+    taken = [
+        s
+        for s in facts.from_anybody
+        if (s.rank, s.peer, s.group, s.tag) == (mine.rank, mine.peer, mine.group, mine.tag)
+        and s.seq < mine.seq
+    ]
+    left = [
+        s for s in facts.alone if s.op is Op.SEND and s.peer == mine.rank and s.rank != mine.peer
+    ]
+    if not taken:
+        return None
+    early = taken[-1]
+    other = f"; what rank {left[0].rank} sends{at(left[0].where)} is left over" if left else ""
+    return Finding(
+        Kind.MESSAGE_RACE,
+        f"rank {mine.rank} waits in {call(mine)}{placed(mine)}, but its recv(src=any)"
+        f"{at(early.where)} has taken the message of rank {mine.peer}, which came first{other}.",
+        f"Pass src= to the recv{at(early.where)} too; or receive every message from any source, "
+        "and take the sender from what recv returns.",
+        (mine.rank,),
+        missing_ranks=(mine.peer,),
+        lines=lines(mine, *left[:1]),
+    ), left[0].rank if left else mine.rank
+
+
 def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
     """A receive from one rank, while the message is from another."""
     if mine.op is not Op.RECV or mine.peer is None or _in_conversation(facts, mine):
@@ -127,7 +166,7 @@ def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
             gone = f", which has {facts.over([mine.peer])}" if is_gone else ""
             return Finding(
                 Kind.WRONG_SOURCE,
-                f"rank {mine.rank} waits in {call(mine)}{at(mine.where)} for rank {mine.peer}"
+                f"rank {mine.rank} waits in {call(mine)}{placed(mine)} for rank {mine.peer}"
                 f"{gone}; but it is rank {send.rank} that sends to it, "
                 f"in {call(send)}{at(send.where)}.",
                 f"Receive from rank {send.rank}, or let rank {mine.peer} send.",
@@ -137,14 +176,46 @@ def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
     return None
 
 
+def _destination(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+    """A message to one rank, while another waits for it."""
+    if mine.op not in P2P:
+        return None
+    wants = Op.RECV if mine.op is Op.SEND else Op.SEND
+    for other in facts.alone:
+        send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
+        meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
+        if other.op is not wants or not meant or _in_conversation(facts, send):
+            continue
+        gone = [send.peer] if send.peer is not None and facts.is_gone(send.peer) else []
+        over = f", which has {facts.over(gone)}" if gone else ""
+        return Finding(
+            Kind.WRONG_DESTINATION,
+            f"rank {send.rank} sends to rank {send.peer}{over}, in {call(send)}{placed(send)}; "
+            f"but it is rank {recv.rank} that waits for it, in {call(recv)}{placed(recv)}.",
+            f"Send to rank {recv.rank}, or receive on rank {send.peer}.",
+            (send.rank,),
+            lines=lines(send, recv),
+        ), other.rank
+    return None
+
+
 def _in_conversation(facts: Evidence, mine: Span) -> bool:
-    """True if a chain of messages leads from this receive back to its rank: a circle."""
-    rank, seen = mine.peer, {mine.rank}
-    while rank is not None and rank not in seen:
-        seen.add(rank)
+    """True if a chain of messages leads from this one back to its rank: a circle.
+
+    It is none if each rank of it has sent to another one already: those messages went astray.
+    """
+    rank, circle = mine.peer, [mine.rank]
+    while rank is not None and rank not in circle:
+        circle.append(rank)
         standing = facts.stuck.get(rank)
         rank = standing.peer if standing is not None and standing.op in P2P else None
-    return rank == mine.rank
+    astray = {s.rank for s in facts.alone if s.op is Op.SEND and not _is_stuck_in(facts, s)}
+    return rank == mine.rank and not astray.issuperset(circle)
+
+
+def _is_stuck_in(facts: Evidence, span: Span) -> bool:
+    standing = facts.stuck.get(span.rank)
+    return standing is not None and standing.seq == span.seq
 
 
 def _groups(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
@@ -200,7 +271,7 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
     has = "has" if len(gone) == 1 else "have"
     return Finding(
         Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
-        f"rank {mine.rank} waits in {call(mine)}{at(mine.where)}, "
+        f"rank {mine.rank} waits in {call(mine)}{placed(mine)}, "
         f"but {named(gone)} {has} {facts.over(gone)} {done}{facts.known_of(gone)}.",
         f"Add the missing {'recv' if sends else 'send'} on {_one_of(gone)}, or remove this "
         f"{mine.op}: each send needs one recv.",
@@ -234,7 +305,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     more, fewer = counts[min(here)]
     kind, remedy = _why_not_called(facts, mine, here, gone)
     if mine.where and more > fewer > 0 and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER):
-        kind, remedy = Kind.UNEVEN, uneven(facts, mine.where)
+        kind, remedy = Kind.UNEVEN, uneven(facts, mine)
     if kind is Kind.UNEVEN:
         absent = f"{verb(gone, 'have')} called it {times(fewer)} and {over}"
         waiting += f" for the {ordinal(more)} time"
@@ -255,11 +326,10 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
 
 def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     """Gradients that some ranks wait for, and others have ended without."""
-    lacking = facts.unreduced(gone)
-    if lacking:
-        return unused(facts, lacking, here.values())
-    where = here[min(here)].where
-    text = facts.program.text(where)
+    if (found := left_out(facts, gone, here.values())) is not None:
+        return found
+    mine = here[min(here)]
+    text = facts.program.text(mine.where)
     inside = bool(text) and "backward" not in text  # the call of an autograd function
     waiting = clauses(here.values(), "wait in", dict.fromkeys(here, "a backward pass"))
     culprits = minority([sorted(here), gone])
@@ -267,7 +337,7 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
         Kind.SKIPPED if inside else Kind.UNEVEN,
         f"{waiting} for {named(gone)}, but {verb(gone, 'have')} {facts.over(gone)} without "
         f"{'coming to it' if inside else 'another one'}{facts.known_of(gone)}.",
-        AUTOGRAD if inside else uneven(facts, where, gradients=True),
+        AUTOGRAD if inside else uneven(facts, mine, gradients=True),
         tuple(gone) if len(here) == len(gone) else culprits,
         missing_ranks=tuple(gone),
         lines=lines(*here.values()),
@@ -287,7 +357,7 @@ def _why_not_called(facts: Evidence, mine: Span, here: Stuck, gone: list[int]) -
         return Kind.NEW_GROUP, NEW_GROUP
     if "gradients" in mine.attributes:
         if _whole_backward(facts, mine):
-            return Kind.UNEVEN, uneven(facts, mine.where)
+            return Kind.UNEVEN, uneven(facts, mine)
         return Kind.UNUSED_PARAMETER, UNUSED
     if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
         return Kind.WRONG_GROUP, (
@@ -297,7 +367,7 @@ def _why_not_called(facts: Evidence, mine: Span, here: Stuck, gone: list[int]) -
     kind = Kind.MISSING_BARRIER if mine.op is Op.BARRIER else Kind.SKIPPED
     away = f"look for an `if` or an early return that keeps {named(gone)} away"
     remedy = BARRIER if mine.op is Op.BARRIER else f"Let every rank call it: {away}."
-    return kind, (not_coming(facts, mine, kind) or remedy) + _of_a_group(facts, here)
+    return kind, (not_coming(facts, mine, gone, kind) or remedy) + _of_a_group(facts, here)
 
 
 def _of_a_group(facts: Evidence, here: Stuck) -> str:
@@ -402,7 +472,7 @@ def _shortest(start: int, ways: Mapping[int, list[int]]) -> list[int]:
 
 def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
     ops = {s.op for s in ring}
-    said = [f"rank {s.rank} waits in {facts.call(s)}{at(s.where)}" for s in ring]
+    said = [f"rank {s.rank} waits in {facts.call(s)}{placed(s)}" for s in ring]
     each = "each waits for the other" if len(ring) == 2 else "each waits for the next, in a circle"
     remedy = {
         Op.RECV: "Let one of them send first.",
@@ -439,6 +509,8 @@ def search(how: str) -> str:
 
 #: How a process ended, and what to do about that.
 _ENDS = {
+    "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
+    "that the ranks pass to this call, and the order of their calls.",
     "SIGKILL": "It was killed from outside, by the system if there was too little memory: use "
     "smaller batches, or fewer ranks.",
     "SIGSEGV": "It crashed in native code: look at what it called last, and with which arguments.",
@@ -450,23 +522,11 @@ _ENDS = {
 #: DDP's words for two ranks that wrap different models.
 _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) has inconsistent")
 
-#: What torch's own errors want to say.
-_KNOWN = {
-    "StopIteration": "Its iterator had no more items: give every rank the same number of batches.",
-    "is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
-    "group is passed as group_src or group_dst.",
-    "connectFullMesh failed": "It could not connect to another rank's address. If torchrun has "
-    "started the ranks anew, they may have read the addresses of those before them "
-    "(pytorch#135712): set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Else look at GLOO_SOCKET_IFNAME.",
-    "DDP expects same model across all ranks": "Build the same model on every rank, with the same "
-    "parameters and the same requires_grad.",
-}
-
 
 def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
     """DDP's complaint in the next forward pass that gradients have been missing."""
     lacking = facts.unreduced(facts.ranks) or {r: [] for r in ranks}
-    found = unused(facts, lacking, [])
+    found = unused(lacking, [])
     message = f"{found.message.partition(';')[0]}{_at_all(places)}."
     return replace(found, message=message, culprits=tuple(lacking), lines=places)
 
@@ -480,21 +540,58 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
     """Ranks that raised or died in the same way."""
     last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
     places = {r: where for r in ranks} if where else lines(*last) if how == "raised" else {}
-    said = (text.splitlines() or ["an exception"])[0][:200].removesuffix(": ")
     culprits = tuple(ranks)
     if how == "raised":
-        kind, remedy = Kind.RAISED, "Fix this first: the others wait because of it."
-        known = next((told for words, told in _KNOWN.items() if words in text), "")
-        remedy = f"{known} {remedy}".strip()
+        line = facts.program.text(where)
+        kind, remedy = Kind.RAISED, advice(text, line) or TRACEBACK
         if (odd := _OTHER_MODEL.search(text)) is not None:
             culprits = tuple(sorted(map(int, odd.groups())))
         if "finished reduction in the prior iteration" in text:
             return _prior_iteration(facts, ranks, places)
-        message = f"{named(ranks)} raised {raised_at(said, where)}."
+        message = f"{named(ranks)} {raised(text, where, line)}."
     else:
         kind, remedy = Kind.DIED, search(text)
         of = f"process of {named(ranks)}" if len(ranks) == 1 else f"processes of {named(ranks)}"
         who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
         after = f"; {who}{seen(last[0])}" if last and not where else ""
-        message = f"the {of} {gone(text)} ({said}){at(where)}{after}."
+        message = f"the {of} {gone(text)} ({headline(text)[:_LONGEST]}){at(where)}{after}."
     return Finding(kind, message, remedy, culprits, missing_ranks=tuple(ranks), lines=places)
+
+
+def raised(text: str, where: str, line: str = "") -> str:
+    """An exception in a sentence, after who raised it.
+
+    Args:
+        text: the name of its class, and what it says.
+        where: the user's line that raised it.
+        line: the text of that line.
+
+    >>> raised("SystemExit: 0", "a.py:3")
+    'called sys.exit(0) at a.py:3'
+    """
+    said = headline(text, line)[:_LONGEST]
+    name, _, code = said.partition(": ")
+    if name == "SystemExit":
+        return f"called sys.exit({code}){at(where)}"
+    return f"raised {raised_at(said, where)}"
+
+
+_LONGEST = 200  # characters of an exception's first line that are shown
+
+
+def first(finding: Finding) -> Finding:
+    """The finding of a rank that raised, where others wait for it."""
+    if finding.kind is not Kind.RAISED:
+        return finding
+    if " called sys.exit(" in finding.message:
+        return replace(finding, remedy=LEAVE_TOGETHER)
+    known = "" if finding.remedy == TRACEBACK else f"{finding.remedy} "
+    return replace(finding, remedy=f"{known}{FIRST}")
+
+
+FIRST = "Fix this first: the others wait because of it."
+TRACEBACK = "Look at its traceback."
+LEAVE_TOGETHER = (
+    "Leave the program on every rank after the same calls: let an all_reduce tell the others that "
+    "one wants to stop, and leave together."
+)

@@ -18,6 +18,7 @@ from distkit.diagnosis.divergence import in_flight
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
 from distkit.diagnosis.lint import remarks
+from distkit.diagnosis.silent import silent
 from distkit.events import Span
 from distkit.trace.calls import named
 from distkit.trace.generations import split
@@ -86,9 +87,10 @@ class _Diagnosis:
         failures = list(self._failures(broken))
         stuck = list(self._stuck())
         fatal = [f for f in wrong if broken & set(f.lines)]
-        silent = [f for f in wrong if f not in fatal]
-        hangs = [*leaving, *fatal, *failures, *(f for f in silent if f.hang), *stuck]
-        found = [*self._stopped(), *hangs, *(f for f in silent if not f.hang)]
+        others = [f for f in wrong if f not in fatal]
+        hangs = [*leaving, *fatal, *failures, *(f for f in others if f.hang), *stuck]
+        found = [*self._stopped(), *hangs, *(f for f in others if not f.hang)]
+        found += silent(self.facts, found)
         return [*found, *remarks(self.facts, found)]
 
     def _stopped(self) -> Iterator[Finding]:
@@ -164,7 +166,7 @@ class _Diagnosis:
             return finding
         how = self.facts.ends[victims[0]].text.partition("\n")[0]
         message = f"{finding.message} {_capital(named(victims))} failed because of it ({how})."
-        return replace(finding, message=message)
+        return replace(finding, message=message, victims=tuple(victims))
 
     # -- ranks that failed --------------------------------------------------------
 
@@ -188,7 +190,7 @@ class _Diagnosis:
             return self._waited(finding, [*also], in_words=False)
         spans = [self.facts.span(self.facts.stuck[r]) for r in waiting]
         message = f"{finding.message[:-1]}; {clauses(spans, 'wait in')}."
-        remedy = kvstore.way_on(finding, spans)
+        remedy = kvstore.way_on(deadlocks.first(finding), spans)
         return replace(
             self._waited(finding, sorted([*waiting, *also]), in_words=False),
             message=message,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, times, verb
-from distkit.diagnosis.program import Place
+from distkit.diagnosis.program import Guard, Path, Place, Program
 from distkit.events import Op, Span
 from distkit.trace.calls import at, named, ordinal, raised_at
 
@@ -38,32 +38,56 @@ def parted(
         sides.setdefault(span.where, []).append(rank)
     if len(sides) != 2 or "" in sides:
         return None
-    (one, some), (other, rest) = sides.items()
-    program = facts.program
-    if program.alternatives(one, other):
+    one, other = sides.values()
+    here, there = (facts.path(column[ranks[0]]) for ranks in (one, other))
+    if facts.program.alternatives(here, there):
         return None
     if any(s.op is Op.NEW_GROUP for s in column.values()):
         return None
-    around, beside = program.parting(one, other), program.parting(other, one)
-    sides_of = ((around, beside, some, rest), (beside, around, rest, some))
-    for place, _, inside, outside in sides_of:
-        before = place is not None and program.follows(place.where, column[outside[0]].where)
-        if place is not None and place.loops and not before:
+    found = []
+    for inside, outside, mine, theirs in ((one, other, here, there), (other, one, there, here)):
+        before = [s.where == mine[0] for s in calls[outside[0]][:nth]]
+        guard = _parting(facts.program, mine, theirs, first=not any(before))
+        if guard is not None and guard.place.loops:
             return _left_earlier(facts, calls, nth, column, inside, outside)
-    for place, opposite, inside, outside in sides_of:
-        if place is not None and not place.loops and (opposite is None or opposite.loops):
-            return _only(column, place, inside, outside)
-    return None
+        found += [(guard, inside, outside)] if guard is not None else []
+    found = [f for f in found if not f[0].leads_away] or found
+    return _only(facts, column, *found[0]) if len(found) == 1 else None
 
 
-def _only(column: Column, place: Place, inside: list[int], outside: list[int]) -> Finding:
+def _parting(program: Program, here: Path, there: Path, *, first: bool) -> Guard | None:
+    """What leads some ranks to a line and others past it: loop, condition or exit.
+
+    ``first``: the others have never called it, so that a condition on the rank may be the reason.
+    """
+    guards = program.unshared(here, there)
+    by_rank = [g for g in guards if g.by_rank and not g.place.loops]
+    inward = [g for g in guards if not g.leads_away]
+    best = [*(by_rank[-1:] if first else ()), *inward, *guards]
+    return next((g for g in best if not _comes_later(program, g, there)), None)
+
+
+def _comes_later(program: Program, guard: Guard, there: Path) -> bool:
+    """True for a loop that the ranks at a line have not come to yet."""
+    return guard.place.loops and program.follows(guard.place.where, there)
+
+
+def _only(
+    facts: Evidence, column: Column, guard: Guard, inside: list[int], outside: list[int]
+) -> Finding:
     """Some ranks make a call under a condition, and the others go on without."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
     culprits = minority([inside, outside]) if len(inside) != len(outside) else tuple(inside)
+    under = f", under {guard.place}" * (not guard.leads_away)
+    did = [facts.before(r, there[0].where, column[r]) for r in (inside[0], outside[0])]
+    again = (
+        f" for the {ordinal(did[1] + 1)} time, which {verb(inside, 'have')} called {times(did[0])}"
+    )
     return Finding(
         Kind.DIFFERENT_COLLECTIVE,
-        f"only {clauses(here, 'call')}, under {place}; meanwhile {clauses(there, 'call')}.",
-        ALL_OR_NONE.format(condition=place),
+        f"only {clauses(here, 'call')}{under}; meanwhile {clauses(there, 'call')}"
+        f"{again if did[0] else ''}.",
+        all_or_none(facts, here[0], guard),
         culprits,
         lines=lines(*column.values()),
     )
@@ -91,7 +115,7 @@ def _left_earlier(
     return Finding(
         Kind.UNEVEN,
         f"{said}, while {then}: they run different numbers of iterations.",
-        uneven(facts, where, gradients),
+        uneven(facts, here[0], gradients),
         minority([inside, outside]),
         lines=lines(*column.values()),
     )
@@ -129,29 +153,56 @@ def _has_more(one: list[Span], other: list[Span]) -> bool:
 
 # -- remedies -------------------------------------------------------------------------
 
-ALL_OR_NONE = (
-    "Every rank of the group has to make the same calls: move this one out of the condition "
-    "{condition}, or let no rank make it."
+SAME_CALLS = "Every rank of the group has to make the same calls: "
+ALL_OR_NONE = "move this one out of the condition {guard}, or let no rank make it."
+ALIKE = "let {guard} come out the same on every rank, or move this one out of it."
+KEPT_AWAY = "{guard} keeps some ranks from this one."
+HIDDEN = " {handler} hides the exception of a rank that raises before it comes here."
+SAME_NUMBER = "Give every rank the same number of {what}"
+SAME_BRANCH = (
+    "Make all ranks take the same branch at {exits}: what decides there has to be the same "
+    "everywhere, so all_reduce it first."
 )
+AGREE = "what decides there has to be the same everywhere, so all_reduce it first"
 BATCHES = "for batches, use DistributedSampler and drop_last=True"
+STREAM = (
+    "an IterableDataset has no length: for batches of DDP, write the loop inside "
+    "`with Join([model]):`, from torch.distributed.algorithms.join; else agree on the number first"
+)
 LOOK = "look for a break, return or continue that only some ranks reach"
 NO_SYNC = ", and the same number of backward passes outside of no_sync()"
 
 
-def uneven(facts: Evidence, where: str, gradients: bool = False) -> str:
+def all_or_none(facts: Evidence, span: Span, guard: Guard) -> str:
+    """The remedy for a call that only some ranks make, by what keeps the others away."""
+    hidden = facts.program.hides(facts.path(span))
+    if guard.place.loops:
+        return f"{SAME_CALLS}{SAME_NUMBER.format(what=f'iterations of {guard.place}').lower()}."
+    if guard.leads_away:
+        also = HIDDEN.format(handler=hidden[0]) if hidden and "raise" in guard.place.words else ""
+        return SAME_CALLS + KEPT_AWAY.format(guard=guard.place) + also
+    return SAME_CALLS + (ALL_OR_NONE if guard.names_rank else ALIKE).format(guard=guard.place)
+
+
+def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
     """The remedy where some ranks reach a line more often than others."""
-    exits, loops = facts.program.exits(where), facts.program.loops(where)
+    path = facts.path(span)
+    exits, loops = facts.program.exits(path), facts.program.loops(path)
+    guard = facts.program.keeps_away(path)
+    decides = guard is not None and not (guard.place.loops or guard.leads_away)
+    if guard is not None and decides and guard.names_rank:
+        return all_or_none(facts, span, guard)
     what = f"iterations of {_either(loops)}" if loops else "batches"
     also = NO_SYNC * (gradients and any("no_sync" in e.words for e in exits))
-    even = f"Give every rank the same number of {what}{also} ({BATCHES})"
+    even = SAME_NUMBER.format(what=what) + also
+    if not exits and loops and loops[0].words.startswith("while "):
+        return f"{even}: {AGREE}."
+    even += f" ({STREAM if facts.program.mentions('IterableDataset') else BATCHES})"
     if exits:
-        return (
-            f"Make all ranks take the same branch at {_either(exits)}: what decides there has to "
-            f"be the same everywhere, so all_reduce it first. {even}."
-        )
-    condition = facts.program.condition(where)
-    look = f"look at {condition}" if condition is not None else LOOK
-    return f"{even}." if loops and condition is None else f"{even}, and {look}."
+        return f"{SAME_BRANCH.format(exits=_either(exits))} {even}."
+    if guard is not None and decides:
+        return f"{even}, and look at {guard.place}."
+    return f"{even}." if loops else f"{even}, and {LOOK}."
 
 
 def _either(exits: Iterable[Place]) -> str:
@@ -159,23 +210,50 @@ def _either(exits: Iterable[Place]) -> str:
     return " and ".join(some) if len(some) <= _EXITS else ", ".join([*some[:_EXITS], "…"])
 
 
-def unused(facts: Evidence, lacking: dict[int, list[str]], spans: Iterable[Span]) -> Finding:
+def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
     """Backward passes that have ended without all gradients, so that the others wait for them."""
-    ranks, waiting = list(lacking), list(spans)
+    some = [*ranks]
+    if lacking := facts.unreduced(some):
+        return unused(lacking, spans)
+    if modules := facts.unused(some):
+        return _unused_modules(modules, spans)
+    return None
+
+
+def unused(lacking: dict[int, list[str]], spans: Iterable[Span]) -> Finding:
+    """Ranks that have left parameters of DDP's models out, and those who wait for them."""
     names = sorted({n for found in lacking.values() for n in found} - {"?"})
     which = f" ({', '.join(names)})" if names else ""
+    said = f"ended a backward pass without the gradients of some parameters{which}"
+    return _incomplete(lacking, spans, said, UNUSED)
+
+
+def _unused_modules(modules: dict[int, list[str]], spans: Iterable[Span]) -> Finding:
+    """Ranks whose loss does not depend on some modules that FSDP2 shards."""
+    names = ", ".join(sorted({n for found in modules.values() for n in found}))
+    said = f"ended a backward pass without a gradient for {names}, whose result it did not use"
+    return _incomplete(modules, spans, said, UNUSED_MODULE.format(names=names))
+
+
+def _incomplete(
+    lacking: dict[int, list[str]], spans: Iterable[Span], said: str, remedy: str
+) -> Finding:
+    ranks, waiting = tuple(lacking), list(spans)
     say = dict.fromkeys((s.rank for s in waiting), "gradients")
     return Finding(
         Kind.UNUSED_PARAMETER,
-        f"{verb(ranks, 'have')} ended a backward pass without the gradients of some parameters"
-        f"{which}; {clauses(waiting, 'wait for', say)}.",
-        UNUSED,
-        tuple(ranks),
-        missing_ranks=tuple(ranks),
+        f"{verb(ranks, 'have')} {said}; {clauses(waiting, 'wait for', say)}.",
+        remedy,
+        ranks,
+        missing_ranks=ranks,
         lines=lines(*waiting),
     )
 
 
+UNUSED_MODULE = (
+    "Let the loss depend on the result of {names} on every rank, if only times zero: FSDP reduces "
+    "the gradients of a module on all ranks, or on none."
+)
 UNUSED = (
     "Use every parameter of the model in every forward pass, on every rank, "
     "or pass find_unused_parameters=True to DDP."
@@ -203,12 +281,16 @@ def in_flight(facts: Evidence, span: Span) -> Finding | None:
 BARRIER = "Call barrier() on every rank, or on none."
 
 
-def not_coming(facts: Evidence, mine: Span, kind: Kind) -> str:
+def not_coming(facts: Evidence, mine: Span, gone: Iterable[int], kind: Kind) -> str:
     """The remedy where ranks end without a call that others wait in; "" if unknown."""
-    condition = facts.program.condition(mine.where)
-    if condition is not None and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER, Kind.UNEVEN):
-        return ALL_OR_NONE.format(condition=condition)
-    exits = facts.program.exits(mine.where)
+    path, away = facts.path(mine), {*gone}
+    others = {s.where for s in facts.spans if s.rank in away and s.where}
+    guard = facts.program.keeps_away(path, [(line,) for line in sorted(others)])
+    if guard is not None and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER, Kind.UNEVEN):
+        return all_or_none(facts, mine, guard)
+    exits = facts.program.exits(path)
     if exits and mine.op is not Op.NEW_GROUP:
         return f"Make every rank reach it: {_either(exits)} may keep some away."
+    if hidden := facts.program.hides(path):
+        return f"Make every rank reach it.{HIDDEN.format(handler=hidden[0])}"
     return ""

@@ -7,10 +7,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from distkit.diagnosis.program import Program
 from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
-from distkit.events import COLLECTIVES, COMPUTATION, P2P, WORLD, Event, Op, Span, State
+from distkit.events import (
+    COLLECTIVES,
+    COMPUTATION,
+    P2P,
+    STACK,
+    WORLD,
+    Attributes,
+    Event,
+    Op,
+    Span,
+    State,
+)
 from distkit.trace.awaiting import concerns
 from distkit.trace.calls import SILENT, call, named
 from distkit.trace.generations import split
@@ -51,7 +63,7 @@ class Evidence:
         trace = split(trace)[-1]
         self.trace = trace
         self.ranks = trace.ranks
-        begun = [s for s in trace.spans if s.state is not State.SCHEDULED]
+        begun = [self._as_it_waited(s) for s in trace.spans if s.state is not State.SCHEDULED]
         spans = [s for s in begun if s.match is None]
         self.strangers = [s for s in spans if not s.group]  # calls on a group of others
         self.spans = [s for s in spans if s.group]
@@ -67,6 +79,14 @@ class Evidence:
         self.board = self._board()
         self.stuck = {r: self.board.standing(r) for r in self.board.stuck()}
 
+    @cached_property
+    def from_anybody(self) -> list[Span]:
+        """The receives that named no source, also where it is known by now who has sent."""
+        open_calls = {
+            (e.rank, e.seq) for e in self.trace.events if e.op is Op.RECV and e.peer is None
+        }
+        return [s for s in self.spans if (s.rank, s.seq) in open_calls]
+
     def _board(self) -> WaitForGraph:
         groups = self.trace.meta.get("groups", {})
         size = int(self.trace.meta.get("world_size", 0))
@@ -75,6 +95,22 @@ class Evidence:
         for rank, end in self.ends.items():
             board.end(rank, end.how)
         return board
+
+    def _as_it_waited(self, span: Span) -> Span:
+        """An operation with the lines that were noted while its rank waited in it."""
+        lines = self._waits.get((span.rank, span.seq))
+        if lines is None or span.state is State.COMPLETED:
+            return span
+        return replace(span, attributes=Attributes({**span.attributes, **lines}))
+
+    @cached_property
+    def _waits(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """Where each wait that took a while was, and what led there, as far as it was noted."""
+        return {
+            (e.rank, e.seq): {n: e.attributes[n] for n in ("waits_at", STACK) if n in e.attributes}
+            for e in self.trace.events
+            if e.state is State.BLOCKED
+        }
 
     def _before_release(self) -> Iterator[Event]:
         """The events without the failures that a release brought: those ranks waited."""
@@ -109,6 +145,11 @@ class Evidence:
         noted = self.trace.meta.get("unreduced", {})
         return {r: found for r in sorted(ranks) if (found := noted.get(str(r)))}
 
+    def unused(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """Those of the ranks whose last backward pass used no result of some modules of FSDP2."""
+        noted = self.trace.meta.get("unused", {})
+        return {r: found for r in sorted(ranks) if (found := noted.get(str(r)))}
+
     @property
     def sees_gradients(self) -> bool:
         """True if it was noted which backward passes have left parameters out."""
@@ -119,6 +160,20 @@ class Evidence:
         noted = self.trace.meta.get("raising", {}).get(str(span.rank))
         same = noted is not None and noted["seq"] == span.seq
         return (noted["text"], noted["where"]) if same else ("", "")
+
+    def path(self, span: Span) -> tuple[str, ...]:
+        """The line of a call and those that led to it, the innermost first.
+
+        What led to a call is noted when its rank waits; ``wait()`` may be on another line.
+        """
+        stack: tuple[str, ...] = span.attributes.get(STACK, ())
+        if span.where in stack:
+            return stack[stack.index(span.where) :]
+        here = self.program.scopes(span.where)[:1]
+        for outer, line in enumerate(stack, 1):
+            if here and self.program.scopes(line)[:1] == here:
+                return (span.where, *stack[outer:])
+        return (span.where,)
 
     # -- collectives ------------------------------------------------------------
 
@@ -140,6 +195,11 @@ class Evidence:
         return sum(
             s.where == like.where and s.op is like.op for s in self.calls[like.group].get(rank, [])
         )
+
+    def before(self, rank: int, where: str, span: Span) -> int:
+        """The number of times that a rank has come to a line before a call of its own."""
+        calls = self.calls[span.group].get(rank, [])
+        return sum(s.where == where and s.seq < span.seq for s in calls)
 
     def call(self, span: Span) -> str:
         """A call, with its group unless that is all ranks."""

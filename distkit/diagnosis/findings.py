@@ -22,12 +22,15 @@ class Kind(_Word):
     NO_SENDER = "no_sender"
     WRONG_TAG = "wrong_tag"
     WRONG_SOURCE = "wrong_source"
+    WRONG_DESTINATION = "wrong_destination"
+    MESSAGE_RACE = "message_race"  # it is left to chance which message a receive from any takes
     WRONG_TENSOR = "wrong_tensor"  # the two ends of a message differ in size or dtype
     DIFFERENT_COLLECTIVE = "different_collective"
     ANOTHER_ORDER = "another_order"
     DIFFERENT_REDUCTION = "different_reduction"
     DIFFERENT_ROOT = "different_root"
     DIFFERENT_TENSOR = "different_tensor"  # the members of a collective differ in size or dtype
+    SPLIT_MISMATCH = "split_mismatch"  # all_to_all: what is sent is not what is awaited
     SKIPPED = "skipped"  # a rank has ended without a collective that others wait in
     UNEVEN = "uneven"  # a rank has more iterations than another
     WRONG_GROUP = "wrong_group"
@@ -37,6 +40,7 @@ class Kind(_Word):
     UNUSED_PARAMETER = "unused_parameter"
     BUFFER_IN_USE = "buffer_in_use"  # irecv's buffer before wait()
     NOT_WAITED = "not_waited"
+    ZERO_GRADIENT = "zero_gradient"  # a function of torch's loses it
     STRAGGLER = "straggler"  # slow, not stuck
     IN_BACKEND = "in_backend"  # nobody is missing, and yet it does not end
     BEHIND = "behind"  # has made fewer calls than others, when the record ends
@@ -54,6 +58,7 @@ class Finding:
         culprits: the ranks whose lines to look at first.
         waiting: the ranks that cannot go on because of it.
         missing_ranks: those that the waiting ones wait for, and that will not come.
+        victims: the ranks that raised or died because of it.
         lines: the line of each rank involved.
         hang: whether somebody can never go on. If not, it is a mistake that hangs nobody,
             or a remark.
@@ -67,9 +72,10 @@ class Finding:
     missing_ranks: tuple[int, ...] = ()
     lines: dict[int, str] = field(default_factory=dict)
     hang: bool = False
+    victims: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.message} {self.remedy}"
+        return f"{self.message} {self.remedy}".rstrip()
 
 
 # -- words --------------------------------------------------------------------------
@@ -109,12 +115,26 @@ def clauses(spans: Iterable[Span], plural: str, say: dict[int, str] | None = Non
     together: dict[str, list[int]] = defaultdict(list)
     for s in sorted(spans, key=lambda s: s.rank):
         what = say[s.rank] if say else call(s)
-        together[what + at(s.where)].append(s.rank)
+        together[what + placed(s)].append(s.rank)
     word, _, rest = plural.partition(" ")
     said = [
         f"{verb(ranks, word)} {rest} {what}".replace("  ", " ") for what, ranks in together.items()
     ]
     return listed(said, ", ")
+
+
+def placed(span: Span) -> str:
+    """The line of a call in a sentence, and that of its ``wait()`` if it waits on another one.
+
+    >>> from distkit.events import Event, Op, State
+    >>> from distkit.trace.log import EventLog
+    >>> facts = {"waits_at": "a.py:6"}
+    >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="a.py:4", attributes=facts)
+    >>> placed(EventLog([sent]).spans[0])
+    ' at a.py:4 (wait() at a.py:6)'
+    """
+    waits = span.attributes.get("waits_at", span.where)
+    return at(span.where) + (f" (wait() at {waits})" if waits != span.where else "")
 
 
 def listed(parts: list[str], separator: str) -> str:

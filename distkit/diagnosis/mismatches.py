@@ -8,19 +8,19 @@ say ``if rank == 0: … else: …``. Pure.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 from distkit.diagnosis.divergence import (
     BARRIER,
     UNUSED,
     Column,
+    left_out,
     minority,
     parted,
     shifted,
     uneven,
-    unused,
 )
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import (
@@ -28,6 +28,7 @@ from distkit.diagnosis.findings import (
     Kind,
     clauses,
     lines,
+    placed,
     tensor,
     times,
     verb,
@@ -85,9 +86,10 @@ def _compare(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
     spans = list(column.values())
-    what = next((d for s in spans[1:] if (d := difference(spans[0], s))), "")
+    differ = {d for s in spans[1:] if (d := difference(spans[0], s))}
+    what = next((d for d in _KINDS if d in differ), "")
     if not what:
-        if spans[0].op is Op.ALL_TO_ALL and (found := _exchanged_unevenly(facts, column)):
+        if spans[0].op is Op.ALL_TO_ALL and (found := _exchanged(facts, column)):
             return found
         if all(s.where == spans[0].where for s in spans):
             return None  # nearly always
@@ -101,19 +103,70 @@ def _compare(
     return (
         parted(facts, calls, nth, column)
         or _uneven(facts, calls, nth, column)
-        or _KINDS[what](column)
+        or _KINDS[what](facts, column)
     )
 
 
-def _exchanged_unevenly(facts: Evidence, column: Column) -> Finding | None:
-    """An all_to_all of several sizes that the backend did not survive: else it may be meant."""
+def _exchanged(facts: Evidence, column: Column) -> Finding | None:
+    """An all_to_all in which a rank is not sent what it awaits."""
+    if any("sends" in s.attributes for s in column.values()):
+        return _splits(facts, column)
     sizes = {s.nbytes for s in column.values()}
-    if len(sizes) > 1 and any(map(facts.ended_in, column.values())):
-        rows: dict[int, list[int]] = defaultdict(list)
-        for rank, span in column.items():
-            rows[span.nbytes].append(rank)
-        return replace(_tensor(column), culprits=minority(list(rows.values())))
+    if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
+        return None  # else it may be meant
+    rows: dict[int, list[int]] = defaultdict(list)
+    for rank, span in column.items():
+        rows[span.nbytes].append(rank)
+    return replace(_tensor(facts, column), culprits=minority(list(rows.values())))
+
+
+def _splits(facts: Evidence, column: Column) -> Finding | None:
+    """The first two ranks one of which sends more or fewer rows than the other awaits."""
+    members = facts.members(next(iter(column.values())).group)
+    if len({(s.dtype, s.shape[1:]) for s in column.values() if s.nbytes}) > 1:
+        return None  # rows of different sizes
+    if any("Split sizes" in end.text for r, end in facts.ends.items() if r in column):
+        return None  # those of a call do not even fit its own tensor, and torch says so
+    shares = {r: _shares(s, len(members)) for r, s in column.items()}
+    for sender, receiver in product(shares, shares):
+        sent, awaited = shares[sender][0], shares[receiver][1]
+        to, of = members.index(receiver), members.index(sender)
+        if to < len(sent) and of < len(awaited) and sent[to] != awaited[of]:
+            ends = column[sender], column[receiver]
+            return _split(*ends, (sent, awaited), (sent[to], awaited[of]))
     return None
+
+
+def _shares(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The rows that a rank sends to each member, and those that it awaits from each."""
+    even = [span.shape[0] // size] * size if span.shape else []
+    return span.attributes.get("sends", even), span.attributes.get("receives", even)
+
+
+def _split(
+    send: Span, recv: Span, splits: tuple[Sequence[int], Sequence[int]], rows: tuple[int, int]
+) -> Finding:
+    each = "itself" if send.rank == recv.rank else f"rank {recv.rank}"
+    awaits = "it" if send.rank == recv.rank else each
+    return Finding(
+        Kind.SPLIT_MISMATCH,
+        f"rank {send.rank} sends {_rows(rows[0])} to {each} in {call(send)}{placed(send)} (input "
+        f"splits {[*splits[0]]}), but {awaits} awaits {rows[1]} (output splits {[*splits[1]]})"
+        f"{placed(recv) if recv.where != send.where else ''}.",
+        SPLITS,
+        tuple(sorted({send.rank, recv.rank})),
+        lines=lines(send, recv),
+    )
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' * (count != 1)}"
+
+
+SPLITS = (
+    "Output split i of rank j has to equal input split j of rank i: let the ranks exchange the "
+    "counts first, by all_to_all_single of a tensor with one count for each rank."
+)
 
 
 # -- one position of a group's sequence -----------------------------------------------
@@ -143,22 +196,55 @@ def _says(column: Column) -> str:
     return clauses(column.values(), "call")
 
 
-def _op(column: Column) -> Finding:
-    ops = {s.op for s in column.values()}
-    for op, (kind, name, remedy) in _WAIT_FOR_ALL.items():
-        without = tuple(r for r, s in column.items() if s.op is not op)
-        if op in ops and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
+def _op(facts: Evidence, column: Column) -> Finding:
+    called = {s.op for s in column.values()}
+    for op in [op for op in _WAIT_FOR_ALL if op in called]:
+        kind, name, remedy = _WAIT_FOR_ALL[op]
+        without = [r for r, s in column.items() if s.op is not op]
+        missing = tuple(r for r in without if not _comes_to(facts, column, r, op))
+        if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
             message = f"{_says(column)}: {name} waits for every rank."
-            return _finding(kind, column, message, remedy, without)
+            return _finding(kind, column, message, remedy, missing)
     return _finding(
         Kind.DIFFERENT_COLLECTIVE,
         column,
         f"{_says(column)}: these calls are matched with each other, but they differ.",
-        "Call the same collectives on every rank, in the same order; look for an `if` around one.",
+        CHANGED_PLACES if _changes_places(facts, column) else DIFFERENT_CALLS,
     )
 
 
-def _members(column: Column) -> Finding:
+DIFFERENT_CALLS = (
+    "Call the same collectives on every rank, in the same order; look for an `if` around one."
+)
+CHANGED_PLACES = "Call them in the same order on every rank: they have changed places on some."
+
+
+def _comes_to(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
+    """True if a rank's call is one too many, and its text leads on to the one of the others.
+
+    One that repeats what the others have done as often already has skipped theirs.
+    """
+    span, other = column[rank], next(s for s in column.values() if s.op is op)
+    before = [facts.before(s.rank, span.where, s) for s in (span, other)]
+    repeats = before[0] == before[1] > 0
+    return not repeats and _is_ahead(facts, span, op)
+
+
+def _is_ahead(facts: Evidence, span: Span, op: Op) -> bool:
+    """True if the program's text leads from a call on to an operation."""
+    return any(str(op) in name for name in facts.program.ahead(facts.path(span)))
+
+
+def _changes_places(facts: Evidence, column: Column) -> bool:
+    """True if the text leads each of two ranks on to what the other calls."""
+    one, *others = column.values()
+    return any(
+        s.where != one.where and _is_ahead(facts, one, s.op) and _is_ahead(facts, s, one.op)
+        for s in others
+    )
+
+
+def _members(facts: Evidence, column: Column) -> Finding:
     return _finding(
         Kind.NEW_GROUP,
         column,
@@ -167,7 +253,7 @@ def _members(column: Column) -> Finding:
     )
 
 
-def _root(column: Column) -> Finding:
+def _root(facts: Evidence, column: Column) -> Finding:
     op = next(iter(column.values())).op
     word = "destination" if op in (Op.REDUCE, Op.GATHER) else "source"
     return _finding(
@@ -178,7 +264,7 @@ def _root(column: Column) -> Finding:
     )
 
 
-def _reduction(column: Column) -> Finding:
+def _reduction(facts: Evidence, column: Column) -> Finding:
     say = {r: call(s) if s.attributes else f"{s.op}(sum)" for r, s in column.items()}
     return _finding(
         Kind.DIFFERENT_REDUCTION,
@@ -188,35 +274,59 @@ def _reduction(column: Column) -> Finding:
     )
 
 
-def _tensor(column: Column) -> Finding:
+def _tensor(facts: Evidence, column: Column) -> Finding:
     say = {r: with_tensor(s) for r, s in column.items()}
     return _finding(
         Kind.DIFFERENT_TENSOR,
         column,
         f"{clauses(column.values(), 'call', say)}: all ranks must pass the same shape and dtype.",
-        _same_tensor(column),
+        _same_tensor(facts, column),
     )
 
 
-def _same_tensor(column: Column) -> str:
-    """The remedy for tensors that differ; those of a loop differ for reasons of their own."""
-    spans = column.values()
-    if len({s.dtype for s in spans}) > 1:
-        return "Give every rank a tensor of the same dtype: x.to(torch.float32) converts it."
-    remedy = "Give every rank a tensor of the same shape: pad it, or cut it"
-    if len({s.where for s in spans}) == 1:
-        remedy += "; usual causes: a smaller last batch (use drop_last=True), or calls in a "
-        remedy += "different order"
-    return f"{remedy}."
+def _same_tensor(facts: Evidence, column: Column) -> str:
+    """The remedy for tensors that differ, by what differs and where the calls stand."""
+    spans = [*column.values()]
+    dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
+    one_call = len(places) == 1
+    unlike = len({s.attributes.get("reduction") for s in spans}) > 1
+    if not one_call and (unlike or _changes_places(facts, column)):
+        return f"{ORDER}; if it is one call, pass the same shape and dtype."
+    path = facts.path(spans[0])
+    if one_call and (loop := facts.program.reordered(path)) is not None:
+        return f"{ORDER}: {loop} takes them in another order on some ranks."
+    if len({*dtypes}) > 1:
+        return SAME_DTYPE.format(dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_room(d))))
+    if not one_call:
+        return f"{SAME_SHAPE}."
+    if facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
+        return f"{SAME_SHAPE}; {LAST_BATCH}."
+    names = facts.program.unordered(path)
+    return f"{SAME_SHAPE}{UNORDERED.format(loop=names) if names is not None else ''}."
 
 
+SAME_SHAPE = "Give every rank a tensor of the same shape: pad it, or cut it"
+SAME_DTYPE = "Give every rank a tensor of the same dtype: x.to(torch.{dtype}) converts it."
+LAST_BATCH = (
+    "usual causes: a smaller last batch (use drop_last=True), or calls in a different order"
+)
+UNORDERED = "; or sort what {loop} goes through, if its order differs among the ranks"
+ORDER = "Call the collectives in the same order on every rank"
+
+
+def _room(dtype: str) -> tuple[bool, int]:
+    """Of two dtypes the floating one, or else the wider one, holds the values of both."""
+    return "float" in dtype, int("".join(filter(str.isdigit, dtype)) or 0)
+
+
+#: What differs, the worst first, and the finding that it makes.
 _KINDS = {
     "op": _op,
     "members": _members,
     "root": _root,
-    "reduction": _reduction,
     "dtype": _tensor,
     "size": _tensor,
+    "reduction": _reduction,
 }
 
 
@@ -224,10 +334,8 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
     """Some send gradients, and others go on: have they left some out, or made fewer steps?"""
     without = [r for r, s in column.items() if "gradients" not in s.attributes]
     have = [s for r, s in column.items() if r not in without]
-    lacking = facts.unreduced(without)
     gone = [column[r] for r in without]
-    if lacking:
-        found = unused(facts, lacking, have)
+    if (found := left_out(facts, without, have)) is not None:
         message = f"{found.message[:-1]}, and {clauses(gone, 'go on to')}."
         return replace(found, message=message, lines=lines(*column.values()))
     if facts.sees_gradients:
@@ -277,12 +385,14 @@ def _one_more(facts: Evidence, column: Column, one: Span, before: int) -> Findin
         f"while {clauses(rest.values(), 'go on to')} after calling it {times(before)}: "
         "they run different numbers of iterations."
     )
-    remedy = uneven(facts, one.where)
+    remedy = uneven(facts, one)
     return _finding(Kind.UNEVEN, column, message, remedy, minority([more, list(rest)]))
 
 
 def _key(span: Span, where: bool) -> tuple[object, ...]:
-    what = (span.op, span.peer, span.attributes, share(span), span.dtype)
+    facts = span.attributes.get
+    asked = facts("reduction"), facts("function"), facts("members")
+    what = (span.op, span.peer, asked, share(span), span.dtype)
     return (*what, span.where) if where else what
 
 
@@ -349,24 +459,59 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
 
 
 def messages(facts: Evidence) -> Iterator[Mismatch]:
-    """Messages whose two ends differ in size or dtype, one finding for each pair of lines."""
+    """Messages whose two ends differ in size or dtype, one finding for each pair of lines.
+
+    Between two ranks what differs later, on other lines, comes of the first.
+    """
     found: dict[tuple[str, str], list[tuple[Span, Span]]] = defaultdict(list)
+    first: dict[tuple[object, ...], tuple[str, str]] = {}  # the lines that differ, by the two ranks
     for send, recv in facts.pairs:
-        if send.dtype and recv.dtype and (send.dtype != recv.dtype or send.nbytes != recv.nbytes):
-            found[send.where, recv.where].append((send, recv))
+        if send.dtype and recv.dtype and not _alike(send, recv):
+            ends = send.rank, recv.rank, send.group, send.tag
+            found[first.setdefault(ends, (send.where, recv.where))].append((send, recv))
     for pairs in found.values():
-        send, recv = pairs[0]
         spans = [s for pair in pairs for s in pair]
-        yield _wrong_tensor(send, recv, tuple(sorted({s.rank for s in spans})), spans), spans
+        yield _wrong_tensor(facts, *pairs[0], spans), spans
 
 
-def _wrong_tensor(send: Span, recv: Span, ranks: tuple[int, ...], spans: list[Span]) -> Finding:
-    others = f" (and in {len(spans) // 2 - 1} more messages)" if len(spans) > 2 else ""
+def _alike(one: Span, other: Span) -> bool:
+    return (one.dtype, one.nbytes) == (other.dtype, other.nbytes)
+
+
+def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) -> Finding:
+    more = len(spans) // 2 - 1
+    others = f" (and in {more} more message{'s' * (more > 1)})" if more else ""
     return Finding(
         Kind.WRONG_TENSOR,
         f"{verb([send.rank], 'send')} {tensor(send)} to rank {recv.rank}{at(send.where)}, which "
         f"receives it into {tensor(recv)}{at(recv.where)}{others}.",
-        "Give the receive buffer the shape and the dtype of what is sent.",
-        ranks,
-        lines=lines(*spans),
+        _same_message(facts, send, recv),
+        tuple(sorted({s.rank for s in spans})),
+        lines={**lines(*spans), **lines(send, recv)},
     )
+
+
+def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
+    """The remedy for a message that does not fit its buffer: another one may have been meant."""
+    meant = [
+        s
+        for end, other in ((send, recv), (recv, send))
+        for s in facts.spans
+        if (s.op, s.rank, s.group, s.tag) == (end.op, end.rank, end.group, end.tag)
+        and s.seq != end.seq
+        and s.peer == end.peer
+        and _alike(s, other)
+    ]
+    if meant:
+        return MESSAGE_ORDER
+    ahead = [facts.program.ahead(facts.path(s)) for s in (send, recv)]
+    more = all(any(w in name for name in a) for a, w in zip(ahead, ("send", "recv"), strict=True))
+    return BUFFER + ANOTHER_MESSAGE * more
+
+
+BUFFER = "Give the receive buffer the shape and the dtype of what is sent."
+ANOTHER_MESSAGE = " If another message was meant, receive in the order of sending, or use tags."
+MESSAGE_ORDER = (
+    "Receive messages in the order in which they are sent, or give them tags: between two ranks "
+    "they are matched by their order and tag alone."
+)

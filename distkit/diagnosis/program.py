@@ -1,25 +1,39 @@
-"""Reading the program's text: the loop and the condition around a line. Pure.
+"""Reading the program's text: the loops, conditions and exits on the way to a line. Pure.
 
 The calls alone do not tell a rank that left its loop early from one that came to a call which
-others never make; the text does. Lines are ``file:number`` as in events; where a text is not known,
-or is no plain Python, nothing is said.
+others never make; the text does. A *path* is where a call stands: its own line and those of the
+functions that led to it, the innermost first, each ``file:number`` as in events. Where a text is
+not known, or is no Python, nothing is said.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-#: Where a line stands: statements around it from the outside, and in which part of each.
+from distkit.diagnosis.dataflow import (
+    FUNCTIONS,
+    depends_on_rank,
+    name_of,
+    names_behind,
+    names_rank,
+    reorders,
+)
+
+#: A line and those that led to it, the innermost first.
+Path = Sequence[str]
+
+#: The statements and expressions around a line from the outside, and the branch of each.
 Chain = list[tuple[ast.AST, str]]
 
 _LOOPS = ast.For, ast.While, ast.AsyncFor
-_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+_PARTS = ast.stmt, ast.ExceptHandler, ast.match_case
 _LONGEST = 60  # characters of a condition that are shown
 _TRIES = 5
-_DEEPEST = 4  # calls that are followed to where a function is called
+_DEEPEST = 4  # calls that are followed to where a function is called, or to what it calls
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,46 @@ class Place:
         return f"`{self.words}` at {self.where}"
 
 
+@dataclass(frozen=True)
+class Guard:
+    """A statement that may keep a rank from a line.
+
+    Args:
+        place: its words and line.
+        node: its syntax tree.
+        part: the branch of it that leads to the line; "exit" if the statement leads away from it.
+        by_rank: what it decides by differs among the ranks, as the text tells …
+        names_rank: … in the condition itself.
+        scope: for an exit, what it leaves: a function or a loop.
+    """
+
+    place: Place
+    node: ast.AST
+    part: str
+    by_rank: bool
+    names_rank: bool = False
+    scope: ast.AST | None = None
+
+    @property
+    def leads_away(self) -> bool:
+        """True for an exit: ``return``, ``raise``, ``break`` or ``continue`` before the line."""
+        return self.part == "exit"
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """One function of a path: its file, the statements around the line, and what encloses them."""
+
+    file: str
+    number: int
+    chain: Chain
+    scopes: list[ast.AST]  # the function and those around it, then the module
+
+    @property
+    def function(self) -> ast.AST:
+        return self.scopes[0]
+
+
 class Program:
     r"""The texts of a run's program.
 
@@ -46,12 +100,14 @@ class Program:
 
     >>> text = "for x in data:\n    if bad(x):\n        continue\n    reduce(x)\nbarrier()\n"
     >>> program = Program({"a.py": text})
-    >>> print(program.parting("a.py:4", "a.py:5"))
-    `for x in data` at a.py:1
-    >>> [str(loop) for loop in program.loops("a.py:4")]
+    >>> [str(guard.place) for guard in program.unshared(["a.py:4"], ["a.py:5"])]
+    ['`continue` under `if bad(x)` at a.py:3', '`for x in data` at a.py:1']
+    >>> [str(loop) for loop in program.loops(["a.py:4"])]
     ['`for x in data` at a.py:1']
-    >>> [str(exit) for exit in program.exits("a.py:4")]
+    >>> [str(exit) for exit in program.exits(["a.py:4"])]
     ['`continue` under `if bad(x)` at a.py:3']
+    >>> sorted(program.ahead(["a.py:2"]))
+    ['barrier', 'reduce']
     """
 
     def __init__(self, sources: Mapping[str, str]) -> None:
@@ -63,92 +119,203 @@ class Program:
         lines = self._sources.get(file, "").splitlines()
         return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
-    def parting(self, here: str, there: str) -> Place | None:
-        """The outermost loop or condition around a line that is not around another one."""
-        chain, other = self._chain(here), self._chain(there)
-        for node, part in chain:
-            if (node, part) not in other and isinstance(node, (*_LOOPS, ast.If, ast.ExceptHandler)):
-                return _place(_split(here)[0], node, part)
-        return None
+    def tree(self, where: str) -> ast.Module | None:
+        """The syntax tree of a line's file; None if it is not known, or is no Python."""
+        file, number = _split(where)
+        return _parsed(self._sources[file]) if number and self._sources.get(file) else None
 
-    def alternatives(self, here: str, there: str) -> bool:
-        """True if two lines are branches of one condition: who goes through one skips the other."""
-        other = dict(self._chain(there))
+    def mentions(self, name: str) -> bool:
+        """True if a text of the program has this name in it."""
+        return any(name in text for text in self._sources.values())
+
+    def scopes(self, where: str) -> list[ast.AST]:
+        """The functions around a line, the innermost first, and the module."""
+        frames = self._frames([where])
+        return frames[-1].scopes if frames else []
+
+    # -- what keeps ranks away ------------------------------------------------------
+
+    def keeps_away(self, path: Path, others: Sequence[Path] = ()) -> Guard | None:
+        """What makes some ranks skip a line: the innermost condition that fits, if there is one.
+
+        Best fits one whose other branch the others took, then one that depends on the rank.
+
+        Args:
+            path: of the line.
+            others: the paths of calls that the ranks made which never come to it.
+        """
+        guards = self._guards(path)
+        decided = [g for g in guards if not g.place.loops or g.by_rank]
+        taken = [self._branches(other) for other in others]
+        fits = (
+            [g for g in decided if any(_took_another(g, branches) for branches in taken)],
+            [g for g in decided if g.by_rank],
+            [g for g in decided if not g.leads_away],
+        )
+        return next((found[-1] for found in fits if found), None)
+
+    def unshared(self, here: Path, there: Path) -> list[Guard]:
+        """The loops, conditions and exits on the way to a line that another line does not have."""
+        branches, functions = self._branches(there), {id(f.function) for f in self._frames(there)}
+        return [
+            g
+            for g in self._guards(here)
+            if (id(g.node), g.part) not in branches
+            and not (g.leads_away and id(g.scope) in functions | {n for n, _ in branches})
+        ]
+
+    def alternatives(self, here: Path, there: Path) -> bool:
+        """True if two lines are branches of one condition: who takes one skips the other."""
+        other = dict(self._branches(there))
         return any(
-            isinstance(node, ast.If) and other.get(node, part) != part
-            for node, part in self._chain(here)
+            isinstance(node, (ast.If, ast.IfExp, ast.Match)) and other.get(id(node), part) != part
+            for frame in self._frames(here)
+            for node, part in frame.chain
         )
 
-    def follows(self, here: str, there: str) -> bool:
+    def follows(self, here: str, there: Path) -> bool:
         """True if a line comes after another one of the file, and no loop leads back to that."""
-        (file, number), (other, first) = _split(here), _split(there)
-        both = {id(node) for node, _ in self._chain(here)} & {id(n) for n, _ in self._chain(there)}
-        nodes = (node for node, _ in self._chain(there) if id(node) in both)
+        (file, number), (other, first) = _split(here), _split(there[0])
+        both = {id(n) for f in self._frames([here]) for n, _ in f.chain}
+        nodes = [n for f in self._frames(there) for n, _ in f.chain if id(n) in both]
         return file == other and first < number and not any(isinstance(n, _LOOPS) for n in nodes)
 
-    def condition(self, where: str) -> Place | None:
-        """The outermost condition around a line, in its function or where that is called."""
-        for node, part in self._chain(where):
-            if isinstance(node, (ast.If, ast.ExceptHandler)):
-                return _place(_split(where)[0], node, part)
-        return None
-
-    def loops(self, where: str) -> list[Place]:
+    def loops(self, path: Path) -> list[Place]:
         """The loops around a line, the innermost first."""
-        around = reversed(self._chain(where))
-        return [_place(_split(where)[0], node) for node, _ in around if isinstance(node, _LOOPS)]
+        return [
+            _place(frame.file, node)
+            for frame in reversed(self._frames(path))
+            for node, part in reversed(frame.chain)
+            if isinstance(node, _LOOPS) and part == "body"
+        ]
 
-    def exits(self, where: str) -> list[Place]:
+    def exits(self, path: Path) -> list[Place]:
         """Statements that may keep a rank from reaching a line as often as others do.
 
         That is every ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` of
         the loops around it, and every ``return`` before it.
         """
-        file, number = _split(where)
-        chain = self._chain(where)
-        loop = next((node for node, part in chain if isinstance(node, _LOOPS)), None)
-        function = next((n for n, _ in reversed(chain) if isinstance(n, _FUNCTIONS)), None)
-        found = list(_exits(file, loop, None)) if loop is not None else []
-        before = list(_exits(file, function, None)) if function is not None else []
-        found += [
-            p
-            for p in before
-            if p not in found and "return" in p.words.split()[0] and _split(p.where)[1] < number
-        ]
+        found: dict[Place, None] = {}
+        for frame in self._frames(path):
+            loop = next((n for n, part in frame.chain if _is_loop(n, part)), None)
+            places = [*_exits(frame.file, loop)] if loop is not None else []
+            places += [
+                place
+                for place in _exits(frame.file, frame.function)
+                if place.words.startswith("return") and _split(place.where)[1] < frame.number
+            ]
+            found.update(dict.fromkeys(places))
+        return [*found]
+
+    def ahead(self, path: Path) -> set[str]:
+        """The names of functions that are called after a line, before the program's end.
+
+        Those that only a loop leads back to do not count.
+        """
+        found: set[str] = set()
+        for frame in reversed(self._frames(path)):
+            for statement in _after(frame.chain):
+                _add_calls(statement, frame.scopes[-1], found, _DEEPEST)
         return found
+
+    def hides(self, path: Path) -> list[Place]:
+        """The handlers around a line that let a rank go on which has raised before it."""
+        return [
+            _place(frame.file, handler)
+            for frame in self._frames(path)
+            for node, part in frame.chain
+            if isinstance(node, ast.Try) and part == "body"
+            for handler in node.handlers
+            if not _raises(handler)
+        ]
+
+    # -- in which order -------------------------------------------------------------
+
+    def reordered(self, path: Path, *, directly: bool = False) -> Place | None:
+        """The loop around a line that takes the same things in another order on some ranks.
+
+        That is one over ``sorted(names, reverse=rank == 1)``, say, whose variable the line uses:
+        ``directly``, or by what was computed of it.
+        """
+        for frame in reversed(self._frames(path)):
+            used = names_behind(frame.chain[-1][0], () if directly else frame.scopes)
+            for node, part in reversed(frame.chain):
+                if not (isinstance(node, ast.For) and part == "body"):
+                    continue
+                targets = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+                if targets & used and reorders(node.iter, frame.scopes):
+                    return _place(frame.file, node)
+        return None
+
+    def unordered(self, path: Path) -> Place | None:
+        """The innermost loop around a line that does not count: it may have any order."""
+        for place in self.loops(path)[:1]:
+            if place.words.startswith("for ") and " in range(" not in place.words:
+                return place
+        return None
 
     # -- finding a line ---------------------------------------------------------
 
-    def _chain(self, where: str, depth: int = 0) -> Chain:
+    def _guards(self, path: Path) -> list[Guard]:
+        """All that may keep a rank from a line, from the outside; of a frame the exits first."""
+        frames = self._frames(path)
+        found = []
+        for frame in frames:
+            found += [*_ways_out(frame), *_conditions(frame)]
+        return found
+
+    def _branches(self, path: Path) -> set[tuple[int, str]]:
+        """The branches that a line stands in."""
+        return {(id(node), part) for f in self._frames(path) for node, part in f.chain}
+
+    def _frames(self, path: Path) -> list[_Frame]:
+        """The functions of a path, the outermost first."""
+        lines = [*path]
+        if len(lines) == 1:
+            lines += self._callers(lines[0])
+        found: list[_Frame] = []
+        inner = ""  # the function that the frame calls
+        for where in lines:
+            file, number = _split(where)
+            tree = self.tree(where)
+            if tree is None:
+                continue
+            scopes = _scopes(tree, number)
+            chain = _inwards(scopes[0], number)
+            if chain:
+                chain += _to_call(chain[-1][0], number, inner)
+            found.append(_Frame(file, number, chain, scopes))
+            inner = getattr(scopes[0], "name", "")
+        return found[::-1]
+
+    def _callers(self, where: str, depth: int = 0) -> list[str]:
+        """The lines that must have led to a line: each function is called in one place."""
         file, number = _split(where)
-        tree = self._tree(file)
-        if tree is None:
+        tree = self.tree(where)
+        function = _scopes(tree, number)[0] if tree is not None else None
+        if tree is None or not isinstance(function, FUNCTIONS) or depth == _DEEPEST:
             return []
-        chain = _inwards(tree, number)
-        function = next((n for n, _ in reversed(chain) if isinstance(n, _FUNCTIONS)), None)
-        if isinstance(function, ast.ClassDef) or function is None or depth == _DEEPEST:
-            return chain
-        calls = [
+        calls = {
             n.lineno
             for n in ast.walk(tree)
-            if isinstance(n, ast.Call) and _name(n.func) == function.name
-        ]
-        if len(set(calls)) == 1 and not function.lineno <= calls[0] <= (function.end_lineno or 0):
-            return [*self._chain(f"{file}:{calls[0]}", depth + 1), *chain]
-        return chain
-
-    def _tree(self, file: str) -> ast.Module | None:
-        return _parsed(self._sources.get(file, ""))
+            if isinstance(n, ast.Call) and name_of(n.func) == function.name
+        }
+        inside = range(function.lineno, (function.end_lineno or 0) + 1)
+        if len(calls) != 1 or not calls.isdisjoint(inside):
+            return []
+        caller = f"{file}:{calls.pop()}"
+        return [caller, *self._callers(caller, depth + 1)]
 
 
 @lru_cache(maxsize=64)  # a run that hangs is looked at again and again
 def _parsed(text: str) -> ast.Module | None:
-    """The tree of a text; None if it is no plain Python: a cell with magics."""
+    """The tree of a text, a cell's magics aside; None if it is no Python."""
     for _ in range(_TRIES):
         try:
             return ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
+            plain = re.sub(r"^( *)[%!].*", r"\1pass", text, flags=re.M)
+            return None if plain == text else _parsed(plain)
         except SystemError:  # another thread was parsing: CPython before 3.11.8, gh-106905
             continue
     return None
@@ -159,21 +326,232 @@ def _split(where: str) -> tuple[str, int]:
     return file, int(number) if number.isdigit() else 0
 
 
+def _extent(node: ast.AST) -> range:
+    """The lines of a statement, an ``except`` or a ``case``."""
+    first = node.pattern.lineno if isinstance(node, ast.match_case) else getattr(node, "lineno", 0)
+    last = node.body[-1] if isinstance(node, ast.match_case) else node
+    return range(first, (getattr(last, "end_lineno", 0) or first) + 1)
+
+
+def _scopes(tree: ast.Module, number: int) -> list[ast.AST]:
+    """The functions around a line, the innermost first, and the module."""
+    around = [
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, FUNCTIONS) and number in _extent(n) and number >= n.body[0].lineno
+    ]
+    return [*sorted(around, key=lambda n: -n.lineno), tree]
+
+
 def _inwards(node: ast.AST, number: int) -> Chain:
-    """The statements around a line number, and the fields in which it stands."""
+    """The statements around a line number inside a function or module, and the part of each."""
     for field, value in ast.iter_fields(node):
+        for at, child in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(child, _PARTS) and number in _extent(child):
+                part = f"{field} {at}" if isinstance(node, ast.Match) else field
+                return [(node, part), *_inwards(child, number)]
+    return [(node, "")]
+
+
+def _after(chain: Chain) -> Iterator[ast.stmt]:
+    """The statements behind a line in its function, as far as the line leads to them."""
+    skipping = False  # to the end of a loop
+    for (node, part), (child, _) in zip(chain[-2::-1], chain[:0:-1], strict=True):
+        block = getattr(node, part, None)
+        if skipping or not isinstance(block, list):
+            skipping = skipping and not isinstance(node, _LOOPS)
+            continue
+        rest = block[block.index(child) + 1 :] if child in block else []
+        for statement in [*rest, *(node.finalbody if isinstance(node, ast.Try) else ())]:
+            if isinstance(statement, (ast.Return, ast.Raise)):
+                return
+            if isinstance(statement, (ast.Break, ast.Continue)):
+                skipping = not isinstance(node, _LOOPS)
+                break
+            yield statement
+
+
+def _to_call(statement: ast.AST, number: int, inner: str) -> Chain:
+    """The conditional expressions of a statement around the calls on one of its lines.
+
+    Args:
+        statement: the innermost one.
+        number: the line.
+        inner: the function that is called there; "" for a communication.
+    """
+    if isinstance(statement, FUNCTIONS):
+        return []
+    calls = [
+        way
+        for way in _expressions(statement, [])
+        if (call := way[-1][0]) and number in _extent(call) and _is_call(call, inner)
+    ]
+    return [(n, p) for n, p in calls[0] if isinstance(n, (ast.IfExp, ast.BoolOp))] if calls else []
+
+
+def _expressions(node: ast.AST, around: Chain) -> Iterator[Chain]:
+    """The calls in an expression, each with the expressions around it."""
+    if isinstance(node, ast.Call):
+        yield [*around, (node, "")]
+    for field, value in ast.iter_fields(node):
+        for at, child in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(child, ast.AST) and not isinstance(child, _PARTS):
+                part = str(at) if isinstance(node, ast.BoolOp) else field
+                yield from _expressions(child, [*around, (node, part)])
+
+
+#: Names of functions that communicate.
+_COMMUNICATES = re.compile(
+    r"^i?(send|recv)|broadcast|reduce|gather|scatter|all_to_all|barrier|new_group|irecv|backward"
+)
+
+
+def _is_call(node: ast.AST, inner: str) -> bool:
+    name = name_of(node.func) if isinstance(node, ast.Call) else ""
+    return name == inner if inner else bool(_COMMUNICATES.search(name))
+
+
+def _add_calls(node: ast.AST, tree: ast.AST, found: set[str], depth: int) -> None:
+    """Add the names of what a statement calls, and what functions of the file call in turn."""
+    if isinstance(node, FUNCTIONS):
+        return
+    for call in ast.walk(node):
+        name = name_of(call.func) if isinstance(call, ast.Call) else ""
+        if not name or name in found:
+            continue
+        found.add(name)
+        for function in ast.walk(tree) if depth else ():
+            if isinstance(function, FUNCTIONS) and function.name == name:
+                for statement in function.body:
+                    _add_calls(statement, tree, found, depth - 1)
+
+
+# -- conditions and exits -----------------------------------------------------------------
+
+
+def _is_loop(node: ast.AST, part: str) -> bool:
+    return isinstance(node, _LOOPS) and part == "body"
+
+
+def _conditions(frame: _Frame) -> Iterator[Guard]:
+    """The loops and conditions around a frame's line."""
+    for (node, part), (child, _) in zip(frame.chain, [*frame.chain[1:], (None, "")], strict=True):
+        decides = _decides(node, part, child)
+        if decides is None or _is_certain(decides):
+            continue
+        words = _words(node, part, child)
+        yield Guard(
+            Place(words, f"{frame.file}:{_line(node, child)}"),
+            node,
+            part,
+            depends_on_rank(decides, frame.scopes),
+            names_rank(decides),
+        )
+
+
+def _decides(node: ast.AST, part: str, child: ast.AST | None) -> ast.AST | None:
+    """The expression by which a statement decides whether a line in it is reached."""
+    match node, part:
+        case (
+            (ast.If(test=test) | ast.IfExp(test=test), "body" | "orelse")
+            | (ast.While(test=test), "body")
+            | (ast.For(iter=test) | ast.AsyncFor(iter=test), "body")
+        ):
+            return test
+        case (ast.Match(subject=test), _) if part:
+            return test
+        case (ast.BoolOp(op=op, values=values), _) if part != "0":
+            return ast.BoolOp(op, values[: int(part)])
+        case (ast.Try(), "handlers"):
+            return getattr(child, "type", None) or ast.Name("Exception")
+        case (ast.With(items=[ast.withitem(context_expr=test), *_]), "body") if (
+            "suppress" in ast.unparse(test)
+        ):
+            return test
+    return None
+
+
+def _is_certain(test: ast.AST) -> bool:
+    """True for a test that has the same outcome on every rank."""
+    return isinstance(test, ast.Constant) or "__name__" in ast.unparse(test)
+
+
+def _line(node: ast.AST, child: ast.AST | None) -> int:
+    if isinstance(child, (ast.ExceptHandler, ast.match_case)):
+        return _extent(child).start
+    return int(getattr(node, "lineno", 0))
+
+
+#: A statement, the conditions under which it stands, and the loop around it, if there is one.
+_Standing = tuple[ast.AST, tuple[ast.AST, ...], "ast.AST | None"]
+
+
+def _statements(
+    node: ast.AST,
+    parts: Mapping[int, str],
+    tests: tuple[ast.AST, ...] = (),
+    loop: ast.AST | None = None,
+) -> Iterator[_Standing]:
+    """The statements in a function or loop, but for branches that a chain of ``parts`` avoids."""
+    for field, value in ast.iter_fields(node):
+        if isinstance(node, ast.If) and parts.get(id(node), field) != field:
+            continue
         for child in value if isinstance(value, list) else ():
-            first = getattr(child, "lineno", None)
-            if first is not None and first <= number <= (child.end_lineno or first):
-                inner = _inwards(child, number)
-                return [(node, field), *inner] if not isinstance(node, ast.Module) else inner
-    return [(node, "")] if isinstance(node, ast.stmt) else []
+            if isinstance(child, _PARTS) and not isinstance(child, FUNCTIONS):
+                yield child, tests, loop
+                decides = isinstance(child, _TESTS) and id(child) not in parts
+                inside = child if isinstance(child, _LOOPS) else loop
+                deeper = (*tests, child) if decides else tests
+                yield from _statements(child, parts, deeper, inside)
 
 
-def _name(function: ast.AST) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+_TESTS = ast.If, ast.Match, ast.ExceptHandler
+
+
+def _ways_out(frame: _Frame) -> Iterator[Guard]:
+    """The conditional exits before a frame's line: of its function and of the loops around it."""
+    parts = {id(node): part for node, part in frame.chain}
+    for child, tests, loop in _statements(frame.function, parts):
+        if not tests or _extent(child).start >= frame.number:
+            continue
+        if isinstance(child, (ast.Return, ast.Raise)):
+            yield _exit(frame, child, tests, frame.function)
+        elif isinstance(child, (ast.Break, ast.Continue)) and id(loop) in parts:
+            yield _exit(frame, child, tests, loop)
+
+
+def _exit(frame: _Frame, child: ast.AST, tests: Sequence[ast.AST], scope: ast.AST | None) -> Guard:
+    """A statement that leaves a function or a loop under conditions."""
+    decide = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
+    by_rank = any(t is not None and depends_on_rank(t, frame.scopes) for t in decide)
+    return Guard(_leaving(frame.file, child, tests), child, "exit", by_rank, scope=scope)
+
+
+def _leaving(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Place:
+    place = _place(file, child)
+    return Place(f"{place.words}` under `{_words(tests[-1])}", place.where)
+
+
+def _exits(file: str, node: ast.AST) -> Iterator[Place]:
+    """The ways out of a loop's pass, or out of a function."""
+    for child, tests, loop in _statements(node, {}):
+        if isinstance(child, ast.Return) or (
+            isinstance(child, (ast.Break, ast.Continue)) and loop is None
+        ):
+            if tests:
+                yield _leaving(file, child, tests)
+        elif (isinstance(child, ast.With) and "no_sync" in _words(child)) or (
+            isinstance(child, ast.ExceptHandler) and not _leads_out(child.body)
+        ):
+            yield _place(file, child)
+
+
+def _took_another(guard: Guard, branches: set[tuple[int, str]]) -> bool:
+    """True if a line in these branches stands in another branch of a condition."""
+    if guard.leads_away or not isinstance(guard.node, (ast.If, ast.IfExp)):
+        return False
+    other = "orelse" if guard.part == "body" else "body"
+    return (id(guard.node), other) in branches
 
 
 # -- telling it -----------------------------------------------------------------------
@@ -183,43 +561,38 @@ def _place(file: str, node: ast.AST, part: str = "body") -> Place:
     return Place(_words(node, part), f"{file}:{getattr(node, 'lineno', 0)}")
 
 
-def _words(node: ast.AST, part: str = "body") -> str:
-    if isinstance(node, ast.If):
-        words = f"if {ast.unparse(node.test)}"
-        words = words if part != "orelse" else f"else of {words}"
-    elif isinstance(node, ast.While):
-        words = f"while {ast.unparse(node.test)}"
-    elif isinstance(node, (ast.For, ast.AsyncFor)):
-        words = f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
-    elif isinstance(node, ast.ExceptHandler):
-        words = f"except {ast.unparse(node.type)}" if node.type is not None else "except"
-    elif isinstance(node, ast.With):
-        words = f"with {ast.unparse(node.items[0].context_expr)}"
-    else:
-        words = type(node).__name__.lower()
+def _words(node: ast.AST, part: str = "body", child: ast.AST | None = None) -> str:
+    words = _in_full(node, part, child)
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
 
 
-def _exits(file: str, node: ast.AST, under: ast.AST | None, inner: bool = False) -> Iterator[Place]:
-    """The ways out of a loop's pass, or out of a function; ``inner``: in a loop inside of it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (*_FUNCTIONS, ast.Lambda)):
-            continue
-        leaves = isinstance(child, ast.Return) or (
-            isinstance(child, (ast.Break, ast.Continue)) and not inner
-        )
-        if leaves and under is not None:
-            place = _place(file, child)
-            yield Place(f"{place.words}` under `{_words(under)}", place.where)
-        elif isinstance(child, ast.With) and "no_sync" in _words(child):
-            yield _place(file, child)
-        elif isinstance(child, ast.ExceptHandler) and not _leads_out(child.body):
-            yield _place(file, child)
-        else:
-            conditional = isinstance(child, (ast.If, ast.ExceptHandler))
-            yield from _exits(
-                file, child, child if conditional else under, inner or isinstance(child, _LOOPS)
-            )
+def _in_full(node: ast.AST, part: str, child: ast.AST | None) -> str:
+    match node:
+        case ast.If() | ast.IfExp():
+            return f"{'else of ' * (part == 'orelse')}if {ast.unparse(node.test)}"
+        case ast.While():
+            return f"while {ast.unparse(node.test)}"
+        case ast.For() | ast.AsyncFor():
+            return f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
+        case ast.Match() if isinstance(child, ast.match_case):
+            return f"case {ast.unparse(child.pattern)}` of `match {ast.unparse(node.subject)}"
+        case ast.Match():
+            return f"match {ast.unparse(node.subject)}"
+        case ast.BoolOp():
+            word = "and" if isinstance(node.op, ast.And) else "or"
+            before = f" {word} ".join(map(ast.unparse, node.values[: int(part)]))
+            return f"{before} {word} …"
+        case ast.Try() if isinstance(child, ast.ExceptHandler):
+            return _in_full(child, "", None)
+        case ast.ExceptHandler():
+            return f"except {ast.unparse(node.type)}" if node.type is not None else "except"
+        case ast.With():
+            return f"with {ast.unparse(node.items[0].context_expr)}"
+    return type(node).__name__.lower()
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
 
 
 def _leads_out(body: Sequence[ast.stmt]) -> bool:

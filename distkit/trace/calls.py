@@ -206,7 +206,8 @@ def silence(seconds: float) -> str:
 
 # -- what fits together -------------------------------------------------------------
 
-UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}  # each rank may send as much as it likes
+#: Each rank may send as much as it likes.
+UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}
 
 
 def share(it: Event | Span) -> int:
@@ -221,7 +222,17 @@ def share(it: Event | Span) -> int:
 def difference(one: Event | Span, other: Event | Span) -> str:
     """In what two ranks' calls of one collective contradict each other; "" if in nothing.
 
-    That is "op", "members" (of a new group), "root", "reduction", "dtype" or "size".
+    That is "op", "members" (of a new group), "root", "dtype", "size" or "reduction": what hangs the
+    ranks comes before what is only silently wrong.
+
+    >>> from distkit.events import State
+    >>> one, other = (
+    ...     Event(r, 0, Op.ALL_REDUCE, State.STARTED, 0.0, nbytes=4 * n, shape=(n,), dtype="int32",
+    ...           attributes=facts)
+    ...     for r, n, facts in ((0, 1, {"reduction": "max"}), (1, 2, {}))
+    ... )
+    >>> difference(one, other)
+    'size'
     """
     facts, others = one.attributes.get, other.attributes.get
     if one.op is not other.op or facts("function") != others("function"):
@@ -230,13 +241,12 @@ def difference(one: Event | Span, other: Event | Span) -> str:
         return "members" if facts("members") != others("members") else ""
     if one.peer != other.peer:
         return "root"
-    if facts("reduction") != others("reduction"):
-        return "reduction"
-    if one.op in UNEQUAL or not (one.dtype and other.dtype):
-        return ""
-    if one.dtype != other.dtype:
-        return "dtype"
-    return "size" if share(one) != share(other) else ""
+    if one.dtype and other.dtype and ((one.nbytes and other.nbytes) or one.op not in UNEQUAL):
+        if one.dtype != other.dtype:
+            return "dtype"
+        if one.op not in UNEQUAL and share(one) != share(other):
+            return "size"
+    return "reduction" if facts("reduction") != others("reduction") else ""
 
 
 def never_meet(one: Event | Span, other: Event | Span) -> bool:

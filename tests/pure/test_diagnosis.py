@@ -143,6 +143,34 @@ def test_wrong_source(behind):
     assert "rank 1 that sends to it, in send(dst=2) at a.py:3" in f.message
 
 
+def test_wrong_destination():
+    f = hang([send(2, 3)], [recv(0, 7)], [])
+    assert (f.kind, f.culprits, f.waiting) == (Kind.WRONG_DESTINATION, (0,), (0, 1))
+    assert "rank 0 sends to rank 2, which has finished, in send(dst=2) at a.py:3" in f.message
+    assert "rank 1 that waits for it, in recv(src=0) at a.py:7" in f.message
+    assert f.remedy == "Send to rank 1, or receive on rank 2."
+
+
+def test_messages_that_all_went_astray_are_no_circle():
+    f = hang(*([send((r + 2) % 4, 3, later=True), recv((r - 1) % 4, 4)] for r in range(4)))
+    assert f.kind in (Kind.WRONG_SOURCE, Kind.WRONG_DESTINATION)
+
+
+def test_a_send_that_is_received_later_has_no_wrong_destination():
+    f = hang([send(2, 3), send(1, 4)], [recv(0, 7), send(2, 8)], [recv(1, 9), recv(0, 10)])
+    assert f.kind is Kind.CYCLE
+
+
+def test_a_receive_from_anybody_that_takes_the_message_of_the_next_one():
+    first, second = recv(None, 3), recv(1, 4)
+    sim = Simulation([[first, second], [send(0, 7)], [send(0, 9)]], random=random.Random(1)).run()
+    assert sim.stuck == [0, 2], "rank 1's message came first"
+    (f,) = (f for f in diagnose(sim.live()) if f.hang)
+    assert (f.kind, f.culprits, f.waiting) == (Kind.MESSAGE_RACE, (0,), (0, 2))
+    assert "recv(src=1) at a.py:4" in f.message and "recv(src=any) at a.py:3" in f.message
+    assert "rank 2 sends at a.py:9 is left over" in f.message
+
+
 def test_a_circle_is_not_a_wrong_source():
     f = hang([recv(2, 3), send(2, 4)], [send(2, 5)], [recv(0, 7), recv(1, 8)])
     assert (f.kind, f.culprits, f.waiting) == (Kind.RECV_CYCLE, (0, 2), (0, 1, 2))
@@ -154,6 +182,15 @@ def test_wrong_shape_and_dtype():
     assert "float32[100]" in f.message and "float32[200] at a.py:7" in f.message
     f = silent(*[[send(1, 3)] * 3, [recv(0, 7, dtype="int32")] * 3])
     assert f.kind is Kind.WRONG_TENSOR and "2 more messages" in f.message
+
+
+def test_messages_in_another_order():
+    small, large = dict(nbytes=8, shape=(2,)), dict(nbytes=16, shape=(4,))
+    f = silent(
+        [send(1, 3, **small), send(1, 4, **large)], [recv(0, 7, **large), recv(0, 8, **small)]
+    )
+    assert (f.kind, f.lines) == (Kind.WRONG_TENSOR, {0: "a.py:3", 1: "a.py:7"})
+    assert "in the order in which they are sent" in f.remedy
 
 
 def test_wrong_shape_that_ends_the_process():
@@ -210,6 +247,39 @@ def test_different_reduction():
     f = silent(*[[all_reduce(3)]] * 3, [all_reduce(3, attributes={"reduction": "max"})])
     assert (f.kind, f.culprits) == (Kind.DIFFERENT_REDUCTION, (3,))
     assert "rank 3 calls all_reduce(max)" in f.message and "all_reduce(sum)" in f.message
+
+
+def test_what_hangs_comes_before_another_reduction():
+    rows = [all_reduce(3)], [all_reduce(3, nbytes=20, shape=(5,), attributes={"reduction": "max"})]
+    trace = Simulation([*rows]).run().live()
+    states = [e for e in trace.events if e.state in (State.SCHEDULED, State.STARTED)]
+    waits = [replace(e, state=State.BLOCKED, time=1.0) for e in states if e.state is State.STARTED]
+    (f,) = diagnose(Trace([*states, *waits], {"world_size": 2, "ends": {}}))
+    assert (f.kind, f.hang, f.waiting) == (Kind.DIFFERENT_TENSOR, True, (0, 1))
+    assert (
+        "all_reduce() of float32[3]" in f.message and "all_reduce(max) of float32[5]" in f.message
+    )
+
+
+def exchange(sends, receives):
+    rows = sum(sends)
+    splits = {"sends": sends, "receives": receives}
+    return Step(Op.ALL_TO_ALL, where=line(3), attributes=splits, nbytes=4 * rows, shape=(rows,))
+
+
+def test_splits_that_do_not_match():
+    f = silent([exchange((1, 3), (1, 2))], [exchange((2, 2), (2, 2))])
+    assert (f.kind, f.culprits) == (Kind.SPLIT_MISMATCH, (0, 1))
+    assert "rank 0 sends 3 rows to rank 1" in f.message and "awaits 2" in f.message
+    assert "[1, 3]" in f.message and "[2, 2]" in f.message
+
+
+@given(st.integers(2, 5), st.data())
+def test_splits_that_match_are_no_mistake(n, data):
+    counts = [[data.draw(st.integers(0, 3)) for _ in range(n)] for _ in range(n)]
+    awaited = [tuple(row[r] for row in counts) for r in range(n)]
+    rows = [[exchange(tuple(counts[r]), awaited[r])] for r in range(n)]
+    assert diagnose(Simulation(rows).run().live()) == []
 
 
 def test_different_root():

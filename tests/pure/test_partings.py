@@ -158,16 +158,65 @@ def test_a_slow_start_is_no_straggler():
 
 def test_a_function_is_looked_at_where_it_is_called():
     text = "def save():\n    barrier()\n\nif rank == 0:\n    save()\n"
-    assert str(Program({"a.py": text}).condition("a.py:2")) == "`if rank == 0` at a.py:4"
-    twice = text + "save()\n"
-    assert Program({"a.py": twice}).condition("a.py:2") is None
+    guard = Program({"a.py": text}).keeps_away(["a.py:2"])
+    assert guard is not None and str(guard.place) == "`if rank == 0` at a.py:4"
+    twice = Program({"a.py": text + "save()\n"})
+    assert twice.keeps_away(["a.py:2"]) is None
+    called = twice.keeps_away(["a.py:2", "a.py:5"])
+    assert called is not None and called.place == guard.place
+
+
+@pytest.mark.parametrize(
+    ("text", "guard"),
+    [
+        ("if training:\n    if rank == 0:\n        call()\n", "`if rank == 0` at a.py:2"),
+        ("if rank == 0:\n    if step % 10 == 0:\n        call()\n", "`if rank == 0` at a.py:1"),
+        ("first = get_rank() == 0\nif first:\n    call()\n", "`if first` at a.py:2"),
+        ("match rank:\n    case 0:\n        call()\n", "`case 0` of `match rank` at a.py:2"),
+        ("x = 1\n\nbarrier() if rank == 0 else None\n", "`if rank == 0` at a.py:3"),
+        ("x = 1\n\nrank == 0 and barrier()\n", "`rank == 0 and …` at a.py:3"),
+        ("\nfor _ in range(rank):\n    call()\n", "`for _ in range(rank)` at a.py:2"),
+        ("if __name__ == '__main__':\n\n    call()\n", "None"),
+        ("if training:\n    print()\n    call()\n", "`if training` at a.py:1"),
+        ("def f():\n  if rank: return\n  call()\n", "`return` under `if rank` at a.py:2"),
+        ("for x in y:\n  if rank: continue\n  call()\n", "`continue` under `if rank` at a.py:2"),
+        ("for x in y:\n  for z in x: rank or next()\n  call()\n", "None"),
+    ],
+)
+def test_what_keeps_a_rank_away_is_what_depends_on_it(text, guard):
+    found = Program({"a.py": text}).keeps_away(["a.py:3"])
+    assert str(found and found.place) == guard
+
+
+def test_the_branch_that_the_others_took_is_what_kept_them_away():
+    text = "if a:\n    if b:\n        reduce()\nelse:\n    gather()\n"
+    guard = Program({"a.py": text}).keeps_away(["a.py:3"], [["a.py:5"]])
+    assert guard is not None and str(guard.place) == "`if a` at a.py:1"
+
+
+def test_a_barrier_that_all_come_to_is_not_missing():
+    text = (
+        "if rank == 0:\n    all_reduce(x)\n    barrier()\nelse:\n    barrier()\n    all_reduce(x)\n"
+    )
+    rows = [[all_reduce(2), Step(Op.BARRIER, where=line(3))]]
+    rows += [[Step(Op.BARRIER, where=line(5)), all_reduce(6)]]
+    f = found(*rows, source=text)
+    assert f.kind is Kind.DIFFERENT_COLLECTIVE and "same order" in f.remedy
+
+
+def test_who_returns_early_is_told_where():
+    text = "def log(x):\n    if rank != 0:\n        return\n    all_reduce(x)\nlog(x)\nbarrier()\n"
+    rows = [[all_reduce(4)], [Step(Op.BARRIER, where=line(6))]]
+    f = found(*rows, source=text)
+    assert (f.kind, f.culprits) == (Kind.DIFFERENT_COLLECTIVE, (0,))
+    assert "`return` under `if rank != 0` at a.py:3" in f.remedy
 
 
 @pytest.mark.parametrize("text", ["", "%%ranks\nif x:\n    y()\n", "if x:\n"])
 def test_of_what_is_no_python_nothing_is_said(text):
     program = Program({"a.py": text})
-    assert program.condition("a.py:2") is None and program.exits("a.py:3") == []
-    assert program.parting("a.py:2", "nowhere") is None and program.text("a.py:9") == ""
+    assert program.keeps_away(["a.py:2"]) is None and program.exits(["a.py:3"]) == []
+    assert program.unshared(["a.py:2"], ["nowhere"]) == [] and program.text("a.py:9") == ""
 
 
 def test_silent_excepts_and_no_sync_are_ways_out():
@@ -175,7 +224,7 @@ def test_silent_excepts_and_no_sync_are_ways_out():
         "for x in xs:\n    try:\n        step(x)\n    except OSError:\n        log()\n"
         "    with net.no_sync():\n        step(x)\n    while y:\n        break\n"
     )
-    exits = [e.words for e in Program({"a.py": text}).exits("a.py:3")]
+    exits = [e.words for e in Program({"a.py": text}).exits(["a.py:3"])]
     assert exits == ["except OSError", "with net.no_sync()"]
 
 

@@ -57,6 +57,27 @@ def test_a_blocked_request_says_on_which_line_it_is_waited_for() -> None:
     file, line = blocked[0].where.rsplit(":", 1)
     assert blocked[0].attributes["waits_at"] == f"{file}:{int(line) + 2}"
     assert "waits_at" not in blocked[1].attributes  # one call, one line
+    assert blocked[1].attributes["stack"][0] == blocked[1].where
+
+
+def reduce_the_loss() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def train(first: bool) -> None:
+    if first:
+        reduce_the_loss()
+    else:
+        reduce_the_loss() if dist.get_rank() == 0 else None
+
+
+def test_the_condition_is_found_where_the_function_was_called() -> None:
+    def twice() -> None:
+        train(first=True)
+        train(first=False)
+
+    finding = explained(twice)
+    assert "`if dist.get_rank() == 0`" in finding.remedy
 
 
 # -- stores ---------------------------------------------------------------------------
