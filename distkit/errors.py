@@ -10,6 +10,7 @@
     │   ├── RankError           the function raised on a rank: its traceback is in the message
     │   ├── RankDied            a rank's process ended in the middle of the run
     │   ├── DeadlockError       ranks waited for each other for ever: its findings say why
+    │   │   └── MismatchError   what they called does not fit together: another size, order, root …
     │   ├── NotPicklableError   the function, an argument or a result cannot travel
     │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
     ├── StepError               a stepper cannot do what was asked
@@ -151,6 +152,14 @@ class DeadlockError(RunError):
             self._shown = True
             display({**picture, "text/plain": ""}, raw=True)
         return super()._render_traceback_()
+
+
+class MismatchError(DeadlockError):
+    """Ranks called collectives that do not fit together, and would not have come to an end.
+
+    They differ in the operation, the tensor's size or dtype, the root or the order: ``findings``
+    says in what, and where.
+    """
 
 
 class NotPicklableError(RunError, TypeError):

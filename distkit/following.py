@@ -166,7 +166,8 @@ class Following:
             _pause(began)
         last = split(self._trace)[-1]
         outcomes = [outcome(int(rank), end) for rank, end in last.meta["ends"].items()]
-        error = report.verdict(self._name, outcomes, Trace(last.events, last.meta))
+        trace = Trace(last.events, last.meta)
+        error = report.verdict(self._name, outcomes, trace, replaces=False)
         if found := self._deadlock or (_broken_off(last) if error is not None else []):
             raise self._deadlocked(found, "All ranks have ended.") from error
         if error is not None:
@@ -174,8 +175,7 @@ class Following:
         return self
 
     def _deadlocked(self, found: list[Finding], now: str) -> DeadlockError:
-        said = "\n".join([*map(str, found), now])
-        error = DeadlockError(f"deadlock in {self._name}: {said}", found)
+        error = report.of_deadlock(found, [now])
         error.draw = lambda: draw_waits(self._trace)
         return error
 

@@ -16,7 +16,8 @@ from html import escape
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.runs.run import LOOKED_AT, Run
+from distkit.cluster.runs.conductor import LOOKED_AT
+from distkit.cluster.runs.run import Run
 from distkit.diagnosis.findings import Kind
 from distkit.errors import RunInterrupted
 from distkit.views.compare.figures import figures as measures

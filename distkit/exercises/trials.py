@@ -26,7 +26,14 @@ from distkit.cluster.notebook import place
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs.run import Run
 from distkit.cluster.runs.run_ranks import run_ranks
-from distkit.errors import CommunicationWarning, DeadlockError, RankError, RunError, RunInterrupted
+from distkit.errors import (
+    CommunicationWarning,
+    DeadlockError,
+    MismatchError,
+    RankError,
+    RunError,
+    RunInterrupted,
+)
 from distkit.exercises.confinement import CPU, SECONDS, confine
 from distkit.exercises.task import (
     BLOCKED,
@@ -83,7 +90,8 @@ def _confined(program: Callable[..., object], *arguments: object) -> object:
 def _said(error: RunError, mine: Answer) -> str:
     """The error, with the learner's lines only."""
     if isinstance(error, DeadlockError):
-        return f"deadlock in {name_of(mine)}: " + "\n".join(map(str, error.findings))
+        what = "" if isinstance(error, MismatchError) else "deadlock in "
+        return f"{what}{name_of(mine)}: " + "\n".join(map(str, error.findings))
     if isinstance(error, RunInterrupted):
         return f"{name_of(mine)} did not end within {SECONDS} s"
     if "SIGXCPU" in str(error):

@@ -116,6 +116,13 @@ def test_how_a_process_ended_says_where_to_look(how: str, says: str) -> None:
     assert says in said and "too little memory" not in said
 
 
+def test_the_last_words_of_gloo_are_evidence() -> None:
+    log = "what(): [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 8. Received"
+    said = str(told(died(report.cause(-signal.SIGABRT, log=log))))
+    assert "signal SIGABRT: gloo received 12 bytes where 8 were expected" in said
+    assert "compare the shapes, dtypes and splits" in said and "os._exit" not in said
+
+
 def test_one_that_crashed_while_it_was_to_be_ended_has_crashed() -> None:
     assert report.cause(-signal.SIGSEGV, silent_for=2.5) == "signal SIGSEGV"
 

@@ -227,7 +227,7 @@ def test_an_error_and_what_only_repeats_it_are_one_remark():
         ("", [], []),
         ("it was stopped", [], ["it was stopped"]),
         ("", [FOUND] * 5, [FOUND.message] * 3),
-        (f"deadlock in fn: {FOUND.message} {FOUND.remedy}", [FOUND], [FOUND.message]),
+        (f"{FOUND.message} {FOUND.remedy}\nfn was stopped.", [FOUND], [FOUND.message]),
         (
             "rank 1 died; why",
             [found("died", "rank 1 ended"), found("skipped", "why")],

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.errors import MismatchError
 
 taken: list[int] = []
 
@@ -91,6 +92,46 @@ def test_a_function_that_returns_what_a_collective_returns(program: object) -> N
 @pytest.mark.parametrize("program", [return_nothing, return_another_none])
 def test_a_function_may_return_none(program: object) -> None:
     dk.run_ranks(program, 2)  # type: ignore[arg-type]
+
+
+def send_four_receive_two() -> None:
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(4), dst=1)
+    else:
+        dist.recv(torch.zeros(2), src=0)
+
+
+def test_an_error_begins_with_its_cause() -> None:
+    with pytest.raises(dk.RankDied) as died:
+        dk.run_ranks(send_four_receive_two, 2)
+    assert str(died.value).startswith("rank 0 sends float32[4] to rank 1 at ")
+    assert "receives it into float32[2]" in str(died.value).partition("The process of rank 1")[0]
+    with pytest.raises(MismatchError) as differ:
+        dk.run_ranks(lambda: dist.all_reduce(torch.ones(1 + dist.get_rank())), 2)
+    said = str(differ.value)
+    assert said.startswith("rank 0 calls all_reduce() of float32[1]")
+    assert "deadlock" not in said and "cluster" not in said
+
+
+def shards_to_a_group() -> None:
+    half = dist.new_group([1, 2])
+    if dist.get_rank():
+        dist.broadcast(torch.ones(3), src=0, group=half)
+
+
+@pytest.mark.parametrize(
+    ("program", "remedy"),
+    [
+        (shards_to_a_group, "is passed as group_src"),
+        (lambda: dist.all_reduce(torch.ones(1), op=None), "op is a dist.ReduceOp"),
+        (lambda: dist.batch_isend_irecv([]), "at least one P2POp"),
+        (lambda: dist.reduce(torch.ones(1), dst=3), "ranks that exist"),
+    ],
+)
+def test_an_error_of_torchs_says_what_to_do(program: object, remedy: str) -> None:
+    with pytest.raises(dk.RankError) as caught:
+        dk.run_ranks(program, 3)  # type: ignore[arg-type]
+    assert remedy in str(caught.value).partition("Traceback")[0]
 
 
 def takes_nothing() -> None:

@@ -409,6 +409,18 @@ def test_torchs_excepthook_is_not_put_around_itself() -> None:
     assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank.release"] * 2] * 2
 
 
+def test_a_run_whose_time_is_over_shows_what_was_found() -> None:
+    def cross() -> None:
+        dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+
+    with pytest.raises(dk.RunInterrupted, match="did not end within 1 s") as caught:
+        dk.run_ranks(cross, 2, within=1, wait_forever=True)
+    run = caught.value.run
+    assert isinstance(run, dk.Run)
+    (finding,) = run.findings
+    assert str(caught.value).startswith(f"{finding}\n") and finding.hang
+
+
 def test_ranks_are_killed_when_their_time_is_over() -> None:
     def endless() -> None:
         while True:

@@ -43,6 +43,12 @@ LEFT = 20.0
 #: A run that was interrupted is over after this time [s].
 ENDS_WITHIN = GRACE + 2 * LET_GO
 
+#: A run is looked through for mistakes, when it is over, if it has at most so many events.
+LOOKED_AT = 10_000
+
+#: What is said of a cluster after a run that failed.
+READY = "the cluster is ready for the next run"
+
 #: A rank that has not begun a run after this long [s] never will: its process is replaced.
 BEGIN = 30.0
 
@@ -107,6 +113,7 @@ class Conductor:
         stepped: every rank is paused before each of its communications.
         wait_forever: do not end it when its ranks wait for each other for ever.
         expected_exits: the ranks that ``dk.trouble`` is going to kill.
+        afterwards: what can be done after it; "" for ranks that end with it.
     """
 
     def __init__(
@@ -119,6 +126,7 @@ class Conductor:
         stepped: bool = False,
         wait_forever: bool = False,
         expected_exits: Iterable[int] = (),
+        afterwards: str = READY,
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.stepped, self.wait_forever = stepped, wait_forever
@@ -141,7 +149,8 @@ class Conductor:
         self._on_crash = "halt"  # of a rank that dies
         #: Two machines, and the ranks that do not reach the other of them.
         self._unreached: dict[frozenset[str], set[int]] = defaultdict(set)
-        self._interrupted, self._afterwards = False, "the cluster is ready for the next run"
+        self._interrupted, self._afterwards = False, afterwards
+        self._replaces = afterwards == READY
         self.left = False  # the kernel that began it has ended: the ranks have been told to end it
         self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
         self.changed = threading.Condition()
@@ -367,7 +376,8 @@ class Conductor:
             self.add_outcome(Outcome(rank, died=how, died_at=at, released=True))
         else:
             silent = self.silent_for.get(rank, 0.0)
-            how = report.cause(status, asked=rank in self._expected_exits, silent_for=silent)
+            asked = rank in self._expected_exits
+            how = report.cause(status, asked=asked, silent_for=silent, log=log)
             if not self._vacate(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=at, log=log))
 
@@ -509,12 +519,13 @@ class Conductor:
         outcomes = sorted(ended, key=lambda o: o.rank)
         self._note_ends(outcomes)
         if self.failed or no_answer:
-            self.error = report.verdict(self.name, ended, self.trace)
+            self.error = report.verdict(self.name, ended, self.trace, replaces=self._replaces)
         if self.deadlock and not any(o.error and o.error.leaving for o in outcomes):
-            self.error = report.deadlock(self.name, self.deadlock, outcomes)
+            self.error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
         if self._interrupted and self._killed.issuperset(self.died):
+            found = self.findings if self.live.arrived <= LOOKED_AT else []
             self.error = report.interrupted(
-                self.name, self._afterwards, self._who_is_stopped(), outcomes
+                self.name, self._afterwards, self._who_is_stopped(), outcomes, found
             )
         if self.cluster_failure and self.error is not None:
             self.error = RunError(f"{self.name} was ended: {self.cluster_failure}")

@@ -15,13 +15,15 @@ from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import BROKEN, SIGINT, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
-from distkit.diagnosis.deadlocks import gone, search
+from distkit.diagnosis.advice import advice, headline
+from distkit.diagnosis.deadlocks import LEAVE_TOGETHER, gone, raised, search
 from distkit.diagnosis.facts import ASKED
 from distkit.diagnosis.findings import Finding, Kind, times, verb
 from distkit.errors import (
     OWN,
     CommunicationWarning,
     DeadlockError,
+    MismatchError,
     NotPicklableError,
     RankDied,
     RankError,
@@ -63,16 +65,27 @@ TOGETHER = 0.1
 MOST_REPLACEMENTS = 3
 
 
-def cause(status: int, *, asked: bool = False, silent_for: float = 0.0) -> str:
+def cause(status: int, *, asked: bool = False, silent_for: float = 0.0, log: str = "") -> str:
     """The end of a process: by its exit status, and by what was meant to end it.
 
-    ``silent_for`` is for how long it was when it was ended for that [s]; 0 if it was not.
+    Args:
+        status: as ``os.waitstatus_to_exitcode`` has it.
+        asked: ``dk.trouble`` has killed it.
+        silent_for: for how long it was when it was ended for that [s]; 0 if it was not.
+        log: the last of what it wrote, in which gloo may say why.
     """
     if status == -signal.SIGKILL and (asked or silent_for):
         return "dk.trouble killed it, as asked" if asked else f"it {silence(silent_for)}"
     if status == LINE_CLOSED:
         return "it closed the descriptors that distkit needs, as os.closerange() does"
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    larger = _LARGER.search(log)
+    said = "gloo received {} bytes where {} were expected"
+    return f"{how}: {said.format(*larger.groups())}" if larger is not None else how
+
+
+#: gloo's last words when a message is larger than the tensor that it is for.
+_LARGER = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def ends(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
@@ -116,8 +129,10 @@ def mistaken(name: str, error: Exception) -> RunError:
     )
 
 
-def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> DeadlockError:
-    """The error of a run that could not go on."""
+def deadlock(
+    name: str, findings: list[Finding], outcomes: Iterable[Outcome], afterwards: str = ""
+) -> DeadlockError:
+    """The error of a run that could not go on; ``afterwards``: what can be done next."""
     told = {rank for f in findings if f.kind is Kind.RAISED for rank in f.culprits}
     handled = [
         (o.rank, o.error.handled)
@@ -128,9 +143,31 @@ def deadlock(name: str, findings: list[Finding], outcomes: list[Outcome]) -> Dea
         f"Rank {rank} had caught {raised_at(_headline(e), _users_line(e.frames))} before."
         for rank, e in handled
     ]
-    said = "\n".join([*map(str, findings), *caught])
-    over = "All ranks were released, and the cluster is ready for the next run."
-    return DeadlockError(f"deadlock in {name}: {said}\n{over}", findings)
+    over = _after(f"{name} was stopped on all ranks", afterwards)
+    return of_deadlock(findings, [*caught, over])
+
+
+def of_deadlock(findings: list[Finding], more: Iterable[str]) -> DeadlockError:
+    """The error that begins with these findings, and goes on with ``more``."""
+    differ = all(f.kind in _MISMATCHES for f in findings)
+    kind = MismatchError if differ else DeadlockError
+    return kind("\n".join([*map(str, findings), *more]), findings)
+
+
+#: The ranks call the same thing, and do not wait for each other, but what they pass differs.
+_MISMATCHES = {
+    Kind.DIFFERENT_TENSOR,
+    Kind.DIFFERENT_ROOT,
+    Kind.DIFFERENT_REDUCTION,
+    Kind.DIFFERENT_COLLECTIVE,
+    Kind.ANOTHER_ORDER,
+    Kind.SPLIT_MISMATCH,
+    Kind.WRONG_TENSOR,
+}
+
+
+def _after(said: str, afterwards: str) -> str:
+    return f"{said}; {afterwards}." if afterwards else f"{said}."
 
 
 def of_stop(rank: int, how: str, pid: int) -> str:
@@ -156,12 +193,16 @@ def of_reached(rank: int, here: str, other: str) -> str:
 
 
 def interrupted(
-    name: str, after: str, stopped: dict[str, str], outcomes: Iterable[Outcome]
+    name: str,
+    after: str,
+    stopped: dict[str, str],
+    outcomes: Iterable[Outcome],
+    findings: Iterable[Finding] = (),
 ) -> RunInterrupted:
     """The error of ``cluster.interrupt()``; ``stopped``: who was, by signals."""
-    said = [f"{name} was interrupted on all ranks; {after}.", *_where_they_were(outcomes)]
+    said = [_after(f"{name} was interrupted on all ranks", after), *_where_they_were(outcomes)]
     said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
-    return RunInterrupted(" ".join(said))
+    return RunInterrupted("\n".join([*of_findings(findings), " ".join(said)]))
 
 
 def of_lost(ranks: Iterable[int], how: str) -> list[str]:
@@ -173,9 +214,9 @@ def of_lost(ranks: Iterable[int], how: str) -> list[str]:
 
 def stopped(name: str, findings: list[Finding], outcomes: Iterable[Outcome]) -> RunStopped:
     """The error of the stop button: with the reason, if the run could not have gone on."""
-    told = Kind.STOPPED, Kind.IN_BACKEND
-    found = [str(f) for f in findings if f.hang or f.kind in told] or _where_they_were(outcomes)
-    return RunStopped("\n".join([f"{name} was interrupted on all ranks.", *found]))
+    over = f"{name} was interrupted on all ranks."
+    found = of_findings(findings)
+    return RunStopped("\n".join([*found, over] if found else [over, *_where_they_were(outcomes)]))
 
 
 def _where_they_were(outcomes: Iterable[Outcome]) -> list[str]:
@@ -188,8 +229,8 @@ def _where_they_were(outcomes: Iterable[Outcome]) -> list[str]:
     return [text[:1].upper() + text[1:] for text in [f"{'; '.join(said)}."] if said]
 
 
-def of_findings(findings: list[Finding]) -> list[str]:
-    """Mistakes that hang nobody."""
+def of_findings(findings: Iterable[Finding]) -> list[str]:
+    """What was found, but for ranks that are only slow."""
     return [str(f) for f in findings if f.kind is not Kind.STRAGGLER]
 
 
@@ -254,7 +295,9 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
         warnings.warn_explicit(text, category, file, int(line))
 
 
-def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
+def verdict(
+    name: str, outcomes: list[Outcome], trace: Trace, *, replaces: bool = True
+) -> RunError | None:
     """The error of a run, None when every rank returned.
 
     The first cause is the one reported; what came of it is told after it. A death explains the
@@ -264,13 +307,14 @@ def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None
         name: of the function.
         outcomes: in the order in which the ranks ended.
         trace: of the run.
+        replaces: a rank that died has a new process in the next run.
     """
     dead = [o for o in outcomes if o.died and not o.released]
     raised = [(o, o.error) for o in outcomes if o.error and not o.error.released]
     causes = [(o, e) for o, e in raised if not _is_consequence(e)] or raised[:1]
     others = [o for o in outcomes if not o.returned and o not in [cause for cause, _ in causes]]
     if dead and not (causes and _came_first(*causes[0], dead[0], outcomes)):
-        return _death(name, dead, trace)
+        return _death(name, dead, trace, replaces)
     if causes:
         first = _first(causes)
         also = [o.rank for o, _ in causes if o.rank != first[0]]
@@ -302,28 +346,29 @@ def _is_consequence(error: Failure) -> bool:
     return error.consequence or BROKEN.search(error.text) is not None
 
 
-def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
+def _death(name: str, dead: list[Outcome], trace: Trace, replaces: bool) -> RankDied:
     rank, how, log = dead[0].rank, dead[0].died, dead[0].log
     line, where = _last_place(trace, rank, log)
     others = f" (and so did {listing([o.rank for o in dead[1:]])})" if dead[1:] else ""
     words = _last_words(log)
-    said = f"\nIts last words:\n{words}" if words else ""
-    found = trace.diagnose()
-    why = [f for f in found if f.kind not in (Kind.DIED, Kind.RAISED, Kind.STRAGGLER)]
-    remedy = search(how)
-    for f in found:
-        if f.kind is Kind.DIED and rank in f.culprits:
-            remedy = f.remedy
-    remedy = remedy[:1].lower() + remedy[1:]
-    if ASKED in how:
-        remedy = "nothing is wrong with the program."
-    return RankDied(
-        f"the process of rank {rank} {gone(how)} in the middle of {name} ({how}){others}"
-        f"{where}. {_before(trace, rank)}"
-        f"The next run has a new one; {why[0] if why else remedy}{said}",
-        rank=rank,
-        line=line,
+    ended = (
+        f"the process of rank {rank} {gone(how)} in the middle of {name} ({how}){others}{where}."
     )
+    found = trace.diagnose()
+    if (why := _reason(found, rank)) is not None:
+        said = [f"{why}\nThe process of rank {rank} ended{where}{others}.", _before(trace, rank)]
+    else:
+        mine = (f.remedy for f in found if f.kind is Kind.DIED and rank in f.culprits)
+        remedy = "Nothing is wrong with the program." if ASKED in how else next(mine, search(how))
+        said = [ended, _before(trace, rank), remedy]
+    said += ["The next run has a new process."] if replaces else []
+    last = f"\nIts last words:\n{words}" if words else ""
+    return RankDied(" ".join(filter(None, said)) + last, rank=rank, line=line)
+
+
+def _reason(found: Iterable[Finding], rank: int) -> Finding | None:
+    """The mistake because of which a rank has failed, if one is known."""
+    return next((f for f in found if rank in f.victims), None)
 
 
 def _before(trace: Trace, rank: int) -> str:
@@ -333,7 +378,7 @@ def _before(trace: Trace, rank: int) -> str:
         return ""
     how = hows[0] if len({*hows}) == 1 else "; ".join(hows)
     most = ", which is the most," if len(hows) >= MOST_REPLACEMENTS else ""
-    return f"In this run it was replaced {times(len(hows))}{most} and ended each time ({how}). "
+    return f"In this run it was replaced {times(len(hows))}{most} and ended each time ({how})."
 
 
 def _last_words(log: str, most: int = 15) -> str:
@@ -351,7 +396,7 @@ def _exception(
     if error.type == "_Unpicklable":
         return NotPicklableError(f"rank {rank}: {error.text}")
     line = _users_line(error.frames)
-    parts = [_what_happened(rank, error, line)]
+    parts = [_what_happened(rank, error, line, trace, alone=not others)]
     if error.leaving:
         parts.append(
             f"While the exception propagated, in a finally or an __exit__: {_waited(trace, rank)}."
@@ -369,17 +414,27 @@ def _exception(
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
 
 
-def _what_happened(rank: int, error: Failure, line: str) -> str:
-    """An exception in a sentence."""
+def _what_happened(rank: int, error: Failure, line: str, trace: Trace, *, alone: bool) -> str:
+    """An exception in a sentence, after its reason and before its remedy, as far as known.
+
+    ``alone``: no other rank was released because of it.
+    """
     if error.type == "SystemExit":
         code, _, more = error.text.partition("\n")
-        return f"rank {rank} called sys.exit({code}){at(line)}. {more or 'Return instead.'}"
+        remedy = more or ("Return instead." if alone else LEAVE_TOGETHER)
+        return f"rank {rank} {raised(f'SystemExit: {code}', line)}. {remedy}"
     if (error.type, error.text) == ("KeyboardInterrupt", SIGINT):
         return (
             f"rank {rank} was interrupted ({SIGINT}){at(line)}: the signal came "
             "from outside distkit. cluster.interrupt() ends a run on all ranks."
         )
-    return f"rank {rank} raised {raised_at(_headline(error), line)}"
+    if (why := _reason(trace.diagnose(), rank)) is not None:
+        return str(why)
+    source = next((f[3] or "" for f in reversed(error.frames) if is_users(f[0])), "")
+    text = f"{error.type}: {error.text}"
+    said = f"rank {rank} raised {raised_at(headline(text, source)[:HEADLINE], line)}"
+    remedy = advice(text, source)
+    return f"{said}. {remedy}" if remedy else said
 
 
 #: A variable that is assigned something; and what returns nothing.

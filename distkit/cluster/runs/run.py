@@ -10,7 +10,7 @@ from typing import Any
 
 from distkit.cluster.notebook import in_notebook, show_figures
 from distkit.cluster.runs import report
-from distkit.cluster.runs.conductor import Conductor
+from distkit.cluster.runs.conductor import LOOKED_AT, Conductor
 from distkit.cluster.runs.outcome import Outcome
 from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.facts import standings
@@ -20,9 +20,6 @@ from distkit.trace.trace import Trace
 
 #: A notebook shows the timeline of a run that takes longer than this [s].
 PATIENCE = 1.0
-
-#: A run that ended well is looked through for mistakes if it has at most so many events.
-LOOKED_AT = 10_000
 
 
 class Run:

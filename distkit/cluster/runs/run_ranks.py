@@ -71,6 +71,7 @@ def run_ranks(
             {**gang.meta(), **seeds.told(seed)},
             wait_forever=wait_forever,
             expected_exits=made.kill if made is not None else (),
+            afterwards="",
         )
         gang.submit(conductor, payload, {"record": record, "trouble": made, "seed": seed})
         with _ended(within, gang, conductor):
