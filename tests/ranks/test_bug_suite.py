@@ -24,6 +24,32 @@ SAMPLE = (
     "coll_slow_rank",
     "buckets_in_a_set",
     "patience_on_rank_0",
+    # a size that another reduction hides; the innermost condition; a barrier that all come to
+    "op_and_size",
+    "dummy_batches_out_of_step",
+    "cond_nested_in_a_flag",
+    "cond_early_return_of_a_wrapper",
+    "cond_short_circuit",
+    "coll_order_all_reduce_barrier",
+    "coll_early_return_then_barrier",
+    # where a message goes, which is taken first, and in which order
+    "p2p_wrong_destination",
+    "race_two_senders",
+    "race_sum_of_two_lines",
+    "race_then_fixed_source",
+    "size_messages_in_another_order",
+    "activation_taken_for_gradient_silently",
+    "order_of_equal_broadcasts_in_a_loop",
+    "order_of_own_shards",
+    # splits, gradients, arguments, exits
+    "size_all_to_all_splits",
+    "size_splits_too_short",
+    "coll_splits_of_exchanged_counts",
+    "encoder_result_unused_on_one_rank",
+    "gradient_of_a_broadcast_is_zero",
+    "arg_op_is_a_word",
+    "cond_sys_exit_in_a_loop",
+    "uneven_iterable_dataset",
 )
 
 
