@@ -49,7 +49,6 @@ SAMPLE = (
     "gradient_of_a_broadcast_is_zero",
     "arg_op_is_a_word",
     "cond_sys_exit_in_a_loop",
-    "uneven_iterable_dataset",
 )
 
 
