@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
+from distkit.diagnosis import requests
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
+from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, verb
 from distkit.diagnosis.kvstore import incomplete
 from distkit.diagnosis.rank_state import Doing
 from distkit.events import P2P, Op, Span, State
@@ -28,11 +29,10 @@ _LOST, _SLOW = 1.0, 1e8
 
 def remarks(facts: Evidence, told: list[Finding]) -> Iterator[Finding]:
     """Remarks that explain no hang, mistakes first; none that has been ``told``."""
-    yield from _buffers(facts)
-    for finding in _forgotten(facts):
-        if not any(finding.lines.items() <= other.lines.items() for other in told):
-            yield finding
-    yield from _unawaited(facts)
+    open_still = requests.never_waited(facts)
+    forgotten = {(s.rank, s.seq) for s in open_still}
+    yield from requests.used_early(facts, forgotten)
+    yield from (f for f in _forgotten(facts, open_still) if not _is_told(f, told))
     yield from incomplete(facts)
     yield from _strangers(facts)
     yield from _awaited(facts)
@@ -41,74 +41,33 @@ def remarks(facts: Evidence, told: list[Finding]) -> Iterator[Finding]:
     yield from _late(facts)
 
 
-def _buffers(facts: Evidence) -> Iterator[Finding]:
-    """Buffers of receives that were used before ``wait()``, one finding for each line."""
-    seen = set()
-    for e in facts.trace.events:
-        if e.op is not Op.TOUCH or (e.rank, e.where) in seen:
-            continue
-        if e.match is None or not e.match.isdecimal():
-            continue
-        seen.add((e.rank, e.where))
-        recv = facts.by_key.get((e.rank, int(e.match)))
-        which = f"its i{call(recv)}{at(recv.where)}" if recv is not None else "its irecv"
-        yield Finding(
-            Kind.BUFFER_IN_USE,
-            f"rank {e.rank} uses the buffer of {which} before wait(){at(e.where)}: "
-            "it may read the old values.",
-            "Call wait() on what irecv returned before using its buffer.",
-            (e.rank,),
-            lines={e.rank: e.where},
-        )
+def _is_told(finding: Finding, told: list[Finding]) -> bool:
+    return any(finding.lines.items() <= other.lines.items() for other in told)
 
 
-def _forgotten(facts: Evidence) -> Iterator[Finding]:
-    """Requests that nobody waited for on ranks that have finished, and messages without an end."""
-    done = set()
-    for mine in facts.alone:
-        if facts.returned(mine.rank) and facts.returned(mine.peer):
-            done.add((mine.rank, mine.seq))
-            yield _without_end(mine)
-    for mine in facts.spans:
-        open_still = mine.op in P2P and mine.state is State.STARTED
-        if open_still and facts.returned(mine.rank) and (mine.rank, mine.seq) not in done:
-            yield _never_waited(facts, mine)
+def _forgotten(facts: Evidence, open_still: list[Span]) -> Iterator[Finding]:
+    """Messages without an end, and asynchronous calls that nobody waited for."""
+    alone = [s for s in facts.alone if facts.returned(s.rank) and facts.returned(s.peer)]
+    yield from map(_without_end, alone)
+    lost = {s: finding for s in open_still if s.op in P2P and (finding := _left_behind(facts, s))}
+    yield from (finding for s, finding in lost.items() if s not in alone)
+    yield from requests.forgotten(facts, [s for s in open_still if s not in (*alone, *lost)])
 
 
-def _unawaited(facts: Evidence) -> Iterator[Finding]:
-    """Asynchronous collectives that nobody waited for, one finding for each line."""
-    places: dict[tuple[Op, str], dict[int, Span]] = defaultdict(dict)
-    for rank, calls in facts.trace.meta.get("unwaited", {}).items():
-        for seq in calls:
-            span = facts.by_key.get((int(rank), seq))
-            if span is not None and facts.returned(span.rank):
-                places[span.op, span.where][span.rank] = span
-    for (op, where), found in places.items():
-        yield Finding(
-            Kind.NOT_WAITED,
-            f"{named(sorted(found))} never waited for {op}(async_op=True){at(where)}: "
-            "its result may not be there when the tensor is used.",
-            "Call wait() on what it returns before you use the tensor.",
-            tuple(sorted(found)),
-            lines=lines(*found.values()),
-        )
-
-
-def _never_waited(facts: Evidence, mine: Span) -> Finding:
-    """A request that its rank has left behind; at times the message is lost with it."""
-    said = f"rank {mine.rank} never waited for its i{call(mine)}{at(mine.where)}"
+def _left_behind(facts: Evidence, mine: Span) -> Finding | None:
+    """A request that its rank has left behind, if the message is lost with it."""
     other = next((b if a is mine else a for a, b in facts.pairs if mine in (a, b)), None)
-    lost = other is not None and _waits_in_vain(facts, other)
-    if other is not None and lost:
-        said += f" and has left; rank {other.rank} waits in {call(other)}{at(other.where)}"
+    if other is None or not _waits_in_vain(facts, other):
+        return None
     return Finding(
         Kind.NOT_WAITED,
-        f"{said}.",
+        f"rank {mine.rank} never waited for its i{call(mine)}{at(mine.where)} and has left; "
+        f"rank {other.rank} waits in {call(other)}{at(other.where)}.",
         "Call wait() on what isend and irecv return: the transfer is complete only then.",
         (mine.rank,),
-        waiting=(other.rank,) if other is not None and lost else (),
+        waiting=(other.rank,),
         lines=lines(mine),
-        hang=lost,
+        hang=True,
     )
 
 
@@ -136,15 +95,18 @@ def _strangers(facts: Evidence) -> Iterator[Finding]:
     places: dict[tuple[Op, str], list[int]] = defaultdict(list)
     for s in facts.strangers:
         places[s.op, s.where].append(s.rank)
-    for (op, where), found in places.items():
-        ranks = sorted(set(found))
+    said = [
+        f"{verb(set(found), 'call')} {op}(){at(where)} on a group without {named(set(found))}"
+        for (op, where), found in places.items()
+    ]
+    if places:
+        ranks = {s.rank: s.where for s in sorted(facts.strangers, key=lambda s: s.rank)}
         yield Finding(
             Kind.WRONG_GROUP,
-            f"{verb(ranks, 'call')} {op}(){at(where)} on a group without {named(ranks)}: "
-            "nothing happens there.",
+            f"{listed(said, ', ')}: nothing happens there.",
             "Call it on the group's members only, or make the group larger.",
             tuple(ranks),
-            lines=dict.fromkeys(ranks, where),
+            lines=ranks,
         )
 
 

@@ -42,6 +42,7 @@ class Call:
     reduces: bool = False
     limit: int | None = None  # position of a time limit that it keeps by itself
     blocks: bool = False  # perhaps until it is over, as under dk.use_algorithm
+    copies: bool = False  # the backend works on a copy, and writes the tensors by operators
 
 
 #: Every operator that communicates.
@@ -52,7 +53,7 @@ CALLS = {
     "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
     "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5, reduces=True),
     "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4, reduces=True, blocks=True),
-    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3, reduces=True),
+    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3, reduces=True, copies=True),
     "allgather_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
     "_allgather_base_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
     "allgather_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),

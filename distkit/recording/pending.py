@@ -13,20 +13,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import overrides
-from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
-from distkit.events import Op, State
+from distkit.events import WORLD, Op, State
 from distkit.recording.device import Device, Flight, Later
-from distkit.recording.recorder import Recorder, is_users
+from distkit.recording.recorder import Recorder, is_standard, is_users
 
 
 def hook(undo: ExitStack, holder: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -180,14 +179,38 @@ _LOOKS = (
 #: A run reports at most so many calls.
 _MOST = 100
 
-_BETWEEN = (c10d.__file__, c10d_logger.__file__, overrides.__file__, str(Path(__file__).parent))
+_BETWEEN = (c10d.__file__, overrides.__file__, str(Path(__file__).parent))
+
+
+@cache
+def _wrappers() -> frozenset[CodeType]:
+    """The code of all that is wrapped around torch's functions, whichever package it is from."""
+    found = set()
+    for function in vars(c10d).values():
+        while type(function) is FunctionType and hasattr(function, "__wrapped__"):
+            found.add(function.__code__)
+            function = function.__wrapped__
+    return frozenset(found)
+
+
+def is_given_to_users(frame: FrameType | None) -> bool:
+    """True if what a function of torch.distributed returns goes to the user's own code."""
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if not (file.startswith(_BETWEEN) or code in _wrappers() or is_standard(file)):
+            return is_users(file)
+        frame = frame.f_back
+    return False
 
 
 class Unwaited:
     """The asynchronous collectives of a run that its program has not waited for."""
 
-    def __init__(self) -> None:
-        self._given: dict[int, tuple[weakref.ref[Any], int]] = {}  # id of the work -> work, seq
+    def __init__(self, on_known: Callable[[Any], None]) -> None:
+        self._on_known = on_known  # called with a work when its program knows of its end
+        # by id of the work: the work, the call's number, and its group
+        self._given: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         self._latest: deque[Any] = deque(maxlen=8)  # keeps a work until its caller has it
         self._lost: list[int] = []  # of works that are gone
 
@@ -196,15 +219,11 @@ class Unwaited:
         for name in _LOOKS:
             hook(undo, dist.Work, name, self._noticing)
 
-    def add(self, work: Any, pending: Pending, caller: FrameType | None) -> None:
-        """A call returns ``work``; it counts if the user's own code made the call."""
-        while caller is not None and caller.f_code.co_filename.startswith(_BETWEEN):
-            caller = caller.f_back
-        if caller is None or not is_users(caller.f_code.co_filename):
-            return
-        key, seq = id(work), pending.seq
+    def add(self, work: Any, pending: Pending) -> None:
+        """A call has returned ``work`` to the user's code."""
+        key, seq, group = id(work), pending.seq, pending.fields[1]
         self._latest.append(work)
-        self._given[key] = weakref.ref(work, lambda _: self._gone(key, seq)), seq
+        self._given[key] = weakref.ref(work, lambda _: self._gone(key, seq)), seq, group
 
     def _gone(self, key: int, seq: int) -> None:
         if self._given.pop(key, None) is not None and len(self._lost) < _MOST:
@@ -212,12 +231,14 @@ class Unwaited:
 
     def forget(self, work: Any) -> None:
         """The program waits for it, and may want its memory back."""
+        self._on_known(work)
         if self._given.pop(id(work), None) is not None and work in self._latest:
             self._latest.remove(work)
 
-    def calls(self) -> list[int]:
-        """The numbers of the calls that were not waited for."""
-        return sorted([*self._lost, *(seq for _, seq in list(self._given.values()))])[:_MOST]
+    def calls(self, group: str = WORLD) -> list[int]:
+        """The numbers of the calls that were not waited for; on one group, of those still held."""
+        held = [seq for _, seq, its in list(self._given.values()) if group in (WORLD, its)]
+        return sorted([*(self._lost if group == WORLD else ()), *held])[:_MOST]
 
     def clear(self) -> None:
         """The run is over."""

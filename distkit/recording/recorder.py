@@ -590,6 +590,11 @@ def is_users(filename: str) -> bool:
     return "-packages/" not in filename and not filename.startswith(_LIBRARY)
 
 
+def is_standard(filename: str) -> bool:
+    """True if a source file is one of Python's own library."""
+    return filename.startswith(_LIBRARY) and "-packages/" not in filename
+
+
 def busy_threads() -> list[threading.Thread]:
     """The threads, besides the main one, that run a function of the user's, or will."""
     frames = sys._current_frames()

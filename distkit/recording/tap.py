@@ -46,7 +46,7 @@ from distkit.recording.operators import (
     storage_of,
     tensors,
 )
-from distkit.recording.pending import Pending, Unwaited, hook
+from distkit.recording.pending import Pending, Unwaited, hook, is_given_to_users
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores, count_remote_calls
 from distkit.recording.witness import Witness
@@ -58,6 +58,9 @@ PATIENT = 60_000
 TURN = timedelta(seconds=0.2)
 
 TURN_IS_OVER = "Operation timed out!"
+
+#: What returns before its message has gone or come.
+_REQUESTS = {"isend", "irecv"}
 
 #: So often a run that is over asks the GPU whether it is [s].
 LOOK = 0.001
@@ -98,15 +101,15 @@ class Tap:
         self.collectives: Counter[str] = Counter()
         #: The threads that have communicated.
         self.threads: set[int] = set()
+        self._buffers = OpenBuffers()
         #: Asynchronous collectives that nobody has waited for.
-        self.unwaited = Unwaited()
+        self.unwaited = Unwaited(on_known=self._buffers.remove)
         self._earlier: weakref.WeakKeyDictionary[Any, Op] = weakref.WeakKeyDictionary()
         self._stores = Stores(self._hand_over)
         self._undo: ExitStack | None = None  # takes the hooks away
         self._pending: dict[int, tuple[Any, Pending]] = {}
         self._threads: dict[str, int] = {}  # by group, who called a collective; 0 for several
         self._limited: set[str] = set()  # groups that the program gave a short time limit
-        self._buffers = OpenBuffers()
         self._backward = -1  # the backward pass that the latest call belongs to
         self._alone: tuple[Any, Pending] | None = None  # its first call, while it is the only one
         self._sent: list[tuple[Any, Pending]] = []  # by its reducer, in a stream
@@ -129,6 +132,7 @@ class Tap:
         hook(undo, dist.Work, "wait", self._waiting)
         hook(undo, dist.Work, "get_future", self._giving_future)
         hook(undo, c10d, "_new_group_with_tag", self._making_groups)
+        hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
         if self.on_gpu:
             self._watch_gpu(undo)
         self.unwaited.install(undo)
@@ -262,7 +266,11 @@ class Tap:
             facts,
             match,
         )
-        return Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look, device)
+        pending = Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look, device)
+        if self._buffers.active:
+            reads, writes = _read_by(call, args, pending), _written_by(call, args, pending)
+            self._buffers.look(str(call.op), reads, writes)
+        return pending
 
     def _note_thread(self, group: str, thread: int) -> None:
         """Tell of a group whose collectives several threads of this rank call: no order holds."""
@@ -303,12 +311,10 @@ class Tap:
         work = pending.work = dist.Work.unbox(script)
         caller = _caller(sys._getframe(1))
         python = caller.f_code.co_filename == c10d.__file__
-        if python and caller.f_code.co_name == "irecv" and pending.outputs:
-            self._buffers.add(pending)
         background = call.op not in P2P and (is_async(call, args) or not python)
         self._pending[id(work)] = work, pending
-        if python and background:
-            self.unwaited.add(work, pending, caller)
+        if python and (background or caller.f_code.co_name in _REQUESTS):
+            self._leave_open(call, args, work, pending, caller)
         functional = is_functional(caller)
         if background:
             if pending.begin is None:
@@ -317,6 +323,18 @@ class Tap:
                 self._in_stream(recorder, work, pending, python)
         if not (python or functional) and torch._C._current_graph_task_id() < 0:
             recorder.wait_begins(pending, still=_same_call(caller))  # in C++, unseen
+
+    def _leave_open(
+        self, call: Call, args: tuple[Any, ...], work: Any, pending: Pending, caller: FrameType
+    ) -> None:
+        """The caller goes on; what becomes of ``work`` matters if the caller is the user."""
+        if not is_given_to_users(caller):
+            return
+        if call.op not in P2P:
+            self.unwaited.add(work, pending)
+        if pending.fields[2]:  # else it has no values
+            reads, writes = _read_by(call, args, pending), _written_by(call, args, pending)
+            self._buffers.add(work, pending, reads, writes, [] if call.copies else reads)
 
     def _in_background(self, recorder: Recorder, work: Any, pending: Pending, waited: bool) -> None:
         """Note a completion that C++ waits for, as DDP's reducer does at the end of backward.
@@ -452,8 +470,6 @@ class Tap:
             raise
         finally:
             recorder.wait_ends()
-            for pending in pendings:
-                self._buffers.remove(pending)
         for work, pending in open_now:
             pending.complete(self._source(work, pending))
         return result
@@ -668,6 +684,13 @@ def _read_by(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.
     if call.op is Op.BROADCAST and pending.fields[0] != pending.recorder.rank:
         return []
     return tensors(args, call.inputs)
+
+
+def _written_by(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:
+    """The tensors that this rank's call changes."""
+    is_root = pending.fields[0] == pending.recorder.rank
+    reads_only = {Op.SEND: True, Op.BROADCAST: is_root, Op.REDUCE: not is_root}
+    return [] if reads_only.get(call.op) else tensors(args, call.outputs)
 
 
 def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:

@@ -546,7 +546,7 @@ def test_buffer_used_before_wait():
     touch = Event(1, 5, Op.TOUCH, State.COMPLETED, 0.0, match="0", where=line(8))
     (f,) = diagnose(Trace([*sim.live(), touch], sim.live().meta))
     assert (f.kind, f.culprits, f.hang) == (Kind.BUFFER_IN_USE, (1,), False)
-    assert "buffer of its irecv(src=0) at a.py:7 before wait() at a.py:8" in f.message
+    assert "buffer of its irecv(src=0) at a.py:7 too early, at a.py:8" in f.message
 
 
 def test_requests_that_were_forgotten():

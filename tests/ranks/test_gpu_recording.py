@@ -115,11 +115,11 @@ def test_nothing_changes_a_tensor_before_its_values_are_read() -> None:
     def program(standin: Any, group: Any) -> list[bool]:
         from distkit.recording.recorder import current
 
-        x, recorder = torch.ones(4).to("pretend"), current()
+        xs, recorder = [torch.ones(4).to("pretend") for _ in range(2)], current()
         assert recorder is not None
         recorder._looked = -60.0
         standin.stop()
-        works = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
+        works = [dist.all_reduce(x, group=group, async_op=True) for x in xs]
         said = []
         for end in (works[0].wait, works[1].get_future):
             standin.heard.clear()

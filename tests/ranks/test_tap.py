@@ -129,11 +129,11 @@ def test_new_group_is_a_collective_of_all() -> None:
 
 def test_a_collective_in_the_background_that_nobody_waits_for_is_warned_about() -> None:
     def program() -> None:
-        x = torch.ones(3)
-        dist.all_reduce(x, async_op=True)
-        kept = dist.broadcast(x, 0, async_op=True)
-        dist.all_gather([x, x], x, async_op=True).wait()
-        dist.all_reduce(x, async_op=True).get_future().wait()
+        a, b, c, d = torch.ones(4, 3)
+        dist.all_reduce(a, async_op=True)
+        kept = dist.broadcast(b, 0, async_op=True)
+        dist.all_gather([torch.ones(3), torch.ones(3)], c, async_op=True).wait()
+        dist.all_reduce(d, async_op=True).get_future().wait()
         while dist.get_rank() == 0 and not kept.is_completed():
             pass
         del kept

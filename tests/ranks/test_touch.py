@@ -1,18 +1,26 @@
-"""Using the buffer of an irecv too early is noticed; using anything else is not."""
+"""Using the tensors of a call under way is noticed; using anything else is not."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 import distkit as dk
 from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
-from distkit.recording.open_buffers import _bytes
+from distkit.recording.open_buffers import meets
 
 Use = Callable[[torch.Tensor], object]
 
@@ -33,7 +41,7 @@ def receiving(use: Use) -> list[float]:
 
 
 def touched(run: dk.Run) -> list[tuple[int, str]]:
-    return [(s.rank, s.label) for s in run.trace.spans if s.op is Op.TOUCH]
+    return sorted((s.rank, s.label) for s in run.trace.spans if s.op is Op.TOUCH)
 
 
 USES: dict[str, Use] = {
@@ -54,7 +62,7 @@ USES: dict[str, Use] = {
 
 @pytest.mark.parametrize("name", USES)
 def test_a_use_is_noticed(name: str) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="uses the buffer"):
+    with pytest.warns(dk.CommunicationWarning, match="(uses|changes) the buffer"):
         run = dk.run_ranks(receiving, 2, USES[name])
     assert [rank for rank, _ in touched(run)] == [1], "once, and not after wait()"
     (finding,) = (f for f in run.findings if f.kind is not Kind.STRAGGLER)
@@ -65,6 +73,8 @@ def test_a_use_is_noticed(name: str) -> None:
 HARMLESS: dict[str, Use] = {
     "shape": lambda m: (m.shape, m.size(), len(m), m.dtype, m.device, m.numel(), m.is_cuda),
     "views": lambda m: (m[:4], m.view(2, 4), m.T, m.reshape(4, 2), m.detach(), m.unsqueeze(0)),
+    "the memory that it may share": lambda m: (m.contiguous(), m.to("cpu"), m.float(), m.cpu()),
+    "its shape": lambda m: (torch.zeros_like(m), m.new_ones(2), torch.empty_like(m)),
     "the other half": lambda m: m[4:].sum() + m[4:].mul_(1).max(),
     "another tensor": lambda m: torch.ones(3).add_(2),
     "nothing": lambda m: m[2:2].sum(),
@@ -83,12 +93,22 @@ def test_what_does_not_touch_it_is_not_blamed(name: str) -> None:
     assert touched(run) == []
 
 
-def test_views_that_interleave_count_as_one() -> None:
-    columns = torch.zeros(4, 2).T
-    begin, end = _bytes(columns[0])
-    assert end - begin == 4 * (3 * 2 + 1)
-    assert _bytes(columns[1])[0] < end
-    assert _bytes(torch.zeros(3)[3:]) == (0, 0)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    steps=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+    starts=st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    order=st.randoms(use_true_random=False),
+    cut=st.tuples(st.integers(0, 64), st.integers(0, 64)),
+)
+def test_memory_is_shared_where_an_element_lies_in_it(
+    shape: list[int], steps: list[int], starts: list[int], order: Random, cut: tuple[int, int]
+) -> None:
+    memory = torch.arange(64, dtype=torch.int16)[: math.prod(shape)].view(shape)
+    view = memory[tuple(slice(s, None, n) for s, n, _ in zip(starts, steps, shape, strict=False))]
+    view = view.permute(order.sample(range(view.dim()), view.dim()))
+    at = memory.data_ptr()
+    shares = any(cut[0] <= value < cut[1] for value in view.flatten().tolist())
+    assert meets(view, at + 2 * cut[0], at + 2 * cut[1]) == shares
 
 
 def test_a_use_under_another_mode_is_noticed() -> None:
@@ -158,7 +178,7 @@ def test_a_default_device_goes_with_an_open_receive() -> None:
 def test_compiled_functions_run_while_a_receive_is_open() -> None:
     def program() -> list[float]:
         x, y = torch.zeros(2), torch.arange(3.0)
-        double = torch.compile(lambda t: 2 * t + 1, backend="eager")
+        double = torch.compile(lambda t: 2 * t + 1, backend="eager", fullgraph=True)
         if dist.get_rank() == 0:
             dist.send(torch.ones(2), dst=1)
             return []
@@ -186,7 +206,7 @@ def test_two_receives_at_once() -> None:
             second.wait()  # type: ignore[union-attr]
         return x.tolist()
 
-    with pytest.warns(dk.CommunicationWarning, match="uses the buffer"):
+    with pytest.warns(dk.CommunicationWarning, match="changes the buffer"):
         run = dk.run_ranks(program, 2)
     assert run.results[1] == [2.0, 2.0]
     (touch,) = (s for s in run.trace.spans if s.op is Op.TOUCH)
@@ -212,3 +232,237 @@ def test_nothing_is_left_when_a_receive_was_never_waited_for() -> None:
         with pytest.warns(dk.CommunicationWarning, match="never waited"):
             cluster.run(program)
         assert cluster.run(depth).results == [0, 0]
+
+
+# -- every asynchronous call ------------------------------------------------------------------
+
+N = 2
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "all_reduce": lambda x, _: dist.all_reduce(x, async_op=True),
+    "broadcast": lambda x, _: dist.broadcast(x, 0, async_op=True),
+    "reduce": lambda x, _: dist.reduce(x, 0, async_op=True),
+    "all_gather": lambda x, y: dist.all_gather([*y.chunk(N)], x, async_op=True),
+    "all_gather_into": lambda x, y: dist.all_gather_into_tensor(y, x, async_op=True),
+    "reduce_scatter": lambda x, y: dist.reduce_scatter(x, [*y.chunk(N)], async_op=True),
+    "reduce_scatter_tensor": lambda x, y: dist.reduce_scatter_tensor(x, y, async_op=True),
+    "all_to_all": lambda x, y: dist.all_to_all([*y.chunk(N)], [*(y + 1).chunk(N)], async_op=True),
+    "all_to_all_single": lambda x, y: dist.all_to_all_single(y, torch.ones(8), async_op=True),
+    "gather": lambda x, y: dist.gather(x, [*y.chunk(N)] if rank() == 0 else None, async_op=True),
+    "scatter": lambda x, y: dist.scatter(x, [*y.chunk(N)] if rank() == 0 else None, async_op=True),
+    "isend": lambda x, _: dist.isend(x, 1) if rank() == 0 else dist.irecv(torch.ones(4), 0),
+    "irecv": lambda x, _: dist.isend(torch.ones(4), 1) if rank() == 0 else dist.irecv(x, 0),
+}
+
+#: What may be done with a call's x and y meanwhile: on rank 0, on rank 1.
+FREE, READ, NOTHING = ("read", "write"), ("read",), ()
+ALLOWED = {
+    "all_reduce": [(NOTHING, FREE)] * 2,
+    "broadcast": [(READ, FREE), (NOTHING, FREE)],
+    "reduce": [(NOTHING, FREE), (READ, FREE)],
+    "all_gather": [(READ, NOTHING)] * 2,
+    "all_gather_into": [(READ, NOTHING)] * 2,
+    "reduce_scatter": [(NOTHING, READ)] * 2,
+    "reduce_scatter_tensor": [(NOTHING, READ)] * 2,
+    "all_to_all": [(FREE, NOTHING)] * 2,
+    "all_to_all_single": [(FREE, NOTHING)] * 2,
+    "gather": [(READ, NOTHING), (READ, FREE)],
+    "scatter": [(NOTHING, READ), (NOTHING, FREE)],
+    "isend": [(READ, FREE), (FREE, FREE)],
+    "irecv": [(FREE, FREE), (NOTHING, FREE)],
+}
+DOES: dict[str, Use] = {"read": lambda m: m * 2, "write": lambda m: m.fill_(1)}
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def each_use_of_each_call() -> None:
+    """Each call with each use of its tensors meanwhile, in a mark that says which."""
+    for name, call in CALLS.items():
+        for i in range(2):
+            for use, does in DOES.items():
+                mine = torch.ones(4), torch.ones(8)
+                with dk.mark(f"{name} {i} {use}"):
+                    work = call(*mine)
+                    does(mine[i])
+                    work.wait()
+
+
+def test_what_is_read_may_be_read_and_what_is_written_may_not() -> None:
+    with pytest.warns(dk.CommunicationWarning):
+        run = dk.run_ranks(each_use_of_each_call, N)
+    spans = [s for s in run.trace.spans if s.op in (Op.MARK, Op.TOUCH)]
+    for r in range(N):
+        mine = sorted((s for s in spans if s.rank == r), key=lambda s: s.seq)
+        blamed = {mark.label for mark, touch in pairwise(mine) if touch.op is Op.TOUCH}
+        assert blamed == {
+            f"{name} {i} {use}"
+            for name, allowed in ALLOWED.items()
+            for i in range(2)
+            for use in DOES
+            if use not in allowed[r][i]
+        }
+
+
+def both_read_one_buffer() -> float:
+    x, y = torch.ones(4), torch.zeros(4)
+    outs = [torch.zeros(4) for _ in range(N)]
+    works = [dist.all_gather(outs, x, async_op=True), dist.isend(x, 1 - rank())]
+    works.append(dist.irecv(y, 1 - rank()))
+    for work in works:
+        work.wait()
+    return float(y.sum())
+
+
+def test_two_calls_may_read_one_buffer() -> None:
+    assert dk.run_ranks(both_read_one_buffer, N).results == [4.0] * N
+
+
+def overlap_in_flight() -> None:
+    x = torch.ones(8)
+    works = [dist.all_reduce(x[:5], async_op=True), dist.all_reduce(x[3:], async_op=True)]
+    for work in works:
+        work.wait()
+
+
+def test_two_calls_on_overlapping_memory_are_noticed() -> None:
+    with pytest.warns(dk.CommunicationWarning, match="ranks 0 and 1 change the buffer of their"):
+        run = dk.run_ranks(overlap_in_flight, N)
+    assert touched(run) == [(0, "all_reduce"), (1, "all_reduce")]
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def train(early: str) -> None:
+    """Gradients are summed up while backward goes on; something comes before ``wait()``."""
+    net, works = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), []
+    optimizer = torch.optim.Adam(net.parameters(), foreach=early == "foreach")
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(
+            lambda p: works.append(dist.all_reduce(p.grad, async_op=True))
+        )
+    for _ in range(2):
+        net(torch.ones(3, 4)).sum().backward()
+        if early in ("step", "foreach"):
+            optimizer.step()
+        elif early == "zero_grad":
+            optimizer.zero_grad(set_to_none=False)
+        elif early == "clip":
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        while works:
+            works.pop().wait()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def test_gradients_that_are_waited_for_are_used_at_will() -> None:
+    assert touched(dk.run_ranks(train, N, "never")) == []
+
+
+@pytest.mark.parametrize("early", ["step", "foreach", "zero_grad", "clip"])
+def test_gradients_used_before_wait_give_one_finding(early: str) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="of their all_reduce"):
+        run = dk.run_ranks(train, N, early)
+    found = [f for f in run.findings if f.kind is Kind.BUFFER_IN_USE]
+    assert [f.culprits for f in found] == [(0, 1)]
+
+
+def second_backward() -> None:
+    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    (p * q).sum().backward()
+    work = dist.all_reduce(p.grad, async_op=True)
+    (q * 2).sum().backward()
+    (p * 2).sum().backward()
+    work.wait()
+
+
+def test_a_backward_pass_that_adds_to_a_gradient_in_flight_is_noticed() -> None:
+    with pytest.warns(dk.CommunicationWarning, match="change the buffer"):
+        run = dk.run_ranks(second_backward, N)
+    assert touched(run) == [(0, "backward"), (1, "backward")]
+    lines = {s.where for s in run.trace.spans if s.op is Op.TOUCH}
+    first = second_backward.__code__.co_firstlineno
+    assert [int(where.rpartition(":")[2]) - first for where in lines] == [5]
+
+
+def train_ddp() -> None:
+    """DDP with a hook of the program's own, beside a message."""
+    net = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def average(_, bucket):  # type: ignore[no-untyped-def]
+        future = dist.all_reduce(bucket.buffer().div_(N), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    net.register_comm_hook(None, average)
+    x, y = torch.ones(4), torch.ones(4)
+    for _ in range(3):
+        works = [dist.isend(x, 1 - rank()), dist.irecv(y, 1 - rank())]
+        optimizer.zero_grad(set_to_none=False)
+        net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        for work in works:
+            work.wait()
+        x += y
+
+
+def test_ddp_and_its_hooks_are_not_blamed() -> None:
+    assert touched(dk.run_ranks(train_ddp, N)) == []
+
+
+def compiled_write() -> None:
+    x = torch.ones(4)
+    write = torch.compile(lambda t: t.add_(1), backend="eager")
+    if rank() == 0:
+        work = dist.isend(x, dst=1)
+        write(x)
+        work.wait()
+    else:
+        dist.recv(x, src=0)
+
+
+def numpy_write() -> None:
+    x = torch.ones(4)
+    if rank() == 0:
+        work = dist.isend(x, dst=1)
+        x.numpy()[0] = 3
+        work.wait()
+    else:
+        dist.recv(x, src=0)
+
+
+@pytest.mark.parametrize("program", [compiled_write, numpy_write])
+def test_a_sent_tensor_changed_out_of_sight_is_noticed(program: Callable[[], None]) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="rank 0 changes the buffer of its isend"):
+        dk.run_ranks(program, N)
+
+
+# -- never waited for -----------------------------------------------------------------------
+
+
+def dropped(name: str) -> None:
+    x, y = torch.ones(4), torch.ones(8)
+    CALLS[name](x, y)
+    y.sum()
+
+
+@pytest.mark.parametrize("name", ["all_gather_into", "reduce_scatter_tensor", "all_to_all"])
+def test_a_call_behind_any_wrapper_is_missed_once(name: str) -> None:
+    with pytest.warns(dk.CommunicationWarning, match="ranks 0 and 1 never waited for"):
+        run = dk.run_ranks(dropped, N, name)
+    assert [f.kind for f in run.findings if f.kind is not Kind.STRAGGLER] == [Kind.NOT_WAITED]
+
+
+def batch_left_open() -> None:
+    ops = [dist.P2POp(call, torch.ones(4), 1 - rank()) for call in (dist.isend, dist.irecv)]
+    dist.batch_isend_irecv(ops)
+    dist.barrier()
+
+
+def test_a_batch_that_nobody_waits_for_gives_one_finding() -> None:
+    with pytest.warns(dk.CommunicationWarning) as said:
+        dk.run_ranks(batch_left_open, N)
+    (warning,) = said
+    assert "ranks 0 and 1 never waited for their irecv and isend" in str(warning.message)

@@ -1,0 +1,140 @@
+"""Asynchronous calls that were not waited for, or whose tensors were used before. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.findings import Finding, Kind, lines, verb
+from distkit.events import P2P, Op, Span, State
+from distkit.trace.calls import at, call, named
+
+
+def used_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
+    """Tensors that were used before ``wait()``, one finding for each line.
+
+    Args:
+        facts: the run.
+        forgotten: rank and number of calls never waited for: those have a finding already.
+    """
+    touched: dict[tuple[int, int], Span] = {}
+    for touch in facts.trace.spans:
+        key = _request(touch) if touch.op is Op.TOUCH else None
+        if key is not None and key not in forgotten:
+            touched[key] = touch
+    found: dict[tuple[str, Op], list[tuple[int, int]]] = defaultdict(list)
+    for key, touch in touched.items():
+        if key in facts.by_key:
+            unseen = touch.attributes.get("function") == ""  # noticed at the end only
+            where = "" if unseen else touch.where
+            found[where, facts.by_key[key].op].append(key)
+    for (where, _), keys in found.items():
+        writes = all("writes" in touched[key].attributes for key in keys)
+        yield _early([facts.by_key[key] for key in keys], writes, where)
+    for s in facts.spans:
+        if _is_changed(s) and (s.rank, s.seq) not in touched.keys() | forgotten:
+            yield _early([s], writes=True, where="")
+
+
+def _request(touch: Span) -> tuple[int, int] | None:
+    """Rank and number of the call whose tensor was used."""
+    known = touch.match is not None and touch.match.isdecimal()
+    return (touch.rank, int(touch.match or 0)) if known else None
+
+
+def _is_changed(span: Span) -> bool:
+    """True if what was sent has other values at the end: numpy may have written them."""
+    one, other = span.before, span.after
+    if span.op is not Op.SEND or span.state is not State.COMPLETED or not (one and other):
+        return False
+    shown = [repr((seen.values, seen.min, seen.max)) for seen in (one, other) if one != other]
+    return len(set(shown)) > 1  # nan is not equal to itself, its words are
+
+
+def _early(spans: list[Span], writes: bool, where: str) -> Finding:
+    ranks = sorted({s.rank for s in spans})
+    begun = " and".join(dict.fromkeys(at(s.where) for s in spans))
+    early = f" too early,{at(where)}" if where else ""
+    how, why, instead = _WRITES if writes else _READS
+    if writes and spans[0].op is Op.RECV:
+        why, instead = "the message may overwrite it", ""
+    return Finding(
+        Kind.BUFFER_IN_USE,
+        f"{verb(ranks, how)} the buffer of {_its(ranks)} {_called(spans)}{begun}{early}: "
+        f"before wait() {why}.",
+        f"Call wait() on what {name(spans[0])} returned before you {how} its tensor{instead}.",
+        tuple(ranks),
+        lines={s.rank: where or s.where for s in spans},
+    )
+
+
+_READS = "use", "the result may not be there yet", ""
+_WRITES = "change", "the call may take the old values or the new", ", or pass it a copy"
+
+
+def never_waited(facts: Evidence) -> list[Span]:
+    """The asynchronous calls of ranks that have finished without waiting for them."""
+    noted = facts.trace.meta.get("unwaited", {})
+    collectives = [facts.by_key.get((int(r), seq)) for r, calls in noted.items() for seq in calls]
+    open_still = [s for s in facts.spans if s.op in P2P and s.state is State.STARTED]
+    found = [*open_still, *(s for s in collectives if s is not None)]
+    return [s for s in found if facts.returned(s.rank)]
+
+
+def forgotten(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
+    """Calls that nobody has waited for: messages, then the collectives of each line."""
+    together: dict[tuple[str, Op | None], list[Span]] = defaultdict(list)
+    for s in spans:
+        together["" if s.op in P2P else s.where, None if s.op in P2P else s.op].append(s)
+    uses = {_request(touch): touch.where for touch in facts.trace.spans if touch.op is Op.TOUCH}
+    for (_, op), some in together.items():
+        used = next((uses[s.rank, s.seq] for s in some if (s.rank, s.seq) in uses), "")
+        if op is None:
+            why = f"; the tensor is used{at(used)}" if used else ""
+            remedy = (
+                "Call wait() on what isend and irecv return: the transfer is complete only then."
+            )
+        elif op is Op.BARRIER:
+            why = ": the program goes on without the other ranks"
+            remedy = "Call wait() on what it returns, or leave async_op out."
+        else:
+            why = f": its result may not be there when the tensor is used{at(used)}"
+            remedy = "Call wait() on what it returns before you use the tensor."
+        ranks = sorted({s.rank for s in some})
+        yield Finding(
+            Kind.NOT_WAITED,
+            f"{_clauses(some)}{why}.",
+            remedy,
+            tuple(ranks),
+            lines=lines(*some),
+        )
+
+
+def _clauses(spans: list[Span]) -> str:
+    """Which ranks have not waited for what, and on which line they called it."""
+    by_line: dict[str, list[Span]] = defaultdict(list)
+    for s in spans:
+        by_line[s.where].append(s)
+    parts = []
+    for where, some in by_line.items():
+        ranks = sorted({s.rank for s in some})
+        its = f"{_its(ranks)} " if some[0].op in P2P else ""
+        parts.append(f"{named(ranks)} never waited for {its}{_called(some)}{at(where)}")
+    return ", ".join(parts)
+
+
+def _its(ranks: list[int]) -> str:
+    return "its" if len(ranks) == 1 else "their"
+
+
+def _called(spans: Iterable[Span | None]) -> str:
+    """Calls as they were made: with their peers, if those are the same everywhere."""
+    some = [s for s in spans if s is not None]
+    said = {f"i{call(s)}" if s.op in P2P else f"{s.op}(async_op=True)" for s in some}
+    return next(iter(said)) if len(said) == 1 else " and ".join(sorted({name(s) for s in some}))
+
+
+def name(span: Span) -> str:
+    """The function that made an asynchronous call."""
+    return f"i{span.op}" if span.op in P2P else str(span.op)
