@@ -131,7 +131,7 @@ STACK = "stack"
 #: What is said of a call beside its name.
 _ASIDE = frozenset(
     {*LINES, STACK, "device", "stream", "memory", "device_seconds"}
-    | {"sends", "receives", "zeroes_gradient"}
+    | {"sends", "receives", "zeroes_gradient", "lost"}
 )
 
 
@@ -201,6 +201,7 @@ class Event:
     mark of ``watch_gradients``      ``watched`` ("gradient", "alone", "weights" or "step"), and
                                      the parameter's ``name`` or the weights' ``checksum`` and the
                                      ``norms`` of the ``layers``, which the first such mark names
+    mark of a destroyed group        ``destroyed``: its name; ``open``: calls on it not waited for
     mark of a server: an update      ``key``, the ``version`` made, the ``workers`` whose gradients
                                      it applies, and how ``late`` each of them is, in updates
     collective                       ``reduction`` (not for sum), ``gradients`` (True: sent by a
@@ -208,7 +209,9 @@ class Event:
                                      ``sends``, ``receives`` (the rows of an all_to_all for and from
                                      each rank, where they are not all the same)
                                      ``zeroes_gradient`` (True: its backward loses the source's)
-    new_group                        ``members`` (not for all)
+    new_group                        ``members`` (not for all); ``lost``: how many groups of the
+                                     same line and members the program has lost and not destroyed
+    touch                            ``function``: what used the buffer; ``writes``, if it wrote
     store_wait, store_set            ``method``, ``keys``, and of a barrier ``ranks``
     register                         ``mode``, and ``staleness``, ``backup``, ``wait_for``,
                                      ``on_crash`` where they are not as usual

@@ -276,6 +276,13 @@ def new_group_skipped() -> None:
         dist.new_group([0, 1])
 
 
+def leaked_group() -> None:
+    """Each step makes a group, and none is destroyed."""
+    for _ in range(3):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(3), group=group)
+
+
 # -- training, and ranks that end ---------------------------------------------------
 
 
@@ -383,6 +390,7 @@ _CASES = [
     Case(wrong_group, Kind.WRONG_GROUP, (0,)),
     Case(not_a_member, Kind.WRONG_GROUP, (2,), "finishes"),
     Case(new_group_skipped, Kind.NEW_GROUP, (1,)),
+    Case(leaked_group, Kind.LEAKED_GROUP, (0, 1, 2), "finishes"),
     Case(unused_parameter, Kind.UNUSED_PARAMETER, (1,)),
     Case(lost_gradient, Kind.ZERO_GRADIENT, (1,), "finishes", ranks=2),
     Case(raised, Kind.RAISED, (1,), "fails"),

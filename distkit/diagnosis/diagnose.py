@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from distkit.diagnosis import deadlocks, kvstore, mismatches
+from distkit.diagnosis import deadlocks, groups, kvstore, mismatches
 from distkit.diagnosis.behind import behind, unjudged
 from distkit.diagnosis.divergence import in_flight
 from distkit.diagnosis.facts import Evidence
@@ -178,9 +178,8 @@ class _Diagnosis:
                 alike[end.how, _ADDRESS.sub("", end.text), end.where].append(rank)
         for (how, text, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
             waiting = self._explain(set(ranks))
-            yield self._with_waiting(
-                deadlocks.failure(self.facts, ranks, how, text, where), waiting
-            )
+            failure = deadlocks.failure(self.facts, ranks, how, text, where)
+            yield self._with_waiting(groups.explained(self.facts, failure), waiting)
 
     def _with_waiting(
         self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
@@ -206,6 +205,7 @@ class _Diagnosis:
             deadlocks.wrong_end,
             kvstore.unanswered,
             deadlocks.without_key,
+            groups.destroyed,
             deadlocks.left_alone,
             deadlocks.circle,
         )

@@ -35,6 +35,7 @@ class Kind(_Word):
     UNEVEN = "uneven"  # a rank has more iterations than another
     WRONG_GROUP = "wrong_group"
     NEW_GROUP = "new_group"
+    LEAKED_GROUP = "leaked_group"  # made again and again, and never destroyed
     MISSING_KEY = "missing_key"  # nobody sets the key of a store that a rank waits for
     MISSING_BARRIER = "missing_barrier"
     UNUSED_PARAMETER = "unused_parameter"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from distkit.diagnosis import requests
+from distkit.diagnosis import groups, requests
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, verb
 from distkit.diagnosis.kvstore import incomplete
@@ -35,6 +35,7 @@ def remarks(facts: Evidence, told: list[Finding]) -> Iterator[Finding]:
     yield from (f for f in _forgotten(facts, open_still) if not _is_told(f, told))
     yield from incomplete(facts)
     yield from _strangers(facts)
+    yield from groups.remarks(facts, told, forgotten)
     yield from _awaited(facts)
     if not told:  # else that is why
         yield from _in_backend(facts)

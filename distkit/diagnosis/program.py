@@ -180,6 +180,20 @@ class Program:
         nodes = [n for f in self._frames(there) for n, _ in f.chain if id(n) in both]
         return file == other and first < number and not any(isinstance(n, _LOOPS) for n in nodes)
 
+    def skips(self, here: str, there: str) -> bool:
+        r"""True if a line of a function comes before another one, or in its place.
+
+        >>> program = Program({"a.py": "if me:\n    reduce(x)\nelse:\n    end()\nend()\n"})
+        >>> program.skips("a.py:4", "a.py:2"), program.skips("a.py:5", "a.py:2")
+        (True, False)
+        """
+        (file, number), (other, last) = _split(here), _split(there)
+        functions = [[f.function for f in self._frames([line])][-1:] for line in (here, there)]
+        if file != other or functions[0] != functions[1]:
+            return False
+        alike = self.alternatives([here], [there])
+        return alike or number < last or not self.follows(here, [there])
+
     def loops(self, path: Path) -> list[Place]:
         """The loops around a line, the innermost first."""
         return [

@@ -31,6 +31,7 @@ from torch.distributed import distributed_c10d as c10d
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
 from distkit.recording.device import asking, device_of
+from distkit.recording.made_groups import MadeGroups
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
@@ -104,6 +105,7 @@ class Tap:
         self._buffers = OpenBuffers()
         #: Asynchronous collectives that nobody has waited for.
         self.unwaited = Unwaited(on_known=self._buffers.remove)
+        self._made = MadeGroups()
         self._earlier: weakref.WeakKeyDictionary[Any, Op] = weakref.WeakKeyDictionary()
         self._stores = Stores(self._hand_over)
         self._undo: ExitStack | None = None  # takes the hooks away
@@ -132,6 +134,8 @@ class Tap:
         hook(undo, dist.Work, "wait", self._waiting)
         hook(undo, dist.Work, "get_future", self._giving_future)
         hook(undo, c10d, "_new_group_with_tag", self._making_groups)
+        for name in ("_unregister_process_group", "_unregister_all_process_groups"):
+            hook(undo, c10d, name, self._destroying)
         hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
         if self.on_gpu:
             self._watch_gpu(undo)
@@ -171,6 +175,7 @@ class Tap:
         self.groups.clear()
         self._limited.clear()
         self._buffers.clear()
+        self._made.clear()
         self._backward, self._alone = -1, None
         self._sent.clear()
         self._afloat.clear()
@@ -578,20 +583,49 @@ class Tap:
             recorder = _recorder.current()
             if recorder is None or kwargs.get("use_local_synchronization"):
                 return make(ranks, *args, **kwargs)
-            facts: Facts = () if ranks is None else (("members", tuple(ranks)),)
-            fields = (None, WORLD, 0, (), "", None, user_line(2), facts, None)
+            members = None if ranks is None else tuple(ranks)
+            facts: Facts = () if members is None else (("members", members),)
+            where = user_line(2)
+            fields = (None, WORLD, 0, (), "", None, where, facts, None)
             pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
             self._hand_over(recorder, pending, [], time.monotonic())
             limit = kwargs.get("timeout", args[0] if args else None)
             recorder.wait_begins(pending, limited=_is_limit(limit))
             with pending.waited_for():
                 made = make(ranks, *args, **kwargs)
+            if isinstance(made, dist.ProcessGroup):
+                given = is_given_to_users(sys._getframe(1))
+                if given and (lost := self._made.add(weakref.ref(made), where, members)):
+                    pending.fields = (*fields[:-2], (*facts, ("lost", lost)), None)
+                if _is_limit(limit):
+                    self._limited.add(made.group_name)
             pending.complete()
-            if _is_limit(limit) and isinstance(made, dist.ProcessGroup):
-                self._limited.add(made.group_name)
             return made
 
         return making
+
+    def _destroying(self, unregister: Callable[..., Any]) -> Callable[..., Any]:
+        """The end of a group, or of all groups, noted with what is open on it."""
+
+        def destroying(name: str = WORLD) -> None:
+            recorder = _recorder.current()
+            if recorder is not None:
+                facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
+                if still := self._open_on(name):
+                    facts["open"] = still
+                about: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
+                seq = recorder.next_seq()
+                for state in (State.STARTED, State.COMPLETED):
+                    recorder.record(seq, Op.MARK, state, **about)
+            unregister(*([name] if name != WORLD else []))
+
+        return destroying
+
+    def _open_on(self, group: str) -> tuple[int, ...]:
+        """The calls on a group, or on any if it is the world, that were not waited for."""
+        messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.done]
+        named = [p.seq for p in messages if group in (WORLD, p.fields[1])]
+        return tuple(sorted([*named, *self.unwaited.calls(group)]))
 
     def _noting_strangers(self, warn: Callable[[str], None]) -> Any:
         """Torch's warning that the rank does not belong to the group, noted as a failed call."""
