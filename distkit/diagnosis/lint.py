@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 
 from distkit.diagnosis import groups, requests
@@ -139,16 +140,20 @@ def _late(facts: Evidence) -> Iterator[Finding]:
     """The rank that came last to the collectives again and again, when that cost much.
 
     The first collective of a group, and the worst delay of a rank, may be due to the start alone:
-    to the first import of a module, say. And making groups is no work that is shared out.
+    to the first import of a module, say. And making groups is no work that is shared out. Calls
+    made before an earlier one has ended are late by the same delay: nobody waits for each.
     """
     lost: dict[int, list[float]] = defaultdict(list)
     total = 0
     for group, calls in facts.calls.items():
         if len(calls) < len(facts.members(group)):
             continue
-        for column in list(zip(*calls.values(), strict=False))[1:]:
+        for before, column in pairwise(zip(*calls.values(), strict=False)):
             starts = sorted((s.start, s.rank) for s in column)
-            if len(starts) > 1 and column[0].op is not Op.NEW_GROUP:
+            in_turn = all(
+                p.end is not None and p.end <= s.start for p, s in zip(before, column, strict=True)
+            )
+            if in_turn and len(starts) > 1 and column[0].op is not Op.NEW_GROUP:
                 total += 1
                 lost[starts[-1][1]].append(starts[-1][0] - starts[(len(starts) - 1) // 2][0])
     again = {r: sum(sorted(delays)[:-1]) for r, delays in lost.items()}

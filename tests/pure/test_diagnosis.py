@@ -526,18 +526,27 @@ def test_a_paused_rank_is_no_hang():
     assert diagnose(Trace([*trace, paused], {**trace.meta, "ends": {}})) == []
 
 
+def late_rank(lasts: float) -> Trace:
+    """Rank 2 comes half a second late to a collective each second."""
+    return Trace(
+        [
+            Event(r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + wait, where=line(3))
+            for r in range(3)
+            for i in range(5)
+            for s, wait in ((State.STARTED, 0.0), (State.COMPLETED, lasts))
+        ],
+        {"world_size": 3},
+    )
+
+
 def test_straggler_of_a_finished_run():
-    late = [
-        Event(
-            r, i, Op.ALL_REDUCE, s, i + 0.5 * (r == 2) + 0.6 * (s is State.COMPLETED), where=line(3)
-        )
-        for r in range(3)
-        for i in range(5)
-        for s in (State.STARTED, State.COMPLETED)
-    ]
-    (f,) = diagnose(Trace(late, {"world_size": 3}))
+    (f,) = diagnose(late_rank(0.5))
     assert (f.kind, f.culprits, f.hang) == (Kind.STRAGGLER, (2,), False)
     assert "rank 2 came last to 4 of 4 collectives: the others waited 2 s" in f.message
+
+
+def test_calls_that_are_left_open_are_late_by_one_delay():
+    assert diagnose(late_rank(5.0)) == []
 
 
 def test_buffer_used_before_wait():
