@@ -45,6 +45,8 @@ TITLES = {
     "race": "Message races",
     "buffering": "Sends that rely on buffering",
     "group": "Process groups: leaked, destroyed, called by some members only",
+    "training": "Training loops: gradients, data loaders, early exits",
+    "store": "Key-value stores",
     "thread": "Bugs from public threads",
 }
 
