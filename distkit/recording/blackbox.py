@@ -6,17 +6,21 @@ interesting ones would be lost. A copy of each goes into a memory-mapped ring: a
 
 from __future__ import annotations
 
-import marshal
 import mmap
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from distkit.events import Op, State
+from distkit.recording.plain import decode, encode
 
 #: So many events are kept, each in so many bytes (longer ones are left out).
 SLOTS, SIZE = 256, 512
+
+#: What reading a box raises if it is damaged: the end came as an entry was written.
+DAMAGED = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
 
 #: The run, the event's number in it from 1, bytes that follow; seq, operation, state and time.
 _HEAD = struct.Struct("<QQIqBBd")
@@ -29,11 +33,9 @@ class BlackBox:
 
     Args:
         path: of the file.
-        pack: turns plain values into bytes.
     """
 
-    def __init__(self, path: Path, pack: Callable[[Any], bytes] = marshal.dumps) -> None:
-        self._pack = pack
+    def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(SLOTS * SIZE))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SLOTS * SIZE)
@@ -44,7 +46,7 @@ class BlackBox:
         seq, op, state, when, fields, _ = row
         packed = self._fields
         if packed[0] is not fields:
-            packed = self._fields = fields, self._pack(fields)
+            packed = self._fields = fields, encode(fields)
         body = packed[1]
         told = run, number, len(body), seq, _NUMBER_OF[op], _NUMBER_OF[state], when
         entry = _HEAD.pack(*told) + body
@@ -53,25 +55,18 @@ class BlackBox:
             self._memory[at : at + len(entry)] = entry
 
 
-def read(
-    path: Path, run: int, after: int, unpack: Callable[[bytes], Any] = marshal.loads
-) -> list[tuple[Any, ...]]:
-    """The rows of a run beyond the first ``after``, as far as the box still has them.
-
-    ``unpack`` undoes the ``pack`` of its :class:`BlackBox`; marshal is for one's own ranks only.
-    """
-    return rows_in(path.read_bytes(), run, after, unpack)
+def read(path: Path, run: int, after: int) -> list[tuple[Any, ...]]:
+    """The rows of a run beyond the first ``after``, as far as the box still has them."""
+    return rows_in(path.read_bytes(), run, after)
 
 
-def rows_in(
-    memory: bytes, run: int, after: int, unpack: Callable[[bytes], Any] = marshal.loads
-) -> list[tuple[Any, ...]]:
+def rows_in(memory: bytes, run: int, after: int) -> list[tuple[Any, ...]]:
     """The same of a box whose content was read already."""
     found = []
     for at in range(0, len(memory), SIZE):
         which, number, size, seq, op, state, when = _HEAD.unpack_from(memory, at)
         if which == run and number > after:
             begin = at + _HEAD.size
-            fields = unpack(memory[begin : begin + size])
+            fields = decode(memory[begin : begin + size])
             found.append((number, (seq, _OPS[op], _STATES[state], when, fields, None)))
     return [row for _, row in sorted(found)]

@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 
 from distkit.errors import TraceFileError
-from distkit.events import Op, State
 from distkit.recording import blackbox
-from distkit.recording.recorder import Row
+from distkit.recording.plain import Numbered, Row, decode, encode
 
 #: How the file of a rank is called and how it begins; the number is the format's version.
 SUFFIX, MAGIC = ".rank", b"distkit-rank 1\n"
@@ -33,29 +32,9 @@ SUFFIX, MAGIC = ".rank", b"distkit-rank 1\n"
 MOST_ROWS = 1_000_000
 
 _HEAD = struct.Struct("<II")  # the bytes of a chunk, and their checksum
-_OPS, _STATES = {op.value: op for op in Op}, {state.value: state for state in State}
-
-#: Packs plain values; of what is none, its text.
-encode = msgspec.msgpack.Encoder(enc_hook=str).encode
-
-
-def decode(packed: Any) -> Any:
-    """Unpack plain values, with tuples for lists."""
-    return _tuples(msgspec.msgpack.decode(packed))
-
-
 #: A chunk but the first: ``("note", name, value)`` or ``("rows", new fields, rows)``.
 _chunk = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, msgspec.Raw]).decode
-_Values = tuple[tuple[float, ...], float, float, float, int, bool]
-_rows = msgspec.msgpack.Decoder(list[tuple[int, str, str, float, int, _Values | None]]).decode
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_tuples, value))
-    if isinstance(value, dict):
-        return {name: _tuples(one) for name, one in value.items()}
-    return value
+_rows = msgspec.msgpack.Decoder(list[Numbered]).decode
 
 
 def clock() -> str:
@@ -282,10 +261,7 @@ def _record(path: Path, about: Any, chunks: Iterable[tuple[str, Any, Any]]) -> R
             record.notes.setdefault(decode(one), []).append(decode(other))
         else:
             fields += decode(one)
-            record.rows += (
-                (seq, _OPS[op], _STATES[state], at, fields[number], values)
-                for seq, op, state, at, number, values in _rows(other)
-            )
+            record.rows += ((*row[:4], fields[row[4]], row[5]) for row in _rows(other))
     return record
 
 
@@ -303,6 +279,6 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 def _add_latest(record: Record, box: bytes) -> None:
     """Add the events that had not been written when its black box was read."""
     try:
-        record.rows += blackbox.rows_in(box, 1, len(record.rows), decode)
-    except (ValueError, IndexError, struct.error):  # the end came as one was written
+        record.rows += blackbox.rows_in(box, 1, len(record.rows))
+    except blackbox.DAMAGED:
         record.notes.setdefault("unseen", []).append({"a damaged black box": 1})

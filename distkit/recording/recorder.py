@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import pickle
 import sys
 import threading
 import time
@@ -16,23 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distkit.errors import OWN
-from distkit.events import (
-    LINES,
-    NO_ATTRIBUTES,
-    STACK,
-    WORLD,
-    Attributes,
-    Event,
-    Op,
-    State,
-    Summary,
-)
+from distkit.events import LINES, NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, Summary
+from distkit.recording.plain import Row, encode_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,9 +56,6 @@ PATIENCE = 0.1
 #: An event waits this long for values that are on their way from a GPU [s], then goes without.
 HELD = 0.1
 
-#: An event on its way: number, operation, state and time; a tuple of the fields that the events of
-#: an operation share, from peer to match; and the summary as a plain tuple.
-Row = tuple[Any, ...]
 Facts = dict[str, Any] | tuple[tuple[str, Any], ...]
 
 
@@ -624,9 +609,6 @@ def waits_for_a_thread(frame: FrameType) -> bool:
     return limit is None or limit < 0
 
 
-_pickled = partial(pickle.dumps, protocol=5)
-
-
 class Flusher:
     """A thread that hands on what the recorder collected, every ``period`` seconds.
 
@@ -643,7 +625,7 @@ class Flusher:
         emit: Callable[[str, Any], None],
         *,
         period: float = 0.05,
-        pack: Callable[[list[Row]], Any] = _pickled,
+        pack: Callable[[list[Row]], Any] = encode_rows,
     ) -> None:
         self._recorder, self._emit, self._period, self._pack = recorder, emit, period, pack
         self._over, self._flushing = False, threading.Lock()

@@ -19,7 +19,8 @@ from distkit.errors import DeadlockError, RankError, RunError, StepError
 from distkit.events import WORLD, Op, State
 from distkit.recording import merge, rankfile
 from distkit.recording.blackbox import BlackBox
-from distkit.recording.rankfile import RankFile, encode
+from distkit.recording.plain import encode
+from distkit.recording.rankfile import RankFile
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
 
@@ -101,7 +102,7 @@ def test_a_file_is_readable_wherever_it_was_cut(tmp_path: Path) -> None:
 
 def test_the_black_box_has_what_was_not_written_yet(tmp_path: Path) -> None:
     path = write(tmp_path, about(0), [(Op.BARRIER, 11.0, 12.0)])
-    box = BlackBox(path.with_suffix(".box"), encode)
+    box = BlackBox(path.with_suffix(".box"))
     later = [*rows((Op.BARRIER, 11.0, 12.0), (Op.SEND, 13.0, 14.0, 1))]
     for number, row in enumerate(later, 1):
         box.note(1, number, row)
@@ -115,7 +116,7 @@ def test_a_rank_may_end_while_its_files_are_read(
 ) -> None:
     file = RankFile(tmp_path / "0.rank", about(0))
     box, fault = (file.path.with_suffix(end) for end in (".box", ".fault"))
-    latest, black_box = [*rows((Op.BARRIER, 11.0, 12.0))], BlackBox(box, encode)
+    latest, black_box = [*rows((Op.BARRIER, 11.0, 12.0))], BlackBox(box)
     for number, row in enumerate(latest, 1):
         black_box.note(1, number, row)
     fault.touch()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pickle import dumps, loads
 from typing import Any
 
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
@@ -80,7 +81,8 @@ class Passage:
 
 def serve(lifeline: Channel, folder: str) -> None:
     """Be the process that keeps the tunnels: start the agents, and lead every kernel to them."""
-    (wish, environ, cwd), listener = lifeline.recv_fd()
+    told, listener = lifeline.recv_fd()
+    wish, environ, cwd = loads(told)
     os.environ.clear()
     os.environ.update(environ)
     with suppress(OSError):
@@ -130,7 +132,7 @@ class Through:
         lines().add(self._channel, self._hear, lambda: self._lose("its tunnel's process ended", ""))
 
     def say(self, word: Any) -> None:
-        """Send a picklable message.
+        """Send a message of plain values.
 
         Raises:
             OSError: the tunnel is lost.
@@ -191,7 +193,7 @@ class KeptFleet:
         around, listener = surroundings(), None
         if isinstance(wish.interface, socket.socket):
             listener, wish = wish.interface.fileno(), replace(wish, interface="")
-        self.child.channel.send((wish, around["environ"], around["cwd"]), listener)
+        self.child.channel.send(dumps((wish, around["environ"], around["cwd"])), listener)
 
     def gather(self) -> list[Place]:
         """The machines, when all are there.

@@ -1,7 +1,8 @@
 """A private line between two processes of one user: framed messages over a socket pair.
 
 Both ends are made by :func:`socket.socketpair` and handed over by inheritance or by passing
-file descriptors, so nobody else can connect: what arrives was sent by the other end.
+file descriptors, so nobody else can connect: what arrives was sent by the other end. Messages are
+plain values, and receiving one executes nothing: the other end may run a program of anybody's.
 When the other end dies, :meth:`Channel.recv` raises EOFError at once: a channel is also a lifeline.
 
 One thread, the :class:`ChannelListener`, hears what the processes of all clusters say.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import selectors
 import socket
 import struct
@@ -21,6 +21,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+import msgspec
+
+from distkit.recording.plain import decode, encode
 
 _HEAD = struct.Struct("!Q")
 
@@ -46,12 +50,12 @@ class Channel:
         return self._sock.fileno()
 
     def send(self, message: Any, fd: int | None = None) -> None:
-        """Send one picklable message, and perhaps a file descriptor with it.
+        """Send one message of plain values, and perhaps a file descriptor with it.
 
         Raises:
             OSError: the other end is gone.
         """
-        body = pickle.dumps(message, protocol=5)
+        body = encode(message)
         head, sock = _HEAD.pack(len(body)), self._sock
         with self._lock:
             if fd is None:
@@ -61,10 +65,10 @@ class Channel:
             sock.sendall(body)
 
     def recv(self) -> Any:
-        """Wait for one message.
+        """Wait for one message; tuples stand for its lists.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end is gone, or sends what is no message.
         """
         return self.recv_fd()[0]
 
@@ -78,7 +82,10 @@ class Channel:
         if not head:
             raise EOFError("the other end of the channel is closed")
         head += _read(sock, _HEAD.size - len(head))
-        message = pickle.loads(_read(sock, _HEAD.unpack(head)[0]))
+        try:
+            message = decode(_read(sock, _HEAD.unpack(head)[0]))
+        except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+            raise EOFError(f"the other end of the channel sends no message: {error}") from error
         return message, fds[0] if fds else None
 
     def broken(self) -> bool:

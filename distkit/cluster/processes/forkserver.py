@@ -8,6 +8,7 @@ See :mod:`distkit.cluster.processes.zygote` for the other side.
 from __future__ import annotations
 
 import os
+import pickle
 import platform
 import queue
 import shutil
@@ -160,7 +161,13 @@ class ForkServer:
 
     def ask_for(self, run: str, each: list[dict[str, Any]]) -> list[Channel]:
         """Have several forked, without waiting: their lifelines, for :meth:`adopt_all`."""
-        return self._lines([{"do": "fork", "run": run, **arguments} for arguments in each])
+        return self._lines(
+            [
+                {"do": "fork", "run": run, "log": one.pop("log"), "folder": one["folder"]}
+                | {"arguments": pickle.dumps(one)}
+                for one in map(dict[str, Any], each)
+            ]
+        )
 
     def take_up(self, pids: dict[Any, int]) -> dict[Any, Child]:
         """Children that were kept, by who they are: those that are still there; others end."""

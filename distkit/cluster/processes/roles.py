@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import secrets
 import signal
 import sys
@@ -134,7 +135,7 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     from distkit.cluster.rank.rank import Rank
 
     settings.ends_with_its_run()
-    payload, options = lifeline.recv()
+    payload, options = pickle.loads(lifeline.recv())
     rank = Rank(spec, lifeline)
     rank.start()
     sys.path[:] = spec.path  # from here on imports are the user's

@@ -19,6 +19,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -144,14 +145,17 @@ class Zygote:
             if self.door is None:
                 raise
 
-    def do_fork(self, fd: int, run: str, **arguments: Any) -> None:
-        """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments."""
-        folder = arguments["folder"]
+    def do_fork(self, fd: int, run: str, folder: str, log: str, arguments: bytes) -> None:
+        """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments.
+
+        The arguments are pickled, as they come from the kernel.
+        """
         if folder in self.doomed:  # its cluster ends meanwhile: the lifeline breaks at once
             os.close(fd)
             return
         if folder not in self.folders:
             self.folders[folder] = folders.hold(folder)
+        told = pickle.loads(arguments)  # here: what it imports is every child's
         gc.collect()
         gc.freeze()  # the collector would touch, and so copy, every shared page
         ours, theirs = Channel.pair() if self.keep else (None, None)
@@ -164,13 +168,13 @@ class Zygote:
         if pid == 0:
             if ours is not None:
                 ours.close_here()
-            self._child(fd, theirs, run, arguments)
+            self._child(fd, theirs, run, folder, log, told)
         os.close(fd)
         if ours is not None and theirs is not None:
             theirs.close()
             self.spares[pid] = ours
-        self.children[pid] = arguments["folder"]
-        self.logs[pid] = f"{arguments['folder']}/{arguments['log']}"
+        self.children[pid] = folder
+        self.logs[pid] = f"{folder}/{log}"
 
     def do_kill(self, fd: int | None, pids: list[int]) -> None:
         """End children and all that they started. Only our own, not yet reaped: pids get reused."""
@@ -197,7 +201,13 @@ class Zygote:
                 os.close(held)
 
     def _child(
-        self, fd: int, spare: socket.socket | None, run: str, arguments: dict[str, Any]
+        self,
+        fd: int,
+        spare: socket.socket | None,
+        run: str,
+        folder: str,
+        log: str,
+        arguments: dict[str, Any],
     ) -> None:
         """The forked process: never returns."""
         status = 1
@@ -205,10 +215,10 @@ class Zygote:
             os.setsid()  # a group of its own, so that whatever it starts can be ended with it
             die_with_parent()
             adopt_orphans()
-            self._close_all(but=arguments["folder"])
+            self._close_all(but=folder)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _redirect(f"{arguments['folder']}/{arguments.pop('log')}")
+            _redirect(f"{folder}/{log}")
             faulthandler.enable()  # a crash writes its Python lines into that file
             line = socket.socket(fileno=fd)
             lifeline = Channel(line) if spare is None else Renewable(line, spare)

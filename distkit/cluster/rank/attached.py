@@ -11,7 +11,6 @@ import atexit
 import builtins
 import faulthandler
 import os
-import pickle
 import runpy
 import signal
 import socket
@@ -37,8 +36,9 @@ from distkit.events import STACK, WORLD
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.launched import Launched, recognise
-from distkit.recording.rankfile import SUFFIX, RankFile, clock, encode, pid_namespace
-from distkit.recording.recorder import Flusher, Recorder, Row, is_users
+from distkit.recording.plain import Row, encode_rows
+from distkit.recording.rankfile import SUFFIX, RankFile, clock
+from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import Witness, look_after_backward, told
 
@@ -112,7 +112,7 @@ class Attached:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._beside = [folder / f"{name}.box", folder / f"{name}.fault"]
-            self._box = BlackBox(self._beside[0], encode)
+            self._box = BlackBox(self._beside[0])
             self._fault = self._beside[1].open("wb")
             self._recorder = Recorder(place.rank, keep=partial(self._box.note, 1))
             self._after = ExitStack()
@@ -199,7 +199,7 @@ class Attached:
         else:
             self._waits = what
         if self._line is not None and self._line.heard:
-            self._line.emit(kind, what if kind == "waits" else (count, pickle.dumps(rows)))
+            self._line.emit(kind, what if kind == "waits" else (count, encode_rows(rows)))
 
     def _add_sources(self, rows: list[Row]) -> None:
         """Add the text of each file whose lines are seen for the first time."""

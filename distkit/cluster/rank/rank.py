@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -37,6 +36,7 @@ from distkit.cluster.runs.outcome import SIGINT, Failure, Outcome, describe, out
 from distkit.events import P2P, WORLD
 from distkit.recording import blackbox, recorder
 from distkit.recording.blackbox import BlackBox
+from distkit.recording.plain import encode_rows
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped, OnRank
@@ -147,7 +147,7 @@ class Rank:
             outcome = self._perform(payload, options, emit)
         if self._cut == options["run"]:  # what was told before, that starter had
             rows = blackbox.read(self._box_file, options["run"], 0)
-            emit("box", (len(rows), pickle.dumps(rows)))
+            emit("box", (len(rows), encode_rows(rows)))
         emit("outcome", outcome)
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:

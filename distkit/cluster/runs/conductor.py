@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
-from pickle import dumps
 from typing import Any
+
+import msgspec
 
 from distkit.cluster.notebook import place
 from distkit.cluster.plan import Plan
@@ -30,6 +31,7 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.errors import DistkitError, RunError
 from distkit.events import Event
 from distkit.recording import blackbox
+from distkit.recording.plain import encode_rows
 from distkit.trace.trace import Trace
 
 #: When one rank fails, the others get this long to fail or finish by themselves [s] …
@@ -286,7 +288,7 @@ class Conductor:
                 self.live.forget("stopped", rank)
                 self._begin_life(rank, how, time.monotonic())
             case "outcome":
-                self.add_outcome(what)
+                self.add_outcome(msgspec.convert(what, Outcome))
             case "begun" | "failing" | "waits":
                 self._hear_state(rank, kind, what)
             case "on_crash":
@@ -302,7 +304,7 @@ class Conductor:
             if kind == "begun":
                 self._begun.add(rank)
             elif kind == "failing":
-                self._failing[rank] = what
+                self._failing[rank] = msgspec.convert(what, Failure)
             else:
                 self.watchdog.hear(rank, *what)
             self.changed.notify_all()
@@ -310,7 +312,8 @@ class Conductor:
     def _hear_fact(self, rank: int, kind: str, what: Any) -> None:
         """A fact for the trace, from a rank or a server."""
         if kind == "group":
-            self.live.meta["groups"].update([what])
+            name, members = what
+            self.live.meta["groups"][name] = [*members]
         elif kind == "raising":
             seq, text, where = what
             self.live.note(kind, rank, {"seq": seq, "text": text, "where": place(where)})
@@ -383,10 +386,11 @@ class Conductor:
 
     def _read_last_words(self, rank: int, folder: str) -> str:
         """Add the events in a rank's black box; returns the end of its log."""
-        with suppress(OSError):
+        with suppress(OSError, *blackbox.DAMAGED):
             box = Path(folder, f"rank-{rank}.box")
             last = blackbox.read(box, self.number, self.live.rows[rank])
-            self.live.add(rank, len(last), dumps(last))
+            self.live.add(rank, len(last), encode_rows(last))
+        with suppress(OSError):
             return Path(folder, f"rank-{rank}.log").read_text(errors="replace")[-20_000:]
         return ""
 

@@ -7,11 +7,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pickle import dumps, loads
 from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import place, sources
 from distkit.events import WORLD, Event, Op, State
+from distkit.recording.plain import decode_rows, encode_rows
 from distkit.recording.recorder import to_event
 from distkit.trace.hosts import hosts_of
 from distkit.trace.operations import APART, spans
@@ -108,7 +108,7 @@ class LiveTrace:
             )
             for s in pending
         ]
-        self.add(rank, len(rows), dumps(rows), here=True)
+        self.add(rank, len(rows), encode_rows(rows), here=True)
 
     def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
         """Show when a rank's place was vacant, and why."""
@@ -117,7 +117,7 @@ class LiveTrace:
             (-1, Op.MARK, state, at, fields, None)
             for state, at in ((State.STARTED, began), (State.COMPLETED, ended))
         ]
-        self.add(rank, len(rows), dumps(rows), here=True)
+        self.add(rank, len(rows), encode_rows(rows), here=True)
 
     def so_far(self, **facts: Any) -> Trace:
         """The trace of what has arrived; ``facts`` for its ``meta``, which its own override."""
@@ -184,7 +184,7 @@ class LiveTrace:
         packed = list(self._packed)
         new = []
         for rank, first, bundle, offset in packed:
-            rows = loads(bundle)
+            rows = decode_rows(bundle)
             clock = self._reader(rank, offset, rows) if offset and rows else self.clock
             new += [
                 to_event(rank, row if not first else (row[0] + first, *row[1:]), place, clock)

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from pickle import dumps
 from typing import Any
 
 from distkit.cluster.processes.channel import Channel, lines
@@ -20,6 +19,7 @@ from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Frame, Outcome
 from distkit.errors import RunError
 from distkit.recording import merge, rankfile
+from distkit.recording.plain import encode_rows
 from distkit.recording.rankfile import Record
 
 #: A rank that does not answer for so long is held by another notebook, or stopped [s].
@@ -58,7 +58,7 @@ class OthersRun(Conductor):
         self.add_outcome(outcome(rank, merge.end_of(record), ended=rank in self._killed))
 
     def _add(self, rank: int, rows: list[Any]) -> None:
-        self.hear(rank, "rows", (len(rows), dumps(rows)))
+        self.hear(rank, "rows", (len(rows), encode_rows(rows)))
 
     def _release(self, controller: RankController) -> None:
         self._until(lambda: self._interrupted or not self.waiting)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from pickle import dumps
 from typing import Any
 
 from distkit.cluster import limits
@@ -123,7 +124,7 @@ class _Gang(RankController):
             child.hear(partial(self._hear, run, r))
             child.on_exit(partial(run.add_death, r, folder=self.folder))
             child.on_stop = partial(run.hear, r, "stopped")
-            child.channel.send((payload, {**options, "run": run.number, "generation": 0}))
+            child.channel.send(dumps((payload, {**options, "run": run.number, "generation": 0})))
         threading.Thread(target=run.conduct, args=(self,), daemon=True).start()
 
     def _hear(self, run: Conductor, rank: int, message: tuple[int, str, Any]) -> None:

@@ -1,0 +1,88 @@
+"""Plain values as msgpack: to decode them executes nothing, whoever has written them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from distkit.events import Op, State
+
+#: An event on its way: number, operation, state and time; a tuple of the fields that the events of
+#: an operation share, from peer to match; and the summary as a plain tuple.
+Row = tuple[Any, ...]
+
+#: A tensor's summary.
+Values = tuple[tuple[float, ...], float, float, float, int, bool]
+#: The fields that the events of an operation share, from peer to match.
+_Fields = tuple[int | None, str, int, tuple[int, ...], str, int | None, str, Any, str | None]
+#: An event with the number of its fields in their place.
+Numbered = tuple[int, Op, State, float, int, Values | None]
+
+_pack = msgspec.msgpack.Encoder(enc_hook=str).encode
+_rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[Numbered]]).decode
+
+
+def encode(value: Any) -> bytes:
+    """Numbers, text, bytes, None, dataclasses, and lists, tuples and dicts of them.
+
+    Of anything else its text is packed, and so it is of an integer of more than 64 bits.
+    """
+    try:
+        return _pack(value)
+    except (UnicodeEncodeError, OverflowError):
+        return _pack(_fitting(value))
+
+
+def _fitting(value: Any) -> Any:
+    """The same without half surrogates, such as a file's name may have, and long integers."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return str(value)
+        case list() | tuple():
+            return [*map(_fitting, value)]
+        case dict():
+            return {_fitting(key): _fitting(one) for key, one in value.items()}
+    return value
+
+
+def decode(packed: Any) -> Any:
+    """What was encoded, with tuples for lists.
+
+    Raises:
+        msgspec.DecodeError: it is no msgpack.
+    """
+    return _tuples(msgspec.msgpack.decode(packed))
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_tuples, value))
+    if isinstance(value, dict):
+        return {name: _tuples(one) for name, one in value.items()}
+    return value
+
+
+def encode_rows(rows: list[Row]) -> bytes:
+    """Pack events; fields that several of them share are packed once."""
+    numbers, fields, packed = dict[int, int](), list[Any](), []
+    for *begin, shared, values in rows:
+        number = numbers.get(id(shared))
+        if number is None:
+            number = numbers[id(shared)] = len(fields)
+            fields.append(shared)
+        packed.append((*begin, number, values))
+    return encode((fields, packed))
+
+
+def decode_rows(packed: bytes) -> list[Row]:
+    """Unpack events.
+
+    Raises:
+        msgspec.DecodeError, IndexError: there are none in it.
+    """
+    fields, rows = _rows(packed)
+    known = [(*begin, _tuples(facts), match) for *begin, facts, match in fields]
+    return [(*row[:4], known[row[4]], row[5]) for row in rows]
