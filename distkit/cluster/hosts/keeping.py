@@ -103,7 +103,7 @@ def serve(lifeline: Channel, folder: str) -> None:
                 passage: Any = place.server
                 ours, theirs = Channel.pair()
                 with theirs:
-                    lifeline.send(("machine", (passage.facts, place.ranks)), theirs.fileno())
+                    lifeline.send(("machine", (passage.facts, [*place.ranks])), theirs.fileno())
                 passage.lead(ours)
             lifeline.send(("all", None))
     except StartError as error:
