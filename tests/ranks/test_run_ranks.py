@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -429,3 +432,30 @@ def test_ranks_are_killed_when_their_time_is_over() -> None:
     with pytest.raises(dk.RunInterrupted, match="it did not end within 1 s"):
         dk.run_ranks(endless, 2, within=1)
     assert dk.run_ranks(dist.get_rank, 2, within=100).results == [0, 1]
+
+
+def test_raw_results_are_the_bytes_that_the_function_returned() -> None:
+    run = dk.run_ranks(lambda: f"rank {dist.get_rank()}".encode(), 2, raw=True)
+    assert run.results == [b"rank 0", b"rank 1"]
+    with pytest.raises(dk.RankError, match="bytes-like object is required, not 'int'"):
+        dk.run_ranks(dist.get_rank, 2, raw=True)
+
+
+def test_a_pickle_that_a_rank_sends_is_not_read(tmp_path: Path) -> None:
+    mark = tmp_path / "read"
+
+    def program() -> bytes:
+        class Note:
+            def __reduce__(self) -> Any:
+                return os.system, (f"touch {mark}",)
+
+        evil = pickle.dumps(Note())
+        here = sys.modules["distkit.cluster.rank.rank"]
+        here._dump_result = lambda value: evil
+        for kind in ("rows", "waits", "group", "figure"):
+            here.Rank.here.outbox.emit(1, kind, (1, evil))
+        return evil
+
+    with pytest.raises(msgspec.MsgspecError):
+        dk.run_ranks(program, 1, raw=True)
+    assert not mark.exists()

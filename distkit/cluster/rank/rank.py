@@ -179,7 +179,9 @@ class Rank:
                         sys.modules[FIGURES].show()
                 except Dropped as asked:
                     value, outcome.remark = None, str(asked)
-                outcome.result, outcome.result_type = _dump_result(value), type(value).__name__
+                outcome.result_type = type(value).__name__
+                raw = options.get("raw", False)
+                outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
             outcome.error = self._tell(error, emit)
             outcome.gpu_ruined = gpu.is_ruined(error)

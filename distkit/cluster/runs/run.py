@@ -30,8 +30,8 @@ class Run:
     In a notebook it displays as the timeline of its messages.
     """
 
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
+    def __init__(self, conductor: Conductor, *, raw: bool = False) -> None:
+        self._conductor, self._raw = conductor, raw
         self.name, self.number, self.ranks = conductor.name, conductor.number, conductor.ranks
         self._results: list[Any] | None = None
         self._unreadable: RunError | None = None
@@ -176,8 +176,8 @@ class Run:
         return self._results
 
     def _read(self, outcome: Outcome) -> Any:
-        if outcome.result is None:
-            return None
+        if outcome.result is None or self._raw:
+            return outcome.result
         try:
             return loads(outcome.result)
         except KeyboardInterrupt:

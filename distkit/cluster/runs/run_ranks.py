@@ -28,6 +28,7 @@ def run_ranks(
     wait_forever: bool = False,
     seed: int | None = None,
     within: float | None = None,
+    raw: bool = False,
     **kwargs: Any,
 ) -> Run:
     """Run a function on ``n`` new ranks, forked from a running process, and wait for it.
@@ -44,6 +45,8 @@ def run_ranks(
         wait_forever: do not release ranks that wait for each other forever.
         seed: of the ranks' random numbers, as of :meth:`Cluster.run`.
         within: kill the ranks after so many seconds, whatever they do.
+        raw: ``fn`` returns bytes, which ``results`` has as they are. Then nothing that the ranks
+            send is unpickled, and a function that is not trusted runs nothing here.
 
     Raises:
         DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
@@ -74,9 +77,11 @@ def run_ranks(
             expected_exits=made.kill if made is not None else (),
             afterwards="",
         )
-        gang.submit(conductor, payload, {"record": record, "trouble": made, "seed": seed})
+        gang.submit(
+            conductor, payload, {"record": record, "trouble": made, "seed": seed, "raw": raw}
+        )
         with _ended(within, gang, conductor):
-            return Run(conductor).wait()
+            return Run(conductor, raw=raw).wait()
     finally:
         gang.close()
 
