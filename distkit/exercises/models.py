@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import astuple
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from distkit.algorithms.rounds import Round, held
-from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, attempt
-from distkit.exercises.trials import Apart, Calls, same
-from distkit_simulation.network import Link
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit.exercises.trials import Calls, returns, same
+from distkit.simulation.network import Link
 
 # -- 02: the ring ------------------------------------------------------------------------------
 
@@ -72,10 +73,17 @@ def scatter_reduce(n: int) -> Iterator[Round]:
     yield Round(src, dst, chunk=src, reduce=False)
 
 
+def _rounds(mine: Answer, n: int) -> list[list[Any]]:
+    """The fields of the rounds that an answer yields."""
+    return [[*map(np.ndarray.tolist, map(np.asarray, astuple(r)))] for r in mine(n) or ()]
+
+
 def judge_schedule(mine: Answer) -> Iterator[Criterion]:
     """Whose contributions are in each chunk of each rank in the end?"""
-    for n in range(2, 7):
-        rounds = attempt(lambda n: list(mine(n) or ()), f"n={n}", n)
+    sizes = range(2, 7)
+    told = returns(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
+    for n, fields in zip(sizes, told, strict=True):
+        rounds = [Round(*map(np.array, arrays)) for arrays in fields]
         if len(rounds) < 2:  # the first one is given
             raise NotAttempted
         try:
@@ -218,8 +226,8 @@ def _why_fit(
 _LINKS = (Link(1.0, 0.001), Link(5e-6, 8e-11))
 
 
-def _calls(page: Answer, why: Any, cases: Any) -> Apart:
-    return Apart(Calls(page, [*cases], why))
+def _calls(page: Answer, why: Any, cases: Any) -> Calls:
+    return Calls(page, [*cases], why)
 
 
 TASKS: list[Task] = [
@@ -316,7 +324,7 @@ TASKS: list[Task] = [
             "In the first round chunk is dst. Which one does rank src send in the second?",
             "In the second round nothing is added: reduce=False.",
         ),
-        Apart(judge_schedule),
+        judge_schedule,
         (
             (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the numbers of rank 1"),
             (adds_again, "times: they count once"),

@@ -8,8 +8,8 @@ from typing import Any
 
 from distkit.algorithms.schedules import ring
 from distkit.exercises import pages
-from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, attempt
-from distkit.exercises.trials import Apart
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit.exercises.trials import returns
 
 #: The bytes of a tensor, in chunks of a thousand for each rank.
 CHUNK = 1000
@@ -35,19 +35,22 @@ def sent_between(hosts: list[str]) -> int:
 
 def judge_bytes(mine: Answer) -> Iterator[Criterion]:
     """Compare the answer with the messages of the schedule, for every order of ranks."""
-    count = 0
-    for hosts in placements():
-        nbytes, right = CHUNK * len(hosts), sent_between(hosts)
-        case = f"hosts={hosts}, nbytes={nbytes}"
-        said = attempt(mine, case, list(hosts), nbytes)
-        if said is None and not count:
+    cases = [(hosts, CHUNK * len(hosts)) for hosts in (TELLING, *placements())]
+    told = returns(mine, cases, _case)
+    telling = next(told)
+    for at, ((hosts, nbytes), said) in enumerate(zip(cases[1:], told, strict=True)):
+        if said is None and not at:
             raise NotAttempted
-        if not _equal(said, right):
+        if not _equal(said, right := sent_between(hosts)):
+            why = _why(hosts, said, telling)
             raise Mistake(
-                f"{case}: it returns {said!r} where {right} is right{_why(mine, hosts, said)}"
+                f"{_case(hosts, nbytes)}: it returns {said!r} where {right} is right{why}"
             )
-        count += 1
-    yield Criterion("values", f"as the messages of the ring in {count:,} orders of ranks")
+    yield Criterion("values", f"as the messages of the ring in {len(cases) - 1:,} orders of ranks")
+
+
+def _case(hosts: list[str], nbytes: int) -> str:
+    return f"hosts={hosts}, nbytes={nbytes}"
 
 
 def open_ended(hosts: list[str], nbytes: int) -> float:
@@ -58,10 +61,11 @@ def open_ended(hosts: list[str], nbytes: int) -> float:
 
 def judge_order(mine: Answer) -> Iterator[Criterion]:
     """Count the neighbours that are apart."""
-    for count, hosts in enumerate(placements()):
+    every = [*placements()]
+    told = returns(mine, [(hosts,) for hosts in every], "hosts={}".format)
+    for at, (hosts, said) in enumerate(zip(every, told, strict=True)):
         case = f"hosts={hosts}"
-        said = attempt(mine, case, list(hosts))
-        if said is None and not count:
+        if said is None and not at:
             raise NotAttempted
         if not isinstance(said, list | tuple) or sorted(map(str, said)) != [
             str(r) for r in range(len(hosts))
@@ -75,19 +79,18 @@ def judge_order(mine: Answer) -> Iterator[Criterion]:
             raise Mistake(
                 f"{case}: in {said} {apart} pairs of neighbours are apart; {least} suffice"
             )
-    yield Criterion("values", f"the best in {count + 1:,} placements")
+    yield Criterion("values", f"the best in {len(every):,} placements")
 
 
 def _equal(said: Any, right: float) -> bool:
     return isinstance(said, int | float) and abs(said - right) < 0.5
 
 
-def _why(mine: Answer, hosts: list[str], said: Any) -> str:
+def _why(hosts: list[str], said: Any, telling: Any) -> str:
     """The usual reason for an answer; of two that fit it, the one that fits a second answer."""
     reasons = _usual(hosts, said)
     if len(reasons) > 1:
-        case = f"hosts={TELLING}, nbytes={CHUNK * len(TELLING)}"
-        again = _usual(TELLING, attempt(mine, case, list(TELLING), CHUNK * len(TELLING)))
+        again = _usual(TELLING, telling)
         reasons = [why for why in reasons if why in again] or reasons
     return f". Remember: {', or '.join(reasons)}" if reasons else ""
 
@@ -117,7 +120,7 @@ TASKS = [
             "For which ranks is the right neighbour, (rank + 1) % n, on another machine?",
             "Each of them sends 2(n-1) messages of nbytes/n.",
         ),
-        Apart(judge_bytes),
+        judge_bytes,
         (
             (
                 lambda hosts, nbytes: pages.bytes_between(hosts, nbytes) / 2,
@@ -139,7 +142,7 @@ TASKS = [
             "As few as there are machines, if there are two or more: put the ranks of a machine "
             "beside each other. sorted has a key.",
         ),
-        Apart(judge_order),
+        judge_order,
         (
             (lambda hosts: list(range(len(hosts))), "4 pairs of neighbours are apart; 2 suffice"),
             (lambda hosts: sorted(hosts), "return each rank once, from 0 to 1"),

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from distkit.consistency import Asynchronous, Synchronous
-from distkit.exercises import pages
+from distkit.exercises import pages, values
 from distkit.exercises.pages import Server
-from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, attempt, raised
-from distkit.exercises.trials import Apart, Calls
+from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task, raised
+from distkit.exercises.trials import Calls, returns
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 
@@ -83,12 +83,6 @@ class Real:
         self.server.handle(Init(0, 0, 1, "w", size, "float32", torch.zeros(size)))
         self.sync, self.workers, self._asked = sync, workers, 0
 
-    def gradient(self, worker: int, number: int) -> Tensor:
-        """1 at its own place."""
-        x = torch.zeros(self.workers * ROUNDS)
-        x[worker * ROUNDS + number] = 1
-        return x
-
     def take(self, pull: bool, worker: int, number: int, again: bool) -> Step:
         """A message, and what comes of it."""
         self._asked += 1
@@ -96,13 +90,20 @@ class Real:
         if pull:
             answers = self.server.handle(Pull(0, worker, 1000 + self._asked, "w"))
         else:
-            x = self.gradient(worker, number)
+            x = gradient(self.workers, worker, number)
             answers = self.server.handle(
                 Push(0, worker, number, "w", tuple(x.shape), entry.version, x)
             )
         pulls = frozenset(a.node for a in answers if getattr(a, "value", None) is not None)
         missing = tuple(w for w in range(self.workers) if self.sync and w not in entry.arrived)
         return Step(pull, worker, number, again, entry.value, entry.version, pulls, missing)
+
+
+def gradient(workers: int, worker: int, number: int) -> Tensor:
+    """A push of one of several workers: 1 at its own place."""
+    x = torch.zeros(workers * ROUNDS)
+    x[worker * ROUNDS + number] = 1
+    return x
 
 
 def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
@@ -138,68 +139,118 @@ def game(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
         yield step
 
 
+@dataclass(frozen=True)
+class Handled:
+    """A push, as a handler has handled it.
+
+    Args:
+        sync: of the server, as all that follow; what it is without an explanation in
+            :class:`distkit.exercises.pages.Server`.
+        workers: see ``sync``.
+        said: what the handler returned.
+        before: ``waiting`` before the push.
+        value: afterwards.
+        updates: afterwards.
+        waiting: afterwards.
+        touched: whether it keeps anything.
+    """
+
+    sync: bool
+    workers: int
+    said: Any
+    before: list[int]
+    value: Any
+    updates: Any
+    waiting: Any
+    touched: bool
+
+    @property
+    def idle(self) -> bool:
+        """True if the handler has done nothing."""
+        return not (self.said is not None or self.updates or self.touched)
+
+
 def judge(mine: Answer) -> Iterator[Criterion]:
     """Play games of every kind, until one goes wrong."""
-    if _idle(mine):
-        raise NotAttempted
     rng = Random(0)
-    for words, sync, again in KINDS:
-        for n in range(GAMES):
-            workers = 2 + n % 3
-            if wrong := play(mine, sync, workers, list(game(sync, again, workers, rng))):
-                raise Mistake(wrong)
-        yield Criterion("values", words)
-    yield Criterion("values", f"as the real server in {GAMES * len(KINDS)} random orders")
+    games = [
+        (sync, 2 + n % 3, [*game(sync, again, 2 + n % 3, rng)])
+        for _, sync, again in KINDS
+        for n in range(GAMES)
+    ]
+    cases = [
+        (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
+        for sync, workers, steps in games
+    ]
+    told = returns(mine, cases, str, handled)
+    for at, ((sync, workers, steps), pushes) in enumerate(zip(games, told, strict=True)):
+        seen = [p if isinstance(p, str) else Handled(sync, workers, *p) for p in pushes]
+        if not at and all(isinstance(push, Handled) and push.idle for push in seen):
+            raise NotAttempted
+        if wrong := mistake(sync, workers, steps, seen):
+            raise Mistake(wrong)
+        if at % GAMES == GAMES - 1:
+            yield Criterion("values", KINDS[at // GAMES][0])
+    yield Criterion("values", f"as the real server in {len(games)} random orders")
 
 
-def _idle(mine: Answer) -> bool:
-    """True if it does nothing with a round of pushes."""
-    server, real = Server(True, 2, torch.zeros(2 * ROUNDS)), Real(True, 2)
-    before = repr(server)
+def handled(
+    mine: Answer, sync: bool, workers: int, messages: list[tuple[bool, int, int, bool]]
+) -> list[Any]:
+    """What a handler makes of each push, up to an exception, which is told in words.
+
+    The messages are whether it is a pull, else a push; of which worker; its number; and whether
+    the pull waits.
+    """
+    server, told = Server(sync, workers, torch.zeros(workers * ROUNDS)), list[Any]()
     try:
-        said = [mine(server, worker, 0, real.gradient(worker, 0)) for worker in range(2)]
-    except NotImplementedError:
-        return True
-    except Exception:
-        return False
-    return said == [None, None] and repr(server) == before
+        for pull, worker, number, waits in messages:
+            if pull:
+                server.waiting += [worker] * waits
+                continue
+            before = list(server.waiting)
+            said = mine(server, worker, number, gradient(workers, worker, number))
+            kept = bool(server.inbox or server.seen)
+            state = (said, before, server.value, server.updates, server.waiting, kept)
+            told.append(values.unpack(values.pack(state)))  # the handler may change them later
+    except NotImplementedError as error:
+        if not told:
+            raise
+        told.append(raised(error, mine))
+    except Exception as error:
+        told.append(raised(error, mine))
+    return told
 
 
-def play(mine: Answer, sync: bool, workers: int, steps: list[Step]) -> str:
-    """Let a handler take these messages; the first mistake in words, "" if there is none."""
-    server, real = Server(sync, workers, torch.zeros(workers * ROUNDS)), Real(sync, workers)
-    for i, step in enumerate(steps):
-        if step.pull:
-            server.waiting += [] if step.answered else [step.worker]
-            continue
-        waiting = list(server.waiting)
-        try:
-            said = mine(server, step.worker, step.number, real.gradient(step.worker, step.number))
-            wrong = _wrong(server, steps[: i + 1], said, waiting)
-        except Exception as error:
-            wrong = raised(error, mine)
-        if wrong:
-            return _told(server, steps[: i + 1], wrong)
+def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | str]) -> str:
+    """The first mistake of a handler in a game, in words; "" if there is none."""
+    left = iter(pushes)
+    for at, step in enumerate(steps):
+        if not step.pull:
+            push = next(left)
+            wrong = push if isinstance(push, str) else _wrong(push, steps[: at + 1])
+            if wrong:
+                return _told(sync, workers, steps[: at + 1], wrong)
     return ""
 
 
 # -- in words --------------------------------------------------------------------------
 
 
-def _told(server: Server, steps: list[Step], wrong: str) -> str:
+def _told(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     """The messages before a mistake, and the mistake."""
-    mode = "dist_sync" if server.sync else "dist_async"
+    mode = "dist_sync" if sync else "dist_async"
     more = ", the last messages" if len(steps) > TOLD else ""
     story = [f"  {step}" for step in steps[-TOLD:]]
-    return "\n".join([f"{mode} with {server.workers} workers{more}:", *story, wrong])
+    return "\n".join([f"{mode} with {workers} workers{more}:", *story, wrong])
 
 
-def _wrong(server: Server, steps: list[Step], said: Any, waiting: list[int]) -> str:
+def _wrong(push: Handled, steps: list[Step]) -> str:
     """The difference of a handler from the real server after the last push; "" if none."""
-    step = steps[-1]
-    if wrong := _applied(server, steps):
+    step, said, waiting = steps[-1], push.said, push.before
+    if wrong := _applied(push, steps):
         return wrong
-    if not isinstance(said, (list, tuple, set)):
+    if not isinstance(said, COLLECTIONS) or not all(isinstance(worker, int) for worker in said):
         return (
             f"it returns {said!r}: return the list of workers whose pulls are answered now, "
             "[] if there are none"
@@ -218,13 +269,13 @@ def _wrong(server: Server, steps: list[Step], said: Any, waiting: list[int]) -> 
     if late := sorted(step.answered - set(said)):
         return (
             f"the round is complete, and the pull of worker {late[0]} still waits: it would "
-            f"wait for ever. {_late(server)}"
+            f"wait for ever. {_late(push)}"
         )
-    return _left(server, step, waiting)
+    return _left(push, step)
 
 
-def _late(server: Server) -> str:
-    if server.waiting:
+def _late(push: Handled) -> str:
+    if push.waiting:
         return "Return everybody in server.waiting"
     return (
         "server.waiting was empty when it was returned. Keep the list before you empty it: "
@@ -232,9 +283,9 @@ def _late(server: Server) -> str:
     )
 
 
-def _left(server: Server, step: Step, waiting: list[int]) -> str:
+def _left(push: Handled, step: Step) -> str:
     """The mistake in the pulls that still wait; "" if there is none."""
-    right, left = [w for w in waiting if w not in step.answered], server.waiting
+    right, left = [w for w in push.before if w not in step.answered], push.waiting
     if not isinstance(left, list):
         return f"server.waiting is {left!r}: leave a list of workers there"
     if twice := [w for w in left if w in step.answered]:
@@ -251,27 +302,27 @@ def _left(server: Server, step: Step, waiting: list[int]) -> str:
     return ""
 
 
-def _applied(server: Server, steps: list[Step]) -> str:
+def _applied(push: Handled, steps: list[Step]) -> str:
     """The mistake in the value; "" if there is none."""
-    got, right = server.value, steps[-1].value
+    got, right = push.value, steps[-1].value
     if not isinstance(got, Tensor) or got.shape != right.shape:
         return f"server.value is {got!r}: change it with server.update(total) alone"
     if different := (got != right).nonzero().flatten().tolist():
         worker, number = divmod(different[0], ROUNDS)
-        return _misapplied(server, steps, worker, number, got[different[0]].item())
-    if server.updates == steps[-1].updates:
+        return _misapplied(push.sync, steps, worker, number, got[different[0]].item())
+    if push.updates == steps[-1].updates:
         return ""
-    if server.updates == 0:
+    if push.updates == 0:
         return "the value is right, but without server.update(total), which makes the step"
-    return f"{server.updates} updates where {steps[-1].updates} would be right: " + (
-        "a round is one update, with the sum" if server.sync else "each gradient is one update"
+    return f"{push.updates} updates where {steps[-1].updates} would be right: " + (
+        "a round is one update, with the sum" if push.sync else "each gradient is one update"
     )
 
 
-def _misapplied(server: Server, steps: list[Step], worker: int, number: int, times: float) -> str:
+def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: float) -> str:
     """The mistake in a gradient that was applied so many times."""
     which = f"push {number} of worker {worker}"
-    if times != round(times):
+    if not times.is_integer():
         return (
             f"{which} went in {times:.2f} times: it averages. A server sums up; the learning rate "
             "divides by the number of workers"
@@ -283,12 +334,12 @@ def _misapplied(server: Server, steps: list[Step], worker: int, number: int, tim
             if again
             else "it was still in the inbox from the round before"
         )
-    if times == 1 and server.sync:
+    if times == 1 and sync:
         return (
             f"{which} has been applied, but the round is not complete: {_missing(steps[-1])}. "
             "Under dist_sync it waits in the inbox"
         )
-    if times == 0 and server.sync:
+    if times == 0 and sync:
         return f"the round is complete, but the value has no {which}"
     if times == 0:
         return f"the value has no {which}: dist_async applies each gradient at once"
@@ -323,16 +374,15 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
 
 def judge_waits(mine: Answer) -> Iterator[Criterion]:
     """Compare the rule with the library's, in every small state."""
-    count = 0
-    for worker, clocks, bound in states():
+    every = [*states()]
+    told = returns(mine, every, _state)
+    for at, ((worker, clocks, bound), said) in enumerate(zip(every, told, strict=True)):
         right = Asynchronous(bound).awaits(clocks[worker], 0, (), clocks.keys(), clocks)
-        said = attempt(mine, _state(worker, clocks, bound), worker, dict(clocks), bound)
-        if said is None and not count:
+        if said is None and not at:
             raise NotAttempted
         if not isinstance(said, COLLECTIONS) or set(said) != right:
             raise Mistake(_differs(said, right, worker, clocks, bound))
-        count += 1
-    yield Criterion("values", f"as the real rule in {count:,} states")
+    yield Criterion("values", f"as the real rule in {len(every):,} states")
 
 
 def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
@@ -360,9 +410,8 @@ def _differs(said: Any, right: set[int], worker: int, clocks: Mapping[int, int],
 
 def judge_bound(mine: Answer) -> Iterator[Criterion]:
     """Train on the real server with the bound, and with the next smaller one."""
-    for step, pause in PAIRS:
-        case = f"steps of {1e3 * step:g} ms, a pause of {1e3 * pause:g} ms"
-        bound = attempt(mine, case, step, pause)
+    for (step, pause), bound in zip(PAIRS, returns(mine, PAIRS, _pause), strict=True):
+        case = _pause(step, pause)
         if bound is None and (step, pause) == PAIRS[0]:
             raise NotAttempted
         if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
@@ -383,6 +432,10 @@ def judge_bound(mine: Answer) -> Iterator[Criterion]:
                 "allows staler gradients"
             )
         yield Criterion("values", f"{case}: {bound}")
+
+
+def _pause(step: float, pause: float) -> str:
+    return f"steps of {1e3 * step:g} ms, a pause of {1e3 * pause:g} ms"
 
 
 def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
@@ -531,7 +584,7 @@ TASKS: list[Task] = [
             "Exactly once: if (worker, number) is in server.seen, it has been counted. Never empty "
             "server.seen: a push may be sent again rounds later.",
         ),
-        Apart(judge),
+        judge,
         (
             (counts_twice, "applied 2 times: a push that comes again counts once"),
             (averages, "went in 0.50 times: it averages. A server sums up"),
@@ -553,7 +606,7 @@ TASKS: list[Task] = [
             "It waits for those who are more than bound gradients behind it: exactly bound is "
             "still allowed.",
         ),
-        Apart(judge_waits),
+        judge_waits,
         (
             (waits_at_the_bound, "is 2 behind, exactly 2: that is allowed"),
             (waits_for_those_ahead, "is ahead: a pull waits only for workers behind it"),
@@ -573,7 +626,7 @@ TASKS: list[Task] = [
             "How many gradients do the others push while one of them pauses?",
             "A bound is a whole number of gradients, and part of a step counts: math.ceil.",
         ),
-        Apart(judge_bound),
+        judge_bound,
         (
             (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
             (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
@@ -593,12 +646,10 @@ TASKS: list[Task] = [
             "Without backup workers, which gradient completes the round?",
             "Sort the arrivals. How many of them does the round need?",
         ),
-        Apart(
-            Calls(
-                pages.round_ends,
-                [([0.2, 0.9, 0.3], 0), ([0.2, 0.9, 0.3], 1), ([5.0, 1.0, 4.0, 3.0, 2.0], 2)],
-                _why_round,
-            )
+        Calls(
+            pages.round_ends,
+            [([0.2, 0.9, 0.3], 0), ([0.2, 0.9, 0.3], 1), ([5.0, 1.0, 4.0, 3.0, 2.0], 2)],
+            _why_round,
         ),
         (
             (lambda arrivals, backup: max(arrivals), "it waits for all, the backup workers too"),
@@ -619,7 +670,7 @@ TASKS: list[Task] = [
             "A worker's highest settled so far counts: what is below it is applied no more, "
             "even if you have never seen it.",
         ),
-        Apart(Calls(pages.counted_once, _PUSHES, _why_counted)),
+        Calls(pages.counted_once, _PUSHES, _why_counted),
         (
             (list, "(0, 1, 0) comes again: it counts once"),
             (

@@ -207,21 +207,6 @@ def name_of(mine: Answer) -> str:
     return getattr(mine, "__name__", type(mine).__name__)
 
 
-def attempt(mine: Answer, case: str, *arguments: Any) -> Any:
-    """The value that an answer returns in a case.
-
-    Raises:
-        NotAttempted: it is a stub.
-        Mistake: it raises something else.
-    """
-    try:
-        return mine(*arguments)
-    except NotImplementedError:
-        raise NotAttempted from None
-    except Exception as error:
-        raise Mistake(f"{case}: {raised(error, mine)}") from error
-
-
 def raised(error: Exception, mine: Answer) -> str:
     """The exception of an answer, and the learner's line that raised it."""
     lines = [

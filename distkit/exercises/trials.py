@@ -29,11 +29,12 @@ from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.errors import (
     CommunicationWarning,
     DeadlockError,
-    MismatchError,
     RankError,
     RunError,
     RunInterrupted,
+    StartError,
 )
+from distkit.exercises import values
 from distkit.exercises.confinement import CPU, SECONDS, confine
 from distkit.exercises.task import (
     BLOCKED,
@@ -43,8 +44,8 @@ from distkit.exercises.task import (
     Mistake,
     NotAttempted,
     Trial,
-    attempt,
     name_of,
+    raised,
 )
 from distkit.trace.trace import Trace
 from distkit.views.compare.figures import rounds
@@ -61,8 +62,18 @@ WARM_UPS, PAIRS = 2, 5
 # -- on ranks ----------------------------------------------------------------------------
 
 
-def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: object) -> Run:
+@dataclass(frozen=True)
+class Tried:
+    """What came of a program: its results by rank, and the trace of the run."""
+
+    results: list[Any]
+    trace: Trace
+
+
+def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: object) -> Tried:
     """Run a program that tries an answer on n ranks, under the answer's name, which errors say.
+
+    What the ranks send is plain values: the answer runs there, and nothing of it runs here.
 
     Raises:
         NotAttempted: it is a stub.
@@ -70,21 +81,33 @@ def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: obje
     """
     named = partial(_confined, program, *arguments)
     named.__name__ = name_of(mine)  # type: ignore[attr-defined]
-    server().preload(__package__)  # or each rank would import it for itself
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*its limits", CommunicationWarning)  # on purpose
-            return run_ranks(named, n, within=SECONDS)
+            run = _run(named, n)
+            return Tried([values.unpack(result) for result in run.results], run.trace)
     except RunError as error:
         if isinstance(error, RankError) and "NotImplementedError" in str(error):
             raise NotAttempted from None
         trace = error.run.trace if isinstance(error.run, Run) else None
         raise Mistake(f"on {count(n, 'rank')}:\n{_said(error, mine)}", trace) from error
+    except values.DAMAGED as error:
+        raise Mistake(f"on {count(n, 'rank')}: its results cannot be read: {error}") from error
 
 
-def _confined(program: Callable[..., object], *arguments: object) -> object:
+def _run(program: Callable[..., object], n: int, again: bool = True) -> Run:
+    try:
+        server().preload(__package__)  # or each rank would import it for itself
+        return run_ranks(program, n, within=SECONDS, raw=True)
+    except StartError:
+        if not again:
+            raise
+        return _run(program, n, False)  # an earlier answer has killed what ranks are forked from
+
+
+def _confined(program: Callable[..., object], *arguments: object) -> bytes:
     confine()
-    return program(*arguments)
+    return values.pack(program(*arguments))
 
 
 def _said(error: RunError, mine: Answer) -> str:
@@ -107,32 +130,47 @@ def _said(error: RunError, mine: Answer) -> str:
     return str(error).replace(error.traceback, frames)
 
 
-@dataclass(frozen=True)
-class Apart:
-    """Has a trial that needs no messages run on one rank, and tells what it found there."""
+def returns(
+    mine: Answer,
+    cases: Iterable[tuple[Any, ...]],
+    words: Callable[..., str],
+    call: Callable[..., Any] = lambda mine, *case: mine(*case),
+) -> Iterator[Any]:
+    """What an answer returns in each case; it is called on a rank.
 
-    trial: Trial
+    Args:
+        mine: the answer.
+        cases: arguments of ``call``.
+        words: a case in words, of the same arguments.
+        call: calls the answer.
 
-    def __call__(self, mine: Answer) -> Iterator[Criterion]:
-        """Run it; its mistake comes last."""
-        criteria, mistake = tried(_collected, mine, 1, self.trial, mine).results[0]
-        if mistake is None:
+    Raises:
+        NotAttempted: it is a stub.
+        Mistake: it raises in a case.
+    """
+    cases = [*cases]
+    (told,) = tried(_called_apart, mine, 1, call, mine, cases).results
+    for case, (how, what) in zip(cases, told, strict=True):
+        if how == "stub":
             raise NotAttempted
-        yield from criteria
-        if mistake:
-            raise Mistake(mistake)
+        if how == "raised":
+            raise Mistake(f"{words(*case)}: {what}")
+        yield values.unpack(what)
 
 
-def _collected(trial: Trial, mine: Answer) -> tuple[list[Criterion], str | None]:
-    """The criteria, and the mistake in words: "" for none, None for no attempt."""
-    criteria: list[Criterion] = []
-    try:
-        criteria.extend(trial(mine))
-    except NotAttempted:
-        return [], None
-    except Mistake as mistake:
-        return criteria, str(mistake)
-    return criteria, ""
+def _called_apart(
+    call: Callable[..., Any], mine: Answer, cases: list[tuple[Any, ...]]
+) -> list[tuple[str, Any]]:
+    """On the rank: each value at once, as the answer may change it later, up to an exception."""
+    told = list[tuple[str, Any]]()
+    for case in cases:
+        try:
+            told.append(("value", values.pack(call(mine, *deepcopy(case)))))
+        except NotImplementedError:
+            return [*told, ("stub", None)]
+        except Exception as error:
+            return [*told, ("raised", raised(error, mine))]
+    return told
 
 
 # -- values ------------------------------------------------------------------------------
@@ -157,21 +195,23 @@ class Calls:
 
     def __call__(self, mine: Answer) -> Iterator[Criterion]:
         """Stop at the first difference."""
-        number, names = 0, [*inspect.signature(self.page).parameters]
-        for number, case in enumerate(self.cases, 1):
-            named = zip(names, case, strict=True)
-            words = ", ".join(f"{name}={value!r}" for name, value in named)
+        cases = [*self.cases]
+        for number, returned in enumerate(returns(mine, cases, self._words)):
+            case = cases[number]
             right = self.page(*deepcopy(case))
-            returned = attempt(mine, f"with {words}", *deepcopy(case))
-            if returned is None and number == 1:
+            if returned is None and not number:
                 raise NotAttempted
             if not same(returned, right):
                 why = self.why(returned, right, *case)
                 raise Mistake(
-                    f"with {words} it returns {returned!r} where {right!r} is right"
+                    f"{self._words(*case)} it returns {returned!r} where {right!r} is right"
                     + (f": {why}" if why else "")
                 )
-        yield Criterion("values", f"right in {count(number, 'case')}")
+        yield Criterion("values", f"right in {count(len(cases), 'case')}")
+
+    def _words(self, *case: Any) -> str:
+        named = zip(inspect.signature(self.page).parameters, case, strict=True)
+        return "with " + ", ".join(f"{name}={value!r}" for name, value in named)
 
 
 def same(returned: Any, right: Any) -> bool:
@@ -182,10 +222,7 @@ def same(returned: Any, right: Any) -> bool:
     if isinstance(right, float | int) and not isinstance(right, bool):
         number = isinstance(returned, float | int) and not isinstance(returned, bool)
         return number and math.isclose(returned, right, rel_tol=1e-5, abs_tol=1e-12)
-    try:
-        return bool(returned == right)
-    except Exception:  # what it returns may be anything
-        return False
+    return type(returned) is type(right) and bool(returned == right)
 
 
 # -- messages ------------------------------------------------------------------------------
