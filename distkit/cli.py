@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_lab)
     hosts = (add_lab_hosts, add_clusters)
-    teaching = (add_grade, add_progress, add_assignments, add_answers)
+    teaching = (add_grade, add_assignments, add_answers)
     for add in (*adding, *hosts, *teaching, add_bench):
         add(commands)
     return parser
@@ -477,7 +477,34 @@ def _silence(stage: str) -> None:
     """What is going on is only for those who wait."""
 
 
-# -- distkit grade, progress and assignments: exercises ------------------------------------------
+# -- distkit export ------------------------------------------------------------------------------
+
+
+def add_export(commands: Any) -> None:
+    """Tell the parser about ``export``."""
+    export = commands.add_parser(
+        "export",
+        help="write a lesson's function as a torchrun script that needs no distkit",
+        usage="distkit export script SOURCE FUNCTION [--out FILE]",
+    )
+    export.add_argument("what", choices=["script"], help="what becomes of it")
+    export.add_argument("source", type=Path, metavar="SOURCE", help="a notebook or a Python file")
+    export.add_argument("function", metavar="FUNCTION", help="the name of a function in it")
+    export.add_argument("--out", type=Path, metavar="FILE", help="the script (FUNCTION.py)")
+    export.set_defaults(run=_export, wrong=export.error)
+
+
+def _export(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit.experiments.script import export
+
+    out = args.out or Path(f"{args.function}.py")
+    check_folder(out, args.wrong)
+    text = export(args.source, args.function)
+    write(out, lambda: out.write_text(text, "utf-8"))
+    print(f"Written: {out}. Run: torchrun --nproc-per-node=4 {out}")
+
+
+# -- distkit grade and assignments: exercises ----------------------------------------------------
 
 
 def add_grade(commands: Any) -> None:
@@ -490,7 +517,7 @@ def add_grade(commands: Any) -> None:
     )
     what = "a notebook or a Python file with functions of the exercises' names"
     grade.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
-    where = "where the reports go: a JSON file and a page to read for each submission (reports)"
+    where = "where the reports go: a JSON file for each submission (reports)"
     grade.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
     which = "these exercises, separated by commas; those of a submission without it"
     grade.add_argument("--exercises", default="", metavar="NAMES", help=which)
@@ -498,32 +525,21 @@ def add_grade(commands: Any) -> None:
 
 
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:
-    from distkit.exercises.grading import grade, titles
+    from distkit.exercises.grading import grade
 
     names = [name for name in args.exercises.split(",") if name]
     write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
     codes = set()
-    for submission, title in zip(args.submissions, titles(args.submissions), strict=True):
-        report = grade(submission, args.reports / f"{title}.json", names)
+    for submission, report in zip(
+        args.submissions, grade(args.submissions, args.reports, names), strict=True
+    ):
         codes.add(report.exit_code)
-        points, most = (sum(c[key] for c in report.criteria) for key in ("points", "max"))
         empty = "" if report.criteria else " (there is no exercise in it)"
-        print(f"{submission}: {points} of {most} points{empty}, {report.path}")
+        file = args.reports / f"{report.submission}.json"
+        print(f"{submission}: {report.points} of {report.max} points{empty}, {file}")
+        for path in report.restored:
+            print(f"distkit: {path} changed meanwhile, and is written again", file=sys.stderr)
     return 1 if 1 in codes else max(codes)
-
-
-def add_progress(commands: Any) -> None:
-    """Tell the parser about ``progress``."""
-    progress = commands.add_parser("progress", help="print a class's points as CSV")
-    what = "a report of distkit grade"
-    progress.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help=what)
-    progress.set_defaults(run=_progress)
-
-
-def _progress(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit.exercises.grading import progress
-
-    print(progress(args.reports), end="")
 
 
 def add_assignments(commands: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import tempfile
 import textwrap
@@ -15,20 +14,21 @@ import psutil
 
 from benchmarks.course.lessons import none
 from benchmarks.figure import Figure
-from distkit import run_ranks
 from distkit.exercises import TASKS
 from distkit.exercises.assignments import solved
 from distkit.exercises.grading import grade
 from distkit.exercises.task import Task
 
-#: Bodies of functions that would harm a grader. GRADES is the path of a file with grades.
-HOSTILE = {
+#: Bodies of functions that use up the grader's machine, or leave something behind.
+WASTEFUL = {
     "os._exit": "import os; os._exit(0)",
     "an endless loop": "while True: pass",
     "a fork bomb": """
         import os, time
+        rank = os.getpid()
         for _ in range(6): os.fork()
-        time.sleep(600)""",
+        if os.getpid() != rank: time.sleep(600)
+        raise ValueError('64 processes are there')""",
     "endless printing": "while True: print('x' * 1_000_000)",
     "endless writing": """
         import os
@@ -50,8 +50,94 @@ HOSTILE = {
         server = socket.create_server(('127.0.0.1', 0))
         if os.fork() == 0: time.sleep(600)
         raise ValueError('it still listens')""",
-    "a write to the grades": "open(GRADES, 'w').write('{}')",
     "a kill of what it is forked from": "import os; os.kill(os.getppid(), 9)",
+}
+
+#: A pickle that notes in the file MARK who reads it.
+_PICKLE = """
+    import os, pickle, struct, sys
+    class Note:
+        def __reduce__(self):
+            return os.system, ('echo $PPID >> ' + MARK,)
+    evil = pickle.dumps(Note())
+"""
+#: Bodies that would run code in the grader, or change its mind.
+HOSTILE = WASTEFUL | {
+    "a pickle in the place of all that is packed": f"""{_PICKLE}
+    for module in [m for n, m in sys.modules.items() if n.partition('.')[0] == 'distkit']:
+        for name in list(vars(module)):
+            if any(word in name for word in ('dump', 'pack', 'encode')):
+                setattr(module, name, lambda *args, **options: evil)
+    pickle.dumps = lambda *args, **options: evil""",
+    "a pickle down every descriptor": f"""{_PICKLE}
+    import threading
+    for fd in range(3, 200):
+        write = lambda fd=fd: os.write(fd, struct.pack('!Q', len(evil)) + evil)
+        threading.Thread(target=write, daemon=True).start()
+    __import__('time').sleep(0.5)""",
+    "a pickle in every file": f"""{_PICKLE}
+    for fd in os.listdir('/proc/self/fd'):
+        place = os.path.dirname(os.path.realpath('/proc/self/fd/' + fd))
+        for file in os.listdir(place) if 'distkit-' in place else ():
+            if os.path.isfile(f'{{place}}/{{file}}'): open(f'{{place}}/{{file}}', 'wb').write(evil)
+    os.abort()""",
+    "a pickle in every message": f"""{_PICKLE}
+    from distkit.cluster.rank.rank import Rank
+    for kind in 'rows box figure group raising threads unreduced waits failing outcome'.split():
+        for what in (evil, (1, evil), [evil] * 3, {{'rank': 0, 'result': evil}}):
+            Rank.here.outbox.emit(1, kind, what)
+    __import__('time').sleep(0.5)""",
+    "frames walked to the criteria": """
+        import gc, sys
+        frame = sys._getframe()
+        while frame:
+            for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+                if isinstance(value, list): value *= 2
+            frame = frame.f_back
+        for one in gc.get_objects():
+            if type(one).__name__ in ('Criterion', 'Verdict', 'Task', 'Report'):
+                for name, value in {'status': 'pass', 'worth': 1000, 'points': 1000}.items():
+                    object.__setattr__(one, name, value)
+        return 'wrong'""",
+    "a judge that is changed": """
+        import sys
+        for name, module in list(sys.modules.items()):
+            if name.startswith('distkit.exercises'):
+                for word in ('same', 'returns', 'tried'):
+                    setattr(module, word, lambda *args: True)
+                module.FAIL = module.NOT_ATTEMPTED = 'pass'
+        return 'wrong'""",
+    "reports written over": """
+        import os, shutil
+        for name in os.listdir(REPORTS):
+            if name.startswith('a'): open(f'{REPORTS}/{name}', 'w').write('{"points": 1000}')
+            if name.startswith('b'): shutil.rmtree(f'{REPORTS}/{name}', ignore_errors=True)
+        os.makedirs(f'{REPORTS}/zoe.json/full', exist_ok=True)
+        raise ValueError('they have been changed')""",
+    "reports that never end": """
+        import os
+        for name in os.listdir(REPORTS):
+            if name.endswith('.json') and os.path.isfile(f'{REPORTS}/{name}'):
+                os.unlink(f'{REPORTS}/{name}'); os.mkfifo(f'{REPORTS}/{name}')
+        raise ValueError('they have been changed')""",
+    "a daemon that writes later": """
+        import glob, os, signal, time
+        def parent(pid): return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
+        above = os.getppid(), parent(os.getppid())
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                for pid in above: os.kill(pid, signal.SIGKILL)
+                while True:
+                    time.sleep(0.5)
+                    for file in glob.glob(f'{REPORTS}/*.json'): open(file, 'w').write('{}')
+        time.sleep(600)""",
+    "a kill of its judge": """
+        import os, signal
+        def parent(pid): return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
+        pid = os.getppid()
+        while 'judge' not in open(f'/proc/{pid}/cmdline').read(): pid = parent(pid)
+        os.kill(pid, signal.SIGKILL)""",
 }
 
 
@@ -67,7 +153,6 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
 
 def classroom(students: int, say: Callable[[str], None]) -> tuple[list[str], int]:
     """Results that are not as they should be, and processes left; every tenth is hostile."""
-    run_ranks(int, 1)  # what ranks are forked from stays as long as this process
     before, lost = _processes(), []
     harm = itertools.cycle(HOSTILE)
     with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
@@ -80,12 +165,14 @@ def classroom(students: int, say: Callable[[str], None]) -> tuple[list[str], int
 
 def _submission(file: Path, kind: str) -> Iterator[str]:
     """Grade one: every other exercise of a hostile one does harm, all else is right."""
-    names, report = list(TASKS), file.with_suffix(".json")
+    names = list(TASKS)
     hostile = set(names[::2]) if kind else set()
-    texts = (harmful(TASKS[n], kind, report) if n in hostile else solved(TASKS[n]) for n in names)
+    texts = (
+        harmful(TASKS[n], kind, file.parent) if n in hostile else solved(TASKS[n]) for n in names
+    )
     file.write_text("\n\n".join(texts))
-    grade(file, report)
-    rows = json.loads(report.read_text())["criteria"]
+    (graded,) = grade([file], file.parent)
+    rows = graded.criteria
     for name in names:
         of = [row for row in rows if row["criterion"].startswith(f"{name}.")]
         passed = bool(of) and all(row["status"] in ("pass", "blocked") for row in of)
@@ -93,9 +180,16 @@ def _submission(file: Path, kind: str) -> Iterator[str]:
             yield f"{name} ({kind or 'right'}): {[row['message'] for row in of]}"
 
 
-def harmful(task: Task, kind: str, grades: Path) -> str:
-    """An answer that does harm."""
-    body = textwrap.dedent(HOSTILE[kind]).strip().replace("GRADES", repr(str(grades)))
+def harmful(task: Task, kind: str, reports: Path) -> str:
+    """An answer that does harm.
+
+    Args:
+        task: the exercise.
+        kind: one of :data:`HOSTILE`.
+        reports: the folder of the reports; what runs in the grader notes it in ``MARK`` there.
+    """
+    given = f"REPORTS, MARK = {str(reports)!r}, {str(reports / 'MARK')!r}\n"
+    body = given + textwrap.dedent(HOSTILE[kind]).strip()
     return f"def {task.signature}:\n{textwrap.indent(body, '    ')}\n"
 
 

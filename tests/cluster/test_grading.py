@@ -1,4 +1,4 @@
-"""Grading: what one answer does costs no other; nbgrader grades what is made of the exercises."""
+"""Grading: what one submission does costs no other; nbgrader grades the assignments."""
 
 from __future__ import annotations
 
@@ -8,65 +8,159 @@ import os
 import re
 import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import psutil
 import pytest
-from waiting import alive, until
+from waiting import until
 
-from benchmarks.course.classroom import HOSTILE, harmful
+import distkit as dk
+from benchmarks.course.classroom import HOSTILE, WASTEFUL, harmful
 from benchmarks.lab import surroundings
 from distkit.cli import main
 from distkit.errors import DistkitError
-from distkit.exercises import LESSONS, QUESTIONS, TASKS, assignments, trials
+from distkit.exercises import LESSONS, QUESTIONS, TASKS, assignments
 from distkit.exercises.assignments import solved
-from distkit.exercises.confinement import landlock
-from distkit.exercises.grading import grade, progress, read
+from distkit.exercises.submissions import read
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
-
-
-def processes() -> set[int]:
-    below = psutil.Process().children(recursive=True)
-    return {p.pid for p in below if alive(p)}
+#: Exercises that need one rank, and so the least time.
+QUICK = [name for name in TASKS if name != "bubble" and ".Calls" in repr(type(TASKS[name].trial))]
 
 
 def grades(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+# -- a class with hostile submissions ------------------------------------------------------------
+
+#: Each kind of harm by its submission and exercise; the last exercise of each submission is right.
+KINDS = {
+    kind: (name, exercise)
+    for name, kinds in {
+        "harm-1": WASTEFUL,
+        "harm-2": [kind for kind in HOSTILE if kind not in WASTEFUL],
+    }.items()
+    for kind, exercise in zip(kinds, QUICK, strict=True)
+}
+WELL_MEANT = "ada", "bob", "zoe"
+
+
+class Graded:
+    """A class, graded by the command: its reports, and what the command said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reports = folder / "reports"
+        (folder / "in").mkdir()
+        for name in WELL_MEANT:
+            wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); swap(x, y)")
+            self._write(folder, f"{name}.py", RIGHT + "\n\n" + wrong * (name == "bob"))
+        self._write(folder, "none.ipynb", "null")
+        self._write(folder, "mark.py", "\ufeff" + "\n" * 200_000 + RIGHT)
+        for name in dict.fromkeys(name for name, _ in KINDS.values()):
+            harm = {exercise: kind for kind, (of, exercise) in KINDS.items() if of == name}
+            texts = [harmful(TASKS[e], kind, self.reports) for e, kind in harm.items()]
+            self._write(folder, f"{name}.py", "\n\n".join([*texts, RIGHT]))
+        self.id = uuid.uuid4().hex
+        ran = subprocess.run(
+            [sys.executable, "-m", "distkit", "grade", *sorted(map(str, folder.glob("in/*")))],
+            cwd=folder,
+            env={**os.environ, "GRADED": self.id},
+            capture_output=True,
+            text=True,
+            timeout=800,
+        )
+        self.code, self.said, self.warned = ran.returncode, ran.stdout, ran.stderr
+
+    def _write(self, folder: Path, name: str, text: str) -> None:
+        (folder / "in" / name).write_text(text)
+
+    def rows(self, name: str, exercise: str) -> list[tuple[str, int, int, str]]:
+        """Status, points, their maximum and message of each criterion of an exercise."""
+        rows = grades(self.reports / f"{name}.json")["criteria"]
+        told = ("status", "points", "max", "message")
+        return [
+            tuple(row[key] for key in told)
+            for row in rows
+            if row["criterion"].startswith(f"{exercise}.")
+        ]
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that were started while it was graded."""
+        return [p for p in psutil.process_iter() if self.id in _environment(p)]
+
+
+def _environment(process: psutil.Process) -> str:
+    try:
+        return "".join(process.environ().values())
+    except (psutil.Error, OSError):
+        return ""
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Graded:
+    return Graded(tmp_path_factory.mktemp("class"))
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_answer_costs_no_other_and_leaves_nobody(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_hostile_answer_gets_nothing(graded: Graded, kind: str) -> None:
+    name, exercise = KINDS[kind]
+    ((status, points, most, _),) = graded.rows(name, exercise)
+    assert status in ("fail", "not attempted")
+    assert (points, most) == (0, TASKS[exercise].worth)
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in KINDS.values()))
+def test_a_right_answer_beside_hostile_ones_gets_its_points(graded: Graded, name: str) -> None:
+    assert graded.rows(name, "bubble") == [("pass", 1, 1, "right in 12 cases")]
+    assert grades(graded.reports / f"{name}.json")["points"] == 1
+
+
+@pytest.mark.parametrize("name", [*WELL_MEANT, "mark"])
+def test_no_submission_changes_the_report_of_another(graded: Graded, name: str) -> None:
+    assert graded.rows(name, "bubble") == [("pass", 1, 1, "right in 12 cases")]
+    report = grades(graded.reports / f"{name}.json")
+    assert report["submission"] == name
+    evidence = [row["evidence"] for row in report["criteria"] if row["evidence"]]
+    assert len(evidence) == (name == "bob")
+    assert all((graded.reports / file).stat().st_size > 500 for file in evidence)
+
+
+def test_an_unreadable_submission_has_a_report_that_says_why(graded: Graded) -> None:
+    why = "none.ipynb cannot be read: it is no notebook"
+    assert graded.rows("none", "submission") == [("fail", 0, 0, why)]
+
+
+def test_nothing_that_a_submission_sends_runs_in_the_grader(graded: Graded) -> None:
+    assert not (graded.reports / "MARK").exists()
+
+
+def test_changed_reports_are_named_and_no_process_is_left(graded: Graded) -> None:
+    assert graded.code == 1
+    assert len(graded.said.splitlines()) == len([*graded.reports.glob("*.json")])
+    for name in "ada", "bob":
+        assert f"reports/{name}.json changed meanwhile, and is written again" in graded.warned
+    assert "Traceback" not in graded.warned
+    until(lambda: not graded.processes())
+
+
+# -- a report ------------------------------------------------------------------------------------
+
+
+def test_a_report_tells_each_criterion_and_keeps_the_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trials, "SECONDS", 15)
-    file, report, others = tmp_path / "one.py", tmp_path / "one.json", tmp_path / "gradebook.db"
-    others.write_text("everybody's")
-    file.write_text(f"{harmful(TASKS['swap'], kind, others)}\n\n{RIGHT}")
-    grade(file, report, ["bubble"])  # what is kept warm runs from now on
-    before = processes()
-    code = grade(file, report).exit_code
-    rows = grades(report)["criteria"]
-    assert [(row["criterion"], row["status"], row["points"]) for row in rows] == [
-        ("swap.values", "fail", 0),
-        ("bubble.values", "pass", 1),
-    ]
-    assert (grades(report)["max"], code) == (4, 1)
-    version = landlock() if sys.platform == "linux" else 0
-    if version >= 1:
-        assert others.read_text() == "everybody's"
-    if version >= 6:  # the zygote is protected from signals
-        until(lambda: processes() <= before)
-    until(lambda: len(processes()) <= len(before))
-
-
-def test_a_report_tells_each_criterion_and_keeps_the_trace(tmp_path: Path) -> None:
     wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); return swap(x, y)")
     (tmp_path / "one.py").write_text(f"{wrong}\n\n{RIGHT}")
-    report = grade(tmp_path / "one.py", tmp_path / "one.json", ["swap", "bubble", "relay"])
+    names = ["--exercises", "swap,bubble,relay"]
+    assert main(["grade", str(tmp_path / "one.py"), "--reports", str(tmp_path), *names]) == 1
+    assert "3 of 6 points" in capsys.readouterr().out
     rows = grades(tmp_path / "one.json")["criteria"]
     assert [(r["criterion"], r["status"], r["points"], r["max"]) for r in rows] == [
         ("swap.values", "pass", 1, 1),
@@ -76,27 +170,38 @@ def test_a_report_tells_each_criterion_and_keeps_the_trace(tmp_path: Path) -> No
         ("relay.attempt", "not attempted", 0, 2),
     ]
     assert rows[1]["message"].startswith("2 messages sent by the busiest rank; 1 suffice")
-    assert tmp_path.joinpath(rows[1]["evidence"]).exists() and report.exit_code == 1
-    assert report.criteria == rows
-    page = (tmp_path / "one.html").read_text()
-    assert "<h1>one: 3 of 6 points</h1>" in page
-    assert [page.count(word) for word in ("swap: wasteful", "bubble: pass", "relay: not")] == [
-        1
-    ] * 3
-    assert "2 messages sent by the busiest rank" in page
-    assert page.count("<figure><svg ") == 1  # the run that was wasteful
+    assert dk.Trace.load(tmp_path / rows[1]["evidence"]).messages
 
 
-def test_the_report_is_written_before_the_check_has_ended(tmp_path: Path) -> None:
-    program = (
-        "import os; from distkit.exercises import grading, trials\n"
-        "trials.tried = lambda *a: os._exit(3)\n"
-        "from pathlib import Path; grading.grade(Path('one.py'), Path('one.json'))"
-    )
-    (tmp_path / "one.py").write_text(RIGHT)
-    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path).returncode == 3
-    (row,) = grades(tmp_path / "one.json")["criteria"]
-    assert (row["status"], row["max"], row["message"]) == ("fail", 1, "the check did not end")
+def test_reports_are_named_after_folders_where_files_have_one_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for student in "ada", "bob":  # as nbgrader collects them
+        (tmp_path / student).mkdir()
+        (tmp_path / student / "09.py").write_text(RIGHT)
+    (tmp_path / "eve.py").write_text("def swap():\n    'is what a lesson shows'\n")
+    files = [str(tmp_path / name) for name in ("ada/09.py", "bob/09.py", "eve.py")]
+    reports = ["--reports", str(tmp_path / "reports")]
+    assert main(["grade", *files, *reports]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].endswith("1 of 1 points, " + str(tmp_path / "reports/bob-09.py.json"))
+    assert "0 of 0 points (there is no exercise in it), " in said[2]
+    found = sorted(path.name for path in (tmp_path / "reports").iterdir())
+    assert found == ["ada-09.py.json", "bob-09.py.json", "eve.py.json"]
+
+
+def test_a_wrong_call_is_refused_before_anything_is_graded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "ada.py").write_text(RIGHT)
+    reports = ["--reports", str(tmp_path / "reports")]
+    assert main(["grade", str(file), str(file), *reports]) == 1
+    assert "two submissions would have the report ada.py.json" in capsys.readouterr().err
+    assert main(["grade", str(file), "--exercises", "ring", *reports]) == 1
+    assert "there is no exercise 'ring'" in capsys.readouterr().err
+
+
+# -- reading -------------------------------------------------------------------------------------
 
 
 def submission(path: Path, *cells: str) -> Path:
@@ -116,8 +221,6 @@ def test_a_submission_is_read_not_run(tmp_path: Path) -> None:
     found = read(submission(tmp_path / "one.ipynb", *cells))
     assert set(found) == {"bubble", "whole_loss"}
     assert found["bubble"](4, 8) == 1.0 and "cannot be read" in found["whole_loss"]
-    with pytest.raises(DistkitError, match="is no submission that can be read"):
-        read(tmp_path / "none.ipynb")
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
@@ -162,59 +265,50 @@ def test_the_answer_is_the_last_that_a_student_wrote_as_one(tmp_path: Path) -> N
     assert not read(submission(tmp_path / "g.ipynb", 'text = """\ndef swap(x, y): ...\n"""'))
 
 
-def test_the_command_grades_and_tells_a_classs_progress(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("one.ipynb", b"null", "no notebook"),
+        ("one.ipynb", b"[]", "no notebook"),
+        ("one.ipynb", b"{}", "'cells'"),
+        ("one.ipynb", b'{"cells": [3]}', "subscriptable"),
+        ("one.ipynb", b'{"cells": [{"cell_type": "code", "source": 3}]}', "iterable"),
+        ("one.ipynb", b"# text", "Expecting value"),
+        ("one.ipynb", b"{" * 100_000, "Expecting property name"),
+        ("one.ipynb", b'{"a":' * 100_000, "recursion"),
+        ("one.py", "def f(): 'é'".encode("latin-1"), "utf-8"),
+        ("one.py", b"#" * (1 << 26) + b"#", "larger than 64 MiB"),
+        ("one.py", None, "not a file"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(
+    name: str, content: bytes | None, why: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "ada.py").write_text(RIGHT)
-    (tmp_path / "bob.py").write_text(RIGHT.replace("- 1)", ")") + solved(TASKS["best_order"]))
-    reports = ["--reports", str(tmp_path / "reports")]
-    assert main(["grade", str(tmp_path / "ada.py"), *reports]) == 0
-    assert main(["grade", str(tmp_path / "bob.py"), *reports]) == 1
-    capsys.readouterr()
-    files = [str(tmp_path / "reports" / f"{name}.json") for name in ("ada", "bob")]
-    assert main(["progress", *files]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "submission,points,max,bubble,best_order",
-        "ada,1,2,1,",
-        "bob,1,2,0,1",
-    ]
-    (tmp_path / "eve.py").write_text("def swap():\n    'is what a lesson shows'\n")
-    assert main(["grade", str(tmp_path / "eve.py"), *reports]) == 1
-    assert "0 of 0 points (there is no exercise in it), " in capsys.readouterr().out
-    assert main(["progress", *files, str(tmp_path / "reports/eve.json")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "eve,0,2,,"
-    with pytest.raises(DistkitError, match="is no report of distkit grade"):
-        progress([tmp_path / "ada.py"])
-    for student in "ada", "bob":  # as nbgrader collects them: all by one name
-        (tmp_path / student).mkdir()
-        (tmp_path / f"{student}.py").rename(tmp_path / student / "09.py")
-    same = [str(tmp_path / student / "09.py") for student in ("ada", "bob")]
-    assert main(["grade", *same, "--reports", str(tmp_path / "same")]) == 1
-    reports = sorted(path.name for path in (tmp_path / "same").glob("*.json"))
-    assert reports == ["ada-09.py.json", "bob-09.py.json"]
-    assert main(["grade", same[0], "--exercises", "ring"]) == 1
-    assert "there is no exercise 'ring'" in capsys.readouterr().err
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DistkitError, match=f"^{name} cannot be read: .*{why}"):
+        read(tmp_path / name)
 
 
-def test_all_rows_of_a_class_have_one_total_but_what_was_blocked(tmp_path: Path) -> None:
-    rows = {
-        "ada": [("swap.values", 1, 1), ("swap.calls", 1, 1), ("overlap.time", 0, 0)],
-        "bob": [("swap.values", 0, 2)],
-        "eve": [],
-        "joe": [("swap.values", 1, 1), ("swap.calls", 0, 0)],
-    }
-    for name, of in rows.items():
-        criteria = [{"criterion": c, "points": points, "max": most} for c, points, most in of]
-        total = {k: sum(c[k] for c in criteria) for k in ("points", "max")}
-        report = {"submission": name, **total, "criteria": criteria}
-        (tmp_path / f"{name}.json").write_text(json.dumps(report))
-    assert progress(tmp_path.glob("*.json")).splitlines() == [
-        "submission,points,max,swap,overlap",
-        "ada,2,2,2,0",
-        "bob,0,2,0,",
-        "eve,0,2,,",
-        "joe,1,1,1,",
-    ]
+@pytest.mark.parametrize(
+    "cell",
+    ["x = " + "-" * 50_000 + "1", "x = " + "+".join("1" * 50_000), "(" * 50_000, "\0"],
+    ids=["minus", "sum", "brackets", "null"],
+)
+def test_a_cell_that_cannot_be_read_costs_no_other(cell: str, tmp_path: Path) -> None:
+    found = read(submission(tmp_path / "one.ipynb", cell, RIGHT))
+    assert found["bubble"](2, 2) == pytest.approx(1 / 3)
+
+
+def test_reading_takes_time_in_proportion_to_the_size(tmp_path: Path) -> None:
+    def seconds(size: int) -> float:
+        text = "\n" * size + "  " * size + "\n" + "%" * size + "\n" + RIGHT
+        path = submission(tmp_path / "one.ipynb", text, "def f(\n" * (size // 10), "check." * size)
+        began = time.thread_time()
+        assert "bubble" in read(path)
+        return time.thread_time() - began
+
+    assert seconds(400_000) < 40 * seconds(40_000) + 1
 
 
 # -- nbgrader ----------------------------------------------------------------------------------

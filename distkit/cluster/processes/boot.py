@@ -1,11 +1,27 @@
-"""Start of the zygote, and of the reaper that ends what the zygote may leave behind.
+"""Start of a process of distkit's own, such as the one that ranks are forked from.
 
-Run as a file, ``python boot.py FD PATH TEMPORARY KEEP``, not as a module: Python would put the
-folder of the notebook first on its path, and a learner's ``random.py`` there in the place of its
-own.
+Run as a file, ``python boot.py MODULE:FUNCTION PATH ARGUMENT ...``, not as a module: Python would
+put the folder of the notebook first on its path, and a learner's ``random.py`` there in the place
+of its own.
 """
 
 import sys
+
+
+def command(run: str, *arguments: object) -> list[str]:
+    """The command that calls ``run`` ("module:function") with these arguments, as text."""
+    from distkit.shadowing import libraries
+
+    path = "\n".join(libraries(sys.path))
+    return [sys.executable, __file__, run, path, *map(str, arguments)]
+
+
+def call(run: str, *arguments: str) -> None:
+    """Call ``run`` ("module:function")."""
+    from importlib import import_module
+
+    module, _, function = run.partition(":")
+    getattr(import_module(module), function)(*arguments)
 
 
 def _find_package() -> None:
@@ -23,9 +39,7 @@ def _find_package() -> None:
 
 
 if __name__ == "__main__":
-    _, line, path, temporary, keep = sys.argv
+    _, run, path, *arguments = sys.argv
     sys.path[:] = path.split("\n")  # before anything else is imported
     _find_package()
-    from distkit.cluster.processes import zygote
-
-    zygote.main(int(line), temporary, float(keep))
+    call(run, *arguments)

@@ -64,6 +64,18 @@ def end_children(but: Container[int] = ()) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def end_orphans(but: Container[int]) -> None:
+    """Wait until all children but these have ended; kill those that do not end by themselves."""
+    end = time.monotonic() + PATIENCE
+    while left := [pid for pid in children() if pid not in but]:
+        if time.monotonic() > end:
+            end_children(but)
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.005)
+
+
 def end_all_children() -> None:
     """Kill them, and theirs, which are then this process's; wait until all have ended."""
     end = time.monotonic() + PATIENCE

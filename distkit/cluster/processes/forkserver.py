@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -34,7 +33,6 @@ from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
 from distkit.cluster.processes.door import Kept
 from distkit.errors import StartError
-from distkit.shadowing import libraries
 
 #: A zygote answers within this time [s]; it may be importing torch.
 ANSWER = 60.0
@@ -125,7 +123,7 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """True if the zygote is there to fork from."""
-        return not self._lost.is_set()
+        return not (self._lost.is_set() or self.channel.broken())
 
     def make_folder(self, processes: int, controller: bool = False) -> str:
         """A new folder that only this user can enter, for so many processes' files.
@@ -423,10 +421,9 @@ def start_zygote(
         stderr: where its messages go, as for Popen.
         keep: so long what it forks stays without a kernel [s].
     """
-    path = "\n".join(libraries(sys.path))
-    told = [str(line.fileno()), path, tempfile.gettempdir(), str(keep)]
+    zygote = "distkit.cluster.processes.zygote:main"
     return subprocess.Popen(
-        [sys.executable, boot.__file__, *told],
+        boot.command(zygote, line.fileno(), tempfile.gettempdir(), keep),
         pass_fds=[line.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
@@ -464,6 +461,12 @@ def server() -> LocalForkServer:
             # at exit finalizers run from the latest to the first: its clusters close before it
             weakref.finalize(_server, _server.close)
         return _server
+
+
+def call_beside(run: str, *arguments: str) -> None:
+    """Call ``run`` ("module:function") while the fork server starts, which it will need."""
+    server()
+    boot.call(run, *arguments)
 
 
 def _forget() -> None:

@@ -311,21 +311,21 @@ def _redirect(path: str) -> None:
     os.close(log)
 
 
-def main(line: int, temporary: str, keep: float) -> None:
+def main(line: str, temporary: str, keep: str) -> None:
     """Fork the zygote, and be its reaper; never returns.
 
     Args:
-        line: the file descriptor of the zygote's line to the kernel.
+        line: the file descriptor of the zygote's line to the kernel, as text.
         temporary: where the folders of clusters are.
-        keep: as of :class:`Zygote`.
+        keep: as of :class:`Zygote`, as text.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     pid = os.fork()
     if pid == 0:
-        Zygote(Channel(socket.socket(fileno=line)), keep).serve()
+        Zygote(Channel(socket.socket(fileno=int(line))), float(keep)).serve()
         sys.exit()
-    os.close(line)  # or the kernel would not hear that the zygote has ended
+    os.close(int(line))  # or the kernel would not hear that the zygote has ended
     folders.sweep(temporary)
     status = _wait_for(pid)
     end_all_children()
