@@ -29,7 +29,7 @@ from distkit.cluster.processes.door import Keep, myself
 from distkit.cluster.processes.engines import PATIENCE, Engines
 from distkit.cluster.processes.forkserver import Child, LocalForkServer, Stop, end
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
-from distkit.cluster.processes.roles import PORTS
+from distkit.cluster.processes.roles import CHILD_ENDED, PORTS
 from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.report import MOST_REPLACEMENTS, cause
@@ -584,9 +584,10 @@ class Supervisor(RankController):
         self._changed()
 
     def _on_controller_exit(self, status: int) -> None:
-        self._fail(
-            f"ipyparallel's controller ended ({status}). Without it ranks cannot be reached."
-        )
+        ended = f"ipyparallel's controller ended ({cause(status)})"
+        if status == CHILD_ENDED:
+            ended = "the heart monitor of ipyparallel's controller ended"
+        self._fail(f"{ended}. Without it ranks cannot be reached.")
 
     def _fail(self, why: str) -> None:
         """The cluster is over: its ranks have ended, or cannot be reached any more."""

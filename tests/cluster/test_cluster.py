@@ -376,16 +376,31 @@ def test_after_stop() -> None:
     assert "stopped" in repr(cluster)
 
 
-def test_a_killed_controller_is_an_error_not_a_hang() -> None:
+def processes_of_ipyparallel(cluster: dk.Cluster) -> dict[str, int]:
+    """The controller of a cluster, and what it has started."""
+    controller = cluster._room._controller
+    assert controller is not None
+    (monitor,) = psutil.Process(controller.pid).children(recursive=True)
+    return {"controller": controller.pid, "heart monitor": monitor.pid}
+
+
+@pytest.mark.parametrize("which", ["controller", "heart monitor"])
+def test_the_death_of_a_process_of_ipyparallel_is_an_error_not_a_hang(which: str) -> None:
     with dk.Cluster(2).wait() as cluster:
         run = cluster.submit(time.sleep, 60)
-        controller = cluster._room._controller
-        assert controller is not None
-        os.kill(controller.pid, signal.SIGKILL)
-        with pytest.raises(dk.RunError, match=r"sleep was ended: ipyparallel.s controller ended"):
+        os.kill(processes_of_ipyparallel(cluster)[which], signal.SIGKILL)
+        with pytest.raises(dk.RunError, match=r"sleep was ended: .*ipyparallel.s controller ended"):
             run.wait(20)
-        with pytest.raises(dk.StartError, match=r"controller ended .* Make the cluster again"):
-            cluster.run(sum_of_ranks)
+        for again in (lambda: cluster.run(sum_of_ranks), cluster.restart):
+            with pytest.raises(dk.StartError, match=rf"{which}.* ended.* Make the cluster again"):
+                again()
+
+
+@pytest.mark.parametrize("which", ["controller", "heart monitor"])
+def test_an_idle_cluster_notices_the_death_of_a_process_of_ipyparallel(which: str) -> None:
+    with dk.Cluster(2).wait() as cluster:
+        os.kill(processes_of_ipyparallel(cluster)[which], signal.SIGKILL)
+        until(lambda: "controller ended" in repr(cluster), 2)
 
 
 def test_forgetting_a_cluster_stops_it() -> None:

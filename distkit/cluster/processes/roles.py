@@ -24,6 +24,9 @@ from distkit.cluster.processes.channel import Channel
 #: How many numbers the controller may use for its sockets; it uses 18.
 PORTS = 20
 
+#: The exit status of the controller when a process that it had started has ended.
+CHILD_ENDED = 90
+
 
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
     """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
@@ -60,7 +63,17 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
         with suppress(FileExistsError):
             Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
+    signal.signal(signal.SIGCHLD, _end_with_child)
     app.start()
+
+
+def _end_with_child(number: int, frame: object) -> None:
+    """End the controller when a process that it has started ends, such as its heart monitor.
+
+    Without that one calls still reach ranks, but a new rank never registers.
+    """
+    if os.waitpid(-1, os.WNOHANG)[0]:
+        os._exit(CHILD_ENDED)
 
 
 def _places(profile: str, folder: str) -> list[str]:
