@@ -35,6 +35,18 @@ from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.recording import trouble
 
 _made: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    """In a process that this one has forked: all clusters, and what they run, are the parent's."""
+    for cluster in _made:
+        room = cluster._room
+        room.closed = room.forked = True
+        if room.run is not None:
+            room.run.forked = True
+
+
+os.register_at_fork(after_in_child=_disown_all)
 _of_cells = OfCells(lambda cluster: cluster.stop())
 
 
@@ -536,6 +548,8 @@ class Cluster:
         return self.wait()
 
     def _stopped(self) -> StoppedError:
+        if self._room.forked:
+            return StoppedError(report.of_fork("the cluster"))
         return StoppedError(
             f"the cluster was stopped. Make a new one: dk.Cluster({self.plan.wish})."
         )

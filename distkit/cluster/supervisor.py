@@ -114,7 +114,7 @@ class Supervisor(RankController):
         self.run: Conductor | None = None
         self.ready = threading.Event()
         self.settled = threading.Event()  # the latest run and its aftermath are over
-        self.closed = False
+        self.closed = self.forked = False  # forked: it is the parent's of this process
         self._over = False  # it has failed, for good
         self._up = False  # has been ready once: from then on ranks that end are replaced
         self._lock, self._failing = threading.RLock(), threading.Lock()

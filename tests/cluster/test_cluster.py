@@ -403,6 +403,47 @@ def test_an_idle_cluster_notices_the_death_of_a_process_of_ipyparallel(which: st
         until(lambda: "controller ended" in repr(cluster), 2)
 
 
+#: A script that has a cluster and forks for each of its arguments, which the children execute.
+FORKS = """
+import os, sys
+import torch.distributed as dist
+import distkit as dk
+
+with dk.Cluster(2).wait() as cluster:
+    stepper = cluster.step(dist.barrier)
+    for does in sys.argv[1:]:
+        child = os.fork()
+        if not child:
+            try:
+                exec(does)
+            except dk.DistkitError as error:
+                print(f"{type(error).__name__}: {error}")
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    stepper.finish()
+    print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
+"""
+REFUSED = "belongs to the process that this one was forked from. Use it there, or make a cluster"
+#: What children do, and what they print.
+IN_FORKS = {
+    "pass": "",
+    "cluster.stop()": "",
+    "cluster.run(dist.get_rank)": f"StoppedError: the cluster {REFUSED} here: dk.Cluster().\n",
+    "cluster.restart()": f"StoppedError: the cluster {REFUSED} here: dk.Cluster().\n",
+    "stepper.run.wait()": f"ClusterError: barrier {REFUSED} here: dk.Cluster().\n",
+    "stepper.next()": f"ClusterError: barrier {REFUSED} here: dk.Cluster().\n",
+    "print(dk.Cluster(3).run(dist.get_world_size).results)": "[3, 3, 3]\n",
+    "print(dk.run_ranks(dist.get_world_size, 3).results)": "[3, 3, 3]\n",
+}
+
+
+def test_a_forked_child_neither_ends_nor_uses_its_parents_cluster() -> None:
+    command = [sys.executable, "-c", FORKS, *IN_FORKS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ran.stdout == "".join(IN_FORKS.values()) + "[0, 1] [0, 1]\n", ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_forgetting_a_cluster_stops_it() -> None:
     cluster = dk.Cluster(2).wait()
     process = psutil.Process(cluster.status().rows[0][2])

@@ -28,7 +28,7 @@ from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.prints import Prints
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import DistkitError, RunError
+from distkit.errors import ClusterError, DistkitError, RunError
 from distkit.events import Event
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
@@ -151,8 +151,8 @@ class Conductor:
         self._on_crash = "halt"  # of a rank that dies
         #: Two machines, and the ranks that do not reach the other of them.
         self._unreached: dict[frozenset[str], set[int]] = defaultdict(set)
-        self._interrupted, self._afterwards = False, afterwards
-        self._replaces = afterwards == READY
+        self._interrupted, self._afterwards = False, "the cluster is ready for the next run"
+        self.forked = False  # it is the run of this process's parent
         self.left = False  # the kernel that began it has ended: the ranks have been told to end it
         self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
         self.changed = threading.Condition()
@@ -241,6 +241,11 @@ class Conductor:
         """True if a rank is stopped, or waits in the call that is the last it has told of."""
         last = self.live.latest(self.ranks)
         return bool(self._stopped()) or any(self.watchdog.waits(r, seq) for r, seq in last.items())
+
+    def check_owner(self) -> None:
+        """Raise ClusterError in a process that was forked during the run: it hears nothing."""
+        if self.forked:
+            raise ClusterError(report.of_fork(self.name))
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Have all events handed over: those so far now, others from a thread; [] at the end."""

@@ -88,6 +88,14 @@ def cause(status: int, *, asked: bool = False, silent_for: float = 0.0, log: str
 _LARGER = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
+def of_fork(what: str) -> str:
+    """The refusal in a process that was forked while its parent had this."""
+    return (
+        f"{what} belongs to the process that this one was forked from. Use it there, or make a "
+        "cluster here: dk.Cluster()."
+    )
+
+
 def ends(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
     """The end of each rank, for the trace's ``meta["ends"]``."""
     return {str(o.rank): _end(o) for o in outcomes}

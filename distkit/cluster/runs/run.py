@@ -119,8 +119,10 @@ class Run:
             RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
             KeyboardInterrupt: it was interrupted here: all ranks have ended.
             TimeoutError: ``timeout`` seconds have passed; the run goes on.
+            ClusterError: this process was forked from the one that has the run.
         """
         conductor = self._conductor
+        conductor.check_owner()
         try:
             with ended_by_interrupt(self):
                 if not conductor.prints.print_until(lambda: self.finished, timeout):

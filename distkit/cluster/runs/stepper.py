@@ -347,6 +347,7 @@ class Stepper:
 
     def _step(self, ranks: Iterable[int]) -> None:
         choice = tuple(ranks)
+        self.run._conductor.check_owner()
         if choice:
             self._lockstep.let_go(choice)
         try:
