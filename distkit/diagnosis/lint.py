@@ -36,10 +36,9 @@ def remarks(facts: Evidence, told: list[Finding]) -> Iterator[Finding]:
     yield from (f for f in _forgotten(facts, open_still) if not _is_told(f, told))
     yield from incomplete(facts)
     yield from _strangers(facts)
-    yield from groups.remarks(facts, told, forgotten)
-    yield from _awaited(facts)
-    if not told:  # else that is why
-        yield from _in_backend(facts)
+    in_backend = [] if told else [*_in_backend(facts)]  # else that is why
+    yield from _awaited(facts, {rank for finding in in_backend for rank in finding.waiting})
+    yield from in_backend
     yield from _late(facts)
 
 
@@ -115,7 +114,7 @@ def _strangers(facts: Evidence) -> Iterator[Finding]:
 # -- slow ranks --------------------------------------------------------------------------
 
 
-def _awaited(facts: Evidence) -> Iterator[Finding]:
+def _awaited(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
     """Ranks that others wait for at the moment, and that still compute: they may yet come."""
     waiting: dict[int, list[Span]] = defaultdict(list)
     for rank in facts.ranks:
@@ -123,7 +122,7 @@ def _awaited(facts: Evidence) -> Iterator[Finding]:
         if standing.doing is Doing.BLOCKED and rank not in facts.stuck:
             for other in standing.waits_for:
                 waiting[other].append(facts.span(standing))
-    slow = {r: spans for r, spans in waiting.items() if facts.runs(r)}
+    slow = {r: s for r, s in waiting.items() if facts.runs(r) and r not in in_backend}
     for rank, spans in slow.items():
         yield Finding(
             Kind.STRAGGLER,
@@ -179,7 +178,7 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
     """Operations whose partners have all come, and that do not end."""
     together: dict[str, list[Span]] = defaultdict(list)
     for rank in facts.ranks:
-        mine = facts.last(rank)
+        mine = _in_which(facts, rank)
         if mine is not None and mine.match is None and rank not in facts.stuck:
             match = facts.trace.matches.get((rank, mine.seq))
             if match is not None and facts.runs(rank) and _waits_long(facts, mine):
@@ -198,6 +197,12 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             tuple(s.rank for s in spans),
             lines=lines(*spans),
         )
+
+
+def _in_which(facts: Evidence, rank: int) -> Span | None:
+    """The operation that a rank waits in, perhaps an earlier one than its latest."""
+    mine = [s for s in facts.by_key.values() if s.rank == rank]
+    return max(mine, key=lambda s: (s.state is State.BLOCKED, s.seq), default=None)
 
 
 def _cut(facts: Evidence, spans: list[Span]) -> str:

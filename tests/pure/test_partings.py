@@ -117,6 +117,37 @@ def test_what_all_are_in_and_does_not_end_is_told():
     assert "doctor" not in f.remedy
 
 
+def test_a_rank_whose_message_does_not_arrive_is_not_said_to_compute():
+    """Rank 1 waits for what rank 0 has sent, and others wait for rank 1."""
+    calls = {0: (Op.SEND, 1), 1: (Op.RECV, 0), 2: (Op.RECV, 1)}
+    events = [
+        Event(r, 0, op, s, 0.0, peer=peer, where=line(3))
+        for r, (op, peer) in calls.items()
+        for s in (State.STARTED, State.BLOCKED)
+    ]
+    found = diagnose(Trace(events, {"world_size": 3, "until": 3.0, "ends": {}}))
+    assert [f.kind for f in found] == [Kind.IN_BACKEND]
+    assert 1 in found[0].waiting
+
+
+def test_a_rank_that_waits_in_an_earlier_call_is_not_said_to_compute():
+    """Rank 1 waits for an isend, after a receive; rank 0 sends it more."""
+    calls = [
+        (0, 0, Op.SEND, 1, State.COMPLETED),
+        (1, 0, Op.SEND, 2, State.BLOCKED),
+        (1, 1, Op.RECV, 0, State.COMPLETED),
+        (0, 1, Op.SEND, 1, State.BLOCKED),
+        (2, 0, Op.RECV, 1, State.BLOCKED),
+    ]
+    events = [
+        Event(rank, seq, op, s, 0.0, peer=peer, where=line(3))
+        for rank, seq, op, peer, state in calls
+        for s in (State.STARTED, state)
+    ]
+    (f,) = diagnose(Trace(events, {"world_size": 3, "until": 3.0, "ends": {}}))
+    assert (f.kind, f.waiting) == (Kind.IN_BACKEND, (1, 2))
+
+
 def test_a_message_that_hosts_may_have_lost_is_told():
     events = [
         Event(r, 0, op, s, 0.0, peer=1 - r, where=line(3))

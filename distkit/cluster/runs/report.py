@@ -187,17 +187,19 @@ def of_stop(rank: int, how: str, pid: int) -> str:
 
 
 def of_unreached(rank: int, here: str, other: str) -> str:
-    """A rank whose messages to another machine are lost on the way, or the answers to them."""
+    """Messages between two machines are lost, or the answers to them: a rank cannot tell which."""
+    first, second = sorted((here, other))
     return (
-        f"rank {rank} on {here} does not reach {other}: nothing has come back from there for a "
-        "second. The run goes on if the network does; cluster.interrupt() ends it. "
-        f"distkit doctor --hosts {here},{other} tells what is lost."
+        f"the link between {first} and {second} loses messages: what rank {rank} on {here} sends "
+        "has not been acknowledged for a second. The run continues when the link does; "
+        f"cluster.interrupt() ends it. distkit doctor --hosts {first},{second} names the direction."
     )
 
 
 def of_reached(rank: int, here: str, other: str) -> str:
     """The end of that."""
-    return f"{here} and {other} reach each other again"
+    first, second = sorted((here, other))
+    return f"the link between {first} and {second} works again"
 
 
 def interrupted(
