@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import tempfile
 import textwrap
@@ -109,9 +110,11 @@ HOSTILE = WASTEFUL | {
         return 'wrong'""",
     "reports written over": """
         import os, shutil
-        for name in os.listdir(REPORTS):
-            if name.startswith('a'): open(f'{REPORTS}/{name}', 'w').write('{"points": 1000}')
-            if name.startswith('b'): shutil.rmtree(f'{REPORTS}/{name}', ignore_errors=True)
+        for n, name in enumerate(sorted(os.listdir(REPORTS))):
+            path = f'{REPORTS}/{name}'
+            if os.path.isdir(path): shutil.rmtree(path)
+            elif n % 2: open(path, 'w').write('{"points": 1000}')
+            else: os.unlink(path); os.makedirs(path + '/full')
         os.makedirs(f'{REPORTS}/zoe.json/full', exist_ok=True)
         raise ValueError('they have been changed')""",
     "reports that never end": """
@@ -142,41 +145,53 @@ HOSTILE = WASTEFUL | {
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """A class of ``reps`` students."""
-    lost, left = classroom(reps, say)
+    """A class of ``reps`` students; every tenth is hostile, each in another way."""
+    before = _processes()
+    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
+        lost, taken = classroom(Path(folder), reps, say)
     several = f"{reps} submissions x {len(TASKS)} exercises, a tenth hostile"
     return [
-        none(f"results lost, of {several}", len(lost)),
-        none("processes left by these submissions", left),
+        none(f"results lost or changed, of {several}", len(lost)),
+        none("times that a submission ran code in the grader", taken),
+        none("processes left by these submissions", len(_processes()) - len(before)),
     ], {"lost": lost}
 
 
-def classroom(students: int, say: Callable[[str], None]) -> tuple[list[str], int]:
-    """Results that are not as they should be, and processes left; every tenth is hostile."""
-    before, lost = _processes(), []
-    harm = itertools.cycle(HOSTILE)
-    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
-        for n in range(students):
-            kind = next(harm) if n % 10 == 0 else ""
-            say(f"course: submission {n}, {kind or 'well-meant'}")
-            lost += [f"{n}: {what}" for what in _submission(Path(folder, f"{n}.py"), kind)]
-    return lost, len(_processes()) - len(before)
+def classroom(folder: Path, students: int, say: Callable[[str], None]) -> tuple[list[str], int]:
+    """Results that are not as they should be, and how often a pickle was read."""
+    harm, reports = itertools.cycle(HOSTILE), folder / "reports"
+    kinds = [next(harm) if n % 10 == 0 else "" for n in range(students)]
+    files = [folder / f"{n:03}.py" for n in range(students)]
+    for file, kind in zip(files, kinds, strict=True):
+        texts = [_answer(name, kind, reports) for name in TASKS]
+        file.write_text("\n\n".join(texts))
+    lost = []
+    for kind, report in zip(kinds, grade(files, reports), strict=True):
+        say(f"course: submission {report.submission}, {kind or 'well-meant'}")
+        lost += [f"{report.submission}: {what}" for what in _wrong(report.criteria, kind)]
+    for kind, file in zip(kinds, files, strict=True):
+        on_disk = json.loads((reports / f"{file.stem}.json").read_text())
+        lost += [f"{file.stem}, at last: {what}" for what in _wrong(on_disk["criteria"], kind)]
+    mark = folder / "MARK"
+    return lost, len(mark.read_text().splitlines()) if mark.exists() else 0
 
 
-def _submission(file: Path, kind: str) -> Iterator[str]:
-    """Grade one: every other exercise of a hostile one does harm, all else is right."""
-    names = list(TASKS)
-    hostile = set(names[::2]) if kind else set()
-    texts = (
-        harmful(TASKS[n], kind, file.parent) if n in hostile else solved(TASKS[n]) for n in names
-    )
-    file.write_text("\n\n".join(texts))
-    (graded,) = grade([file], file.parent)
-    rows = graded.criteria
-    for name in names:
+def _is_hostile(name: str) -> bool:
+    """Every other exercise of a hostile submission does harm, all else is right."""
+    return [*TASKS].index(name) % 2 == 0
+
+
+def _answer(name: str, kind: str, reports: Path) -> str:
+    hostile = kind and _is_hostile(name)
+    return harmful(TASKS[name], kind, reports) if hostile else solved(TASKS[name])
+
+
+def _wrong(rows: list[dict[str, Any]], kind: str) -> Iterator[str]:
+    """What is wrong with the report on a submission."""
+    for name in TASKS:
         of = [row for row in rows if row["criterion"].startswith(f"{name}.")]
         passed = bool(of) and all(row["status"] in ("pass", "blocked") for row in of)
-        if not of or passed == (name in hostile):
+        if not of or passed == (bool(kind) and _is_hostile(name)):
             yield f"{name} ({kind or 'right'}): {[row['message'] for row in of]}"
 
 
@@ -186,9 +201,9 @@ def harmful(task: Task, kind: str, reports: Path) -> str:
     Args:
         task: the exercise.
         kind: one of :data:`HOSTILE`.
-        reports: the folder of the reports; what runs in the grader notes it in ``MARK`` there.
+        reports: their folder; what runs in the grader notes it in the file ``MARK`` beside it.
     """
-    given = f"REPORTS, MARK = {str(reports)!r}, {str(reports / 'MARK')!r}\n"
+    given = f"REPORTS, MARK = {str(reports)!r}, {str(reports.parent / 'MARK')!r}\n"
     body = given + textwrap.dedent(HOSTILE[kind]).strip()
     return f"def {task.signature}:\n{textwrap.indent(body, '    ')}\n"
 

@@ -28,7 +28,8 @@ from distkit.cluster.processes.descendants import (
 )
 from distkit.errors import DistkitError
 from distkit.exercises import TASKS
-from distkit.exercises.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS
+from distkit.exercises.judge import row
+from distkit.exercises.task import BLOCKED, FAIL, PASS
 
 #: What a judge's process runs.
 _JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit.exercises.judge:main"
@@ -52,8 +53,6 @@ class Report:
     criteria: list[dict[str, Any]] = field(default_factory=list)
     evidence: dict[str, bytes] = field(default_factory=dict)
     restored: list[Path] = field(default_factory=list)
-    _task: str = ""
-    _left: int = 0  # points of the exercise that are not decided
 
     @property
     def points(self) -> int:
@@ -82,43 +81,16 @@ class Report:
         text = json.dumps(whole, indent=2, ensure_ascii=False)
         return {f"{self.submission}.json": text.encode(errors="replace"), **self.evidence}
 
-    def add(self, name: str, status: str, points: int, of: int, message: str) -> dict[str, Any]:
-        """Add a row."""
-        row = {
-            "criterion": name,
-            "status": status,
-            "points": points,
-            "max": of,
-            "message": message,
-            "evidence": None,
-        }
-        self.criteria.append(row)
-        return row
-
-    def begin(self, name: str) -> None:
-        """An exercise is judged from now on."""
-        self._task, self._left = name, TASKS[name].worth
-
-    def see(self, name: str, status: str, message: str, trace: bytes) -> None:
-        """One criterion of the exercise is known; a mistake costs all that are left."""
-        of = {BLOCKED: 0, FAIL: self._left}.get(status, 1)
-        self._left -= self._left if status == FAIL else 1
-        row = self.add(f"{self._task}.{name}", status, int(status == PASS), of, message)
+    def add(self, seen: dict[str, Any], trace: bytes = b"") -> None:
+        """Add a row, and the trace that belongs to it."""
+        file = f"{self.submission}/{seen['criterion']}.gz"
+        self.criteria.append({**seen, "evidence": file if trace else None})
         if trace:
-            row["evidence"] = f"{self.submission}/{self._task}.{name}.gz"
-            self.evidence[row["evidence"]] = trace
+            self.evidence[file] = trace
 
-    def end(self, status: str) -> None:
-        """The exercise is judged."""
-        if status == NOT_ATTEMPTED:
-            self.add(f"{self._task}.attempt", NOT_ATTEMPTED, 0, self._left, "")
-        self._left = 0
-
-    def cut_short(self) -> None:
-        """The judge has ended: if it did so in an exercise, that one failed."""
-        if self._left:
-            self.add(f"{self._task}.end", FAIL, 0, self._left, "the check did not end")
-        self._left = 0
+    def add_failed(self, name: str, why: str) -> None:
+        """Add an exercise without a verdict."""
+        self.add(row(f"{name}.end", FAIL, TASKS[name].worth, why))
 
 
 def titles(submissions: Sequence[Path]) -> list[str]:
@@ -172,33 +144,28 @@ def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
     """Judge a submission; where a judge ends in an exercise, another goes on with the next."""
     left = [*names]
     while True:
-        asked, heard = [*left], False
-        for kind, *what in _heard(submission, asked):
-            heard = True
-            match kind, *what:
-                case "unreadable", why:
-                    report.add("submission.reading", FAIL, 0, 0, why)
-                    for name in names:
-                        report.begin(name)
-                        report.end(NOT_ATTEMPTED)
-                    return
-                case "answers", chosen:
-                    left = [*chosen]
-                case "exercise", name:
-                    report.begin(name)
-                    left.remove(name)
-                case "criterion", *seen:
-                    report.see(*seen)
-                case "verdict", status:
-                    report.end(status)
-        report.cut_short()
-        if not left or left == asked:  # all are judged, or a judge gets nowhere
+        begun, unread = "", "its judge ended while reading it"
+        for kind, what in _heard(submission, left):
+            match kind:
+                case "unreadable":
+                    unread = what
+                case "answers":
+                    unread, left = "", [*what]
+                case "exercise":
+                    begun = what
+                    left.remove(begun)
+                case "judged":
+                    begun = ""
+                    for seen in what:
+                        report.add(*seen)
+        if begun:
+            report.add_failed(begun, "the check did not end")
+        if unread or not (begun and left):
             break
-    if not heard:
-        report.add("submission.reading", FAIL, 0, 0, "its judge ended while reading it")
+    if unread:
+        report.add(row("submission.reading", FAIL, 0, unread))
     for name in left:
-        report.begin(name)
-        report.cut_short()
+        report.add_failed(name, "it was not judged")
 
 
 def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
@@ -227,6 +194,7 @@ def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
         process.kill()
         process.wait()
         end_orphans(but=before)
+        adopt_orphans(False)
 
 
 # -- files -----------------------------------------------------------------------------------

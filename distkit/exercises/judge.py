@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from distkit.errors import DistkitError
 from distkit.exercises import TASKS
 from distkit.exercises.confinement import JUDGE, limit_memory
 from distkit.exercises.submissions import Written, read
-from distkit.exercises.task import FAIL, NOT_ATTEMPTED, PASS, Criterion, Task
+from distkit.exercises.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS, Criterion, Task, Verdict
+from distkit.trace.trace import Trace
 
 #: A longer text of a criterion is cut [characters]; the traces of all are kept up to here [bytes].
 LONGEST, EVIDENCE = 20_000, 1 << 25
@@ -33,47 +34,57 @@ def main(line: str, submission: str, *names: str) -> None:
         names: of the exercises; those in the submission if there are none.
     """
     die_with_parent()
-    channel = Channel(socket.socket(fileno=int(line)))
+    channel, room = Channel(socket.socket(fileno=int(line))), EVIDENCE
     limit_memory(JUDGE)
-    _Judge(channel.send).judge(Path(submission), names)
+    try:
+        answers = read(Path(submission))
+    except DistkitError as error:
+        channel.send(("unreadable", str(error)[:LONGEST]))
+        return
+    channel.send(("answers", chosen := names or tuple(answers)))
+    for name in chosen:
+        channel.send(("exercise", name))
+        seen = [*_rows(TASKS[name], _judged(TASKS[name], answers.get(name)), room)]
+        room -= sum(len(trace) for _, trace in seen)
+        channel.send(("judged", seen))
 
 
-class _Judge:
-    """Judges the exercises of a submission one after the other."""
+def _judged(task: Task, answer: Written | str | None) -> Verdict:
+    if answer is None:
+        return task.not_attempted
+    if isinstance(answer, str):
+        return Verdict(task.name, FAIL, (Criterion("values", answer, FAIL),))
+    try:
+        return task.judge(answer)
+    except Exception as error:  # of what the ranks have sent
+        why = f"the check failed: {type(error).__name__}: {error}"
+        return Verdict(task.name, FAIL, (Criterion("check", why, FAIL),))
 
-    def __init__(self, tell: Callable[[tuple[Any, ...]], None]) -> None:
-        self._tell, self._room = tell, EVIDENCE
 
-    def judge(self, submission: Path, names: tuple[str, ...]) -> None:
-        try:
-            answers = read(submission)
-        except DistkitError as error:
-            self._tell(("unreadable", str(error)[:LONGEST]))
-            return
-        chosen = names or tuple(answers)
-        self._tell(("answers", chosen))
-        for name in chosen:
-            self._tell(("exercise", name))
-            self._tell(("verdict", self._judged(TASKS[name], answers.get(name))))
+def _rows(task: Task, verdict: Verdict, room: int) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The rows of a report, and the trace of what is not right; a mistake costs all that is left.
 
-    def _judged(self, task: Task, answer: Written | str | None) -> str:
-        if answer is None:
-            return NOT_ATTEMPTED
-        try:
-            if isinstance(answer, Written):
-                return task.judge(answer, self._see).status
-            self._see(Criterion("values", answer, FAIL))
-        except Exception as error:  # of what the ranks have sent
-            why = f"the check failed: {type(error).__name__}: {error}"
-            self._see(Criterion("check", why, FAIL))
-        return FAIL
+    Traces that are larger than ``room`` [bytes] are left out.
+    """
+    left = task.worth
+    for seen in verdict.criteria or [Criterion("attempt", "", NOT_ATTEMPTED)]:
+        of = {BLOCKED: 0, FAIL: left, NOT_ATTEMPTED: left}.get(seen.status, 1)
+        left -= of or 1
+        trace = b"" if seen.status == PASS else _saved(seen.trace)
+        trace = trace if len(trace) <= room else b""
+        room -= len(trace)
+        yield row(f"{task.name}.{seen.name}", seen.status, of, seen.text), trace
 
-    def _see(self, criterion: Criterion) -> None:
-        trace = b""
-        if criterion.trace is not None and criterion.status != PASS:
-            with tempfile.TemporaryDirectory() as folder:
-                trace = criterion.trace.save(Path(folder, "trace")).read_bytes()
-        trace = trace if len(trace) <= self._room else b""
-        self._room -= len(trace)
-        said = criterion.text[:LONGEST]
-        self._tell(("criterion", criterion.name, criterion.status, said, trace))
+
+def _saved(trace: Trace | None) -> bytes:
+    if trace is None:
+        return b""
+    with tempfile.TemporaryDirectory() as folder:
+        return trace.save(Path(folder, "trace")).read_bytes()
+
+
+def row(name: str, status: str, of: int, message: str) -> dict[str, Any]:
+    """A row of a report: one criterion, and its points of so many."""
+    points = of if status == PASS else 0
+    said = message[:LONGEST]
+    return {"criterion": name, "status": status, "points": points, "max": of, "message": said}

@@ -156,8 +156,8 @@ class Task:
         """A few words for a list."""
         return f"{self.signature}: {self.goal}"
 
-    def judge(self, mine: Answer, seen: Callable[[Criterion], None] = lambda c: None) -> Verdict:
-        """The verdict on an answer; ``seen`` is told each criterion as soon as it is known.
+    def judge(self, mine: Answer) -> Verdict:
+        """The verdict on an answer.
 
         Raises:
             TypeError: it is no function.
@@ -167,11 +167,8 @@ class Task:
                 f"dk.check.{self.name} judges a function, not {type(mine).__name__}. "
                 f"Write def {self.signature} and pass it without calling it."
             )
-        criteria: list[Criterion] = []
         try:
-            for criterion in self._tried(mine):
-                criteria.append(criterion)
-                seen(criterion)
+            criteria = [*self._tried(mine)]
         except NotAttempted:
             return self.not_attempted
         seldom = {c.status for c in criteria} - {PASS}

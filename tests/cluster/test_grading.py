@@ -138,7 +138,7 @@ def test_an_unreadable_submission_has_a_report_that_says_why(graded: Graded) -> 
 
 
 def test_nothing_that_a_submission_sends_runs_in_the_grader(graded: Graded) -> None:
-    assert not (graded.reports / "MARK").exists()
+    assert not (graded.reports.parent / "MARK").exists()
 
 
 def test_changed_reports_are_named_and_no_process_is_left(graded: Graded) -> None:

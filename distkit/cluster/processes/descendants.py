@@ -26,9 +26,9 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     _control(_PR_SET_PDEATHSIG, by)
 
 
-def adopt_orphans() -> None:
-    """Ask Linux to make this process the parent of descendants whose parents have ended."""
-    _control(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(adopt: bool = True) -> None:
+    """Ask Linux to make this process the parent of descendants whose parents have ended, or not."""
+    _control(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def _control(option: int, value: int) -> None:
