@@ -477,33 +477,6 @@ def _silence(stage: str) -> None:
     """What is going on is only for those who wait."""
 
 
-# -- distkit export ------------------------------------------------------------------------------
-
-
-def add_export(commands: Any) -> None:
-    """Tell the parser about ``export``."""
-    export = commands.add_parser(
-        "export",
-        help="write a lesson's function as a torchrun script that needs no distkit",
-        usage="distkit export script SOURCE FUNCTION [--out FILE]",
-    )
-    export.add_argument("what", choices=["script"], help="what becomes of it")
-    export.add_argument("source", type=Path, metavar="SOURCE", help="a notebook or a Python file")
-    export.add_argument("function", metavar="FUNCTION", help="the name of a function in it")
-    export.add_argument("--out", type=Path, metavar="FILE", help="the script (FUNCTION.py)")
-    export.set_defaults(run=_export, wrong=export.error)
-
-
-def _export(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit.experiments.script import export
-
-    out = args.out or Path(f"{args.function}.py")
-    check_folder(out, args.wrong)
-    text = export(args.source, args.function)
-    write(out, lambda: out.write_text(text, "utf-8"))
-    print(f"Written: {out}. Run: torchrun --nproc-per-node=4 {out}")
-
-
 # -- distkit grade and assignments: exercises ----------------------------------------------------
 
 

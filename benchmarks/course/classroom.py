@@ -187,7 +187,7 @@ def _answer(name: str, kind: str, reports: Path) -> str:
 
 
 def _wrong(rows: list[dict[str, Any]], kind: str) -> Iterator[str]:
-    """What is wrong with the report on a submission."""
+    """The mistakes in the report on a submission."""
     for name in TASKS:
         of = [row for row in rows if row["criterion"].startswith(f"{name}.")]
         passed = bool(of) and all(row["status"] in ("pass", "blocked") for row in of)

@@ -36,6 +36,7 @@ def remarks(facts: Evidence, told: list[Finding]) -> Iterator[Finding]:
     yield from (f for f in _forgotten(facts, open_still) if not _is_told(f, told))
     yield from incomplete(facts)
     yield from _strangers(facts)
+    yield from groups.remarks(facts, told, forgotten)
     in_backend = [] if told else [*_in_backend(facts)]  # else that is why
     yield from _awaited(facts, {rank for finding in in_backend for rank in finding.waiting})
     yield from in_backend

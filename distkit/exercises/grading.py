@@ -1,8 +1,8 @@
-"""Grading of a class: each submission has a judge of its own; this process writes the reports.
+"""Grades a class: each submission has its own judge process; this process writes the reports.
 
-A judge sends plain values and has ended, with all that its submission has started, before the
-report is written. Reports are kept in memory until the last submission is graded: files that have
-changed meanwhile are written again.
+A judge sends plain values. The report is written after the judge, and all that the submission has
+started, has ended. Reports stay in memory until the last submission is graded: a file that was
+changed is written again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from distkit.exercises import TASKS
 from distkit.exercises.judge import row
 from distkit.exercises.task import BLOCKED, FAIL, PASS
 
-#: What a judge's process runs.
+#: The functions that a judge's process runs.
 _JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit.exercises.judge:main"
 
 #: A judge that says nothing for longer than this has hung, and is killed [s].
@@ -169,7 +169,7 @@ def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
 
 
 def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
-    """What a judge of a submission says until it ends; then all that it has started has ended."""
+    """Start a judge, yield its messages, and end everything that it has started."""
     adopt_orphans()
     ours, theirs = socket.socketpair()
     ours.settimeout(SILENT)

@@ -1,7 +1,7 @@
-"""The judge of one submission: a process that reads and judges it, and ends.
+"""The judge of one submission: a process that reads it, judges it and ends.
 
-What the submission defines runs on ranks, which send plain values to this process. What it says
-of each criterion goes to the process that writes the reports.
+The submission's functions run on ranks, which send plain values to this process. It sends the rows
+of the report to the process that writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distkit.exercises.submissions import Written, read
 from distkit.exercises.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS, Criterion, Task, Verdict
 from distkit.trace.trace import Trace
 
-#: A longer text of a criterion is cut [characters]; the traces of all are kept up to here [bytes].
+#: Longest message of a criterion [characters], and size of all traces of a submission [bytes].
 LONGEST, EVIDENCE = 20_000, 1 << 25
 
 
@@ -29,7 +29,7 @@ def main(line: str, submission: str, *names: str) -> None:
     """Judge a submission.
 
     Args:
-        line: the file descriptor of the channel to who writes the reports.
+        line: the file descriptor of the channel to the process that writes the reports.
         submission: the path of the file.
         names: of the exercises; those in the submission if there are none.
     """
@@ -56,7 +56,7 @@ def _judged(task: Task, answer: Written | str | None) -> Verdict:
         return Verdict(task.name, FAIL, (Criterion("values", answer, FAIL),))
     try:
         return task.judge(answer)
-    except Exception as error:  # of what the ranks have sent
+    except Exception as error:  # the ranks may send anything
         why = f"the check failed: {type(error).__name__}: {error}"
         return Verdict(task.name, FAIL, (Criterion("check", why, FAIL),))
 

@@ -13,7 +13,7 @@ import numpy as np
 from distkit.algorithms.rounds import Round, held
 from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task
 from distkit.exercises.trials import Calls, returns, same
-from distkit.simulation.network import Link
+from distkit_simulation.network import Link
 
 # -- 02: the ring ------------------------------------------------------------------------------
 

@@ -144,15 +144,14 @@ class Handled:
     """A push, as a handler has handled it.
 
     Args:
-        sync: of the server, as all that follow; what it is without an explanation in
-            :class:`distkit.exercises.pages.Server`.
-        workers: see ``sync``.
-        said: what the handler returned.
+        sync: of the server, as in :class:`distkit.exercises.pages.Server`.
+        workers: of the server.
+        said: the value that the handler returned.
         before: ``waiting`` before the push.
-        value: afterwards.
-        updates: afterwards.
-        waiting: afterwards.
-        touched: whether it keeps anything.
+        value: of the server after the push.
+        updates: of the server after the push.
+        waiting: of the server after the push.
+        touched: whether the inbox or the set of seen pushes has entries.
     """
 
     sync: bool
@@ -197,10 +196,13 @@ def judge(mine: Answer) -> Iterator[Criterion]:
 def handled(
     mine: Answer, sync: bool, workers: int, messages: list[tuple[bool, int, int, bool]]
 ) -> list[Any]:
-    """What a handler makes of each push, up to an exception, which is told in words.
+    """The state after each push, up to an exception, whose text comes last.
 
-    The messages are whether it is a pull, else a push; of which worker; its number; and whether
-    the pull waits.
+    Args:
+        mine: the handler.
+        sync: whether the server is synchronous.
+        workers: their number.
+        messages: for each, whether it is a pull, its worker, its number, and whether it waits.
     """
     server, told = Server(sync, workers, torch.zeros(workers * ROUNDS)), list[Any]()
     try:

@@ -19,11 +19,11 @@ from distkit.exercises import TASKS
 #: The largest file that is read [bytes].
 LARGEST = 1 << 26
 
-#: What a submission defines, at the top level of a cell.
+#: The statements that are taken from a submission, at the top level of a cell.
 _DEFINITIONS = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 #: A cell that hands a function over: ``dk.check.NAME(function)``.
 _CHECKED = re.compile(r"\bcheck\.(\w+)\((\w+)\)")
-#: What text raises that is no notebook, or no Python.
+#: The errors of text that is no notebook, or no Python.
 _UNREADABLE = (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 
@@ -85,7 +85,7 @@ def _texts(submission: Path) -> list[str]:
 
 @dataclass
 class _Cell:
-    """What a cell defines: its functions, each with the number of its arguments; and more."""
+    """A cell: its functions with the number of their arguments, and the text of its definitions."""
 
     text: str
     functions: dict[str, int | None]

@@ -29,6 +29,7 @@ from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.errors import (
     CommunicationWarning,
     DeadlockError,
+    MismatchError,
     RankError,
     RunError,
     RunInterrupted,
@@ -64,7 +65,7 @@ WARM_UPS, PAIRS = 2, 5
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of a program: its results by rank, and the trace of the run."""
+    """The results of a program by rank, and the trace of the run."""
 
     results: list[Any]
     trace: Trace
@@ -73,7 +74,7 @@ class Tried:
 def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: object) -> Tried:
     """Run a program that tries an answer on n ranks, under the answer's name, which errors say.
 
-    What the ranks send is plain values: the answer runs there, and nothing of it runs here.
+    The answer runs on the ranks only: they send plain values.
 
     Raises:
         NotAttempted: it is a stub.
@@ -136,7 +137,7 @@ def returns(
     words: Callable[..., str],
     call: Callable[..., Any] = lambda mine, *case: mine(*case),
 ) -> Iterator[Any]:
-    """What an answer returns in each case; it is called on a rank.
+    """Call an answer on a rank, in each case, and yield the values that it returns.
 
     Args:
         mine: the answer.

@@ -1,7 +1,7 @@
-"""Values of an answer as bytes: it computes them on a rank, and they are judged elsewhere.
+"""Packs the values of an answer on its rank, and unpacks them where they are judged.
 
-Reading them executes nothing. Numbers, text, containers and tensors arrive as they were; of
-anything else its text arrives.
+Unpacking executes nothing. Numbers, text, containers and tensors arrive as they were; any other
+object is replaced by its text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 _CONTAINERS = {kind.__name__: kind for kind in (tuple, set, frozenset)}
 _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
-#: What damaged bytes raise when they are read.
+#: The errors of bytes that hold no value.
 DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError, RuntimeError)
 
 

@@ -19,7 +19,7 @@ from distkit.recording.plain import decode, encode
 #: So many events are kept, each in so many bytes (longer ones are left out).
 SLOTS, SIZE = 256, 512
 
-#: What reading a box raises if it is damaged: the end came as an entry was written.
+#: The errors of a damaged box: the process ended while it wrote an entry.
 DAMAGED = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
 
 #: The run, the event's number in it from 1, bytes that follow; seq, operation, state and time.

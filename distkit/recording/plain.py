@@ -1,4 +1,4 @@
-"""Plain values as msgpack: to decode them executes nothing, whoever has written them."""
+"""Plain values as msgpack. Decoding executes nothing, whoever has encoded them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[Numbered]]).decode
 
 
 def encode(value: Any) -> bytes:
-    """Numbers, text, bytes, None, dataclasses, and lists, tuples and dicts of them.
+    """Pack numbers, text, bytes, None, dataclasses, and lists, tuples and dicts of them.
 
-    Of anything else its text is packed, and so it is of an integer of more than 64 bits.
+    Any other object, and an integer of more than 64 bits, is replaced by its text.
     """
     try:
         return _pack(value)
@@ -49,7 +49,7 @@ def _fitting(value: Any) -> Any:
 
 
 def decode(packed: Any) -> Any:
-    """What was encoded, with tuples for lists.
+    """Unpack a value, with tuples for lists.
 
     Raises:
         msgspec.DecodeError: it is no msgpack.

@@ -19,7 +19,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distkit.events import LINES, NO_ATTRIBUTES, WORLD, Attributes, Event, Op, State, Summary
+from distkit.errors import OWN
+from distkit.events import (
+    LINES,
+    NO_ATTRIBUTES,
+    STACK,
+    WORLD,
+    Attributes,
+    Event,
+    Op,
+    State,
+    Summary,
+)
 from distkit.recording.plain import Row, encode_rows
 
 if TYPE_CHECKING:

@@ -424,7 +424,7 @@ with dk.Cluster(2).wait() as cluster:
     print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
 """
 REFUSED = "belongs to the process that this one was forked from. Use it there, or make a cluster"
-#: What children do, and what they print.
+#: The statements that children execute, and the text that they print.
 IN_FORKS = {
     "pass": "",
     "cluster.stop()": "",

@@ -1,4 +1,4 @@
-"""What the exercises judge by: formulas, schedules, and how busy the machine is."""
+"""The exercises judge by formulas, schedules, and how busy the machine is."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ PLAIN = st.recursive(
 
 @settings(max_examples=50)
 @given(PLAIN)
-def test_plain_values_arrive_as_they_were(value: Any) -> None:
+def test_plain_values_arrive_unchanged(value: Any) -> None:
     assert values.unpack(values.pack(value)) == value
 
 
@@ -118,7 +118,7 @@ def test_tensors_arrive_with_their_shape_and_dtype(dtype: Any, shape: tuple[int,
     assert came.dtype == dtype and came.shape == shape and torch.equal(came, sent)
 
 
-def test_of_any_other_object_its_text_arrives() -> None:
+def test_any_other_object_is_replaced_by_its_text() -> None:
     assert repr(values.unpack(values.pack((1, print)))) == "(1, <built-in function print>)"
 
 

@@ -34,6 +34,8 @@ def _find_package() -> None:
         "distkit", root / "__init__.py", submodule_search_locations=[str(root)]
     )
     assert spec is not None and spec.loader is not None
+    if (companions := root.parent / "companions").is_dir():  # of a checkout
+        sys.path.append(str(companions))
     package = sys.modules["distkit"] = module_from_spec(spec)
     spec.loader.exec_module(package)
 

@@ -37,7 +37,7 @@ from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.launched import Launched, recognise
 from distkit.recording.plain import Row, encode_rows
-from distkit.recording.rankfile import SUFFIX, RankFile, clock
+from distkit.recording.rankfile import SUFFIX, RankFile, clock, pid_namespace
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import Witness, look_after_backward, told

@@ -151,7 +151,8 @@ class Conductor:
         self._on_crash = "halt"  # of a rank that dies
         #: Two machines, and the ranks that do not reach the other of them.
         self._unreached: dict[frozenset[str], set[int]] = defaultdict(set)
-        self._interrupted, self._afterwards = False, "the cluster is ready for the next run"
+        self._interrupted, self._afterwards = False, afterwards
+        self._replaces = afterwards == READY
         self.forked = False  # it is the run of this process's parent
         self.left = False  # the kernel that began it has ended: the ranks have been told to end it
         self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
