@@ -25,33 +25,33 @@ class Line(NamedTuple):
 #: test fails when one grows beyond its line. A commit that makes a package smaller lowers its line;
 #: a package that moves takes its line along.
 LINES = {
-    "distkit": Line(2_183, 550),
+    "distkit": Line(2_176, 550),
     "distkit/algorithms": Line(1_651, 1_300),
     "distkit/checkup": Line(973, 0),
-    "distkit/cluster": Line(7_638, 3_000),
+    "distkit/cluster": Line(7_697, 3_000),
     "distkit/data": Line(362, 350),
-    "distkit/diagnosis": Line(2_563, 1_800),
-    "distkit/exercises": Line(2_583, 0),
+    "distkit/diagnosis": Line(2_566, 1_800),
+    "distkit/exercises": Line(2_693, 0),
     "distkit/kvstore": Line(4_353, 1_700),
     "distkit/laboratory": Line(699, 0),
-    "distkit/recording": Line(2_389, 1_600),
+    "distkit/recording": Line(2_416, 1_600),
     "distkit/strategies": Line(2_192, 0),
     "distkit/trace": Line(2_114, 700),
     "distkit/views": Line(6_534, 3_800),
     "companions/distkit_experiments": Line(801, 800),
     "companions/distkit_simulation": Line(1_403, 1_400),
-    "tests": Line(27_081, 16_000),
+    "tests": Line(27_176, 16_000),
     "tests/stress": Line(470, 4_000),
-    "benchmarks": Line(7_843, 2_000),
+    "benchmarks": Line(7_852, 2_000),
 }
 #: Those of them that are not what a reader installs or opens.
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(36_234, 15_000),
-    "the whole product": Line(38_438, 25_000),
+    "all of distkit": Line(36_426, 15_000),
+    "the whole product": Line(38_630, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(339, 150),
+    "files in distkit": Line(342, 150),
     "names at the top level": Line(78, 23),
 }
 
