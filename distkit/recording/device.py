@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from distkit.recording.plain import Values
+
 #: Held while the GPU is asked. A capture of a CUDA graph holds it until its end: it would fail if
 #: another thread asked the GPU for anything.
 asking = threading.Lock()
@@ -80,7 +82,7 @@ class Later:
         ).copy_(numbers, non_blocking=True)
         self._event = device.event()
 
-    def take(self) -> tuple[Any, ...] | None:
+    def take(self) -> Values | None:
         """Summary's fields, as those that ``summarize`` returns; None if not yet."""
         if not _has_come(self._event):
             return None

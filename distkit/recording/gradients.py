@@ -32,6 +32,8 @@ from distkit.recording.recorder import VALUES, Recorder, user_line
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from distkit.recording.plain import Values
+
 #: Every step is looked at up to this one, then every second, fourth … each time it doubles.
 STEPS = 64
 #: A sketch looks at every element only of smaller models.
@@ -173,7 +175,7 @@ def looked_at(step: int) -> bool:
     return step < STEPS or step % (1 << (step // STEPS).bit_length()) == 0
 
 
-def sketch(tensors: Sequence[Tensor]) -> tuple[int, tuple[Any, ...]]:
+def sketch(tensors: Sequence[Tensor]) -> tuple[int, Values]:
     """A checksum of the tensors' bits, and 64 sums of their elements with random signs.
 
     Two sketches differ, in Euclidean norm, about as much as the tensors do. Source: Charikar,
@@ -226,9 +228,9 @@ def _put(rec: Recorder, seq: int, state: State, what: str, name: str, gradient: 
     )
 
 
-def _numbers(values: tuple[float, ...], size: int) -> tuple[Any, ...]:
+def _numbers(values: tuple[float, ...], size: int) -> Values:
     known = [v for v in values if not math.isnan(v)] or [math.nan]
-    return values, math.sqrt(sum(v * v for v in known)), min(known), max(known), size
+    return values, math.sqrt(sum(v * v for v in known)), min(known), max(known), size, False
 
 
 def _inside(model: nn.Module) -> nn.Module:

@@ -31,15 +31,12 @@ from distkit.events import (
     State,
     Summary,
 )
-from distkit.recording.plain import Row, encode_rows
+from distkit.recording.plain import Row, Values, encode_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from distkit.recording.device import Later
-
-    #: A summary as a tuple, or one that is on its way from a GPU.
-    Values = tuple[Any, ...] | Later
 
 #: A summary shows at most this many values, and looks at every element only of smaller tensors.
 VALUES, EXACT = 64, 65_536
@@ -163,7 +160,7 @@ class Recorder:
         where: str = "",
         attributes: Facts = (),
         match: str | None = None,
-        summary: Values | None = None,
+        summary: Values | Later | None = None,
     ) -> None:
         """Note one transition, now."""
         fields = peer, group, nbytes, shape, dtype, tag, where, attributes, match
@@ -176,7 +173,7 @@ class Recorder:
         state: State,
         at: float,
         fields: tuple[Any, ...],
-        summary: Values | None = None,
+        summary: Values | Later | None = None,
     ) -> None:
         """Like :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
         if len(self._rows) >= self.limit:
@@ -203,7 +200,7 @@ class Recorder:
         self.without_values += 1
         return False
 
-    def look(self, *tensors: Tensor) -> Values | None:
+    def look(self, *tensors: Tensor) -> Values | Later | None:
         """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps."""
         began = time.thread_time()  # on a busy machine the others' time does not count
         torch = sys.modules["torch"]
@@ -390,7 +387,7 @@ def mark(label: str) -> Iterator[None]:
 # -- values ---------------------------------------------------------------------
 
 
-def summarize(*tensors: Tensor) -> Values | None:
+def summarize(*tensors: Tensor) -> Values | Later | None:
     """A bounded picture of the values: Summary's fields, as a tuple. None for no elements.
 
     Several tensors count as one long one, and of a sparse one the stored values. Its cost does
@@ -435,7 +432,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return *index, t.values()
 
 
-def _unnoticed(*tensors: Tensor) -> Values | None:
+def _unnoticed(*tensors: Tensor) -> Values | Later | None:
     """Same as :func:`summarize`, invisible to modes by which the program watches its operations."""
     from torch.utils._python_dispatch import _disable_current_modes
 
