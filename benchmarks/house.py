@@ -34,13 +34,13 @@ LINES = {
     "distkit/exercises": Line(2_693, 0),
     "distkit/kvstore": Line(4_353, 1_700),
     "distkit/laboratory": Line(699, 0),
-    "distkit/recording": Line(2_416, 1_600),
+    "distkit/recording": Line(2_417, 1_600),
     "distkit/strategies": Line(2_192, 0),
     "distkit/trace": Line(2_114, 700),
     "distkit/views": Line(6_534, 3_800),
-    "companions/distkit_experiments": Line(801, 800),
+    "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_simulation": Line(1_403, 1_400),
-    "tests": Line(27_176, 16_000),
+    "tests": Line(27_177, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_852, 2_000),
 }
@@ -48,8 +48,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(36_426, 15_000),
-    "the whole product": Line(38_630, 25_000),
+    "all of distkit": Line(36_427, 15_000),
+    "the whole product": Line(38_634, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(342, 150),
     "names at the top level": Line(78, 23),

@@ -40,6 +40,8 @@ SECONDS, OUTCOME = "seconds", "outcome"
 WIDTH, HEIGHT, LINE, DPI = 4.6, 3.0, 0.24, 72
 #: The size of its letters [points].
 LETTERS = 11.5
+#: Longer words are cut at this many letters.
+LONGEST = 20
 #: A picture shows this many results at first: the seconds, and what the function returned.
 RESULTS = 2
 #: This many series have a colour and a name each; the latest runs say what is varied.
@@ -235,7 +237,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     along = against if against in names else names[0]
     series: dict[str, list[Record]] = defaultdict(list)
     for r in well:
-        others = (f"{n}={shown(n, r.parameters.get(n))}" for n in names if n != along)
+        others = (f"{n}={_short(shown(n, r.parameters.get(n)))}" for n in names if n != along)
         series[", ".join(others)].append(r)
     lines = min(len(series), NAMED) * (len(series) > 1)
     figure = figures.new(WIDTH * len(results), HEIGHT + LINE * lines, dpi=DPI)
@@ -280,13 +282,18 @@ def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], fl
     """Prepare the x axis for these values; returns where each one stands."""
     if not all(map(is_number, values)):
         words = [*dict.fromkeys(map(said, values))]
-        axes.set_xticks(range(len(words)), words)
+        axes.set_xticks(range(len(words)), map(_short, words))
         return lambda value: words.index(said(value))
     if values and 0 < min(values) <= max(values) / 8:
         axes.set_xscale("log", base=10 if any(isinstance(x, float) for x in values) else 2)
         axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda x, _: shown(against, int(x) if x == int(x) else x))
     return float
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for the axes."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
 def _dress(axes: Axes, result: str, against: str) -> None:
