@@ -115,7 +115,7 @@ class Trial:
             after = [row[2] for row in self.cluster.status().rows]
             verdict.restart = self._timed(verdict, "restart", lambda: self._restart(verdict))
         told = " ".join([verdict.said, *(str(w.message) for w in warned)])
-        fresh = "has a new process" in told
+        fresh = re.search(r"rank \d+ has a new process", told) is not None
         if abuse.replaced not in (None, fresh) or (fresh and before == after):
             verdict.wrong.append(f"a new process: {fresh}")
         return verdict

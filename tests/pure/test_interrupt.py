@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pickle import dumps
-
 import pytest
 
 from distkit.cluster.runs import run as runs
@@ -12,13 +10,14 @@ from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import RunStopped
 from distkit.events import WORLD, Op, State
+from distkit.recording.plain import encode_rows
 
 FIELDS = (None, WORLD, 0, (), "", None, "", (), None)
 
 
 def told(it: Conductor, rank: int, *rows: tuple[int, Op, State]) -> None:
     packed = [(seq, op, state, 0.1, FIELDS, None) for seq, op, state in rows]
-    it.live.add(rank, len(packed), dumps(packed))
+    it.live.add(rank, len(packed), encode_rows(packed))
 
 
 class Interrupted(Run):

@@ -49,7 +49,8 @@ LAYERS = {
     "errors": "",
     "shadowing": "",
     "gone": "",
-    "lazy": "gone",
+    "lazy": "gone companions",
+    "companions": "errors",
     "probe": "",  # it is sent to machines where distkit is not
     "events": "",
     "consistency": "",
@@ -71,7 +72,6 @@ TOP = {
     "__main__",
     "attach",
     "cli",
-    "companions",
     "demos",
     "following",
     "hangs",

@@ -111,7 +111,7 @@ def test_a_trace_put_together_while_the_run_ends_is_not_what_remains(
     run = Run(conductor)
     crew: Any = OneRank()
 
-    def end(events: list[Any]) -> dict[str, str]:
+    def end(events: list[Any], ended: list[str]) -> dict[str, str]:
         monkeypatch.undo()
         conductor.live.mark_replacement(0, "the last", 0.0, 1.0)
         conductor.add_outcome(Outcome(0, result=dumps(7), intact=True))
