@@ -66,9 +66,6 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from distkit.events import Event, Message, Op, Span, State, Summary
-    from distkit.exercises import check, hint, solution
-    from distkit.exercises.concepts import concept_check
-    from distkit.exercises.predictions import predict
     from distkit.following import follow
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
@@ -76,6 +73,9 @@ if TYPE_CHECKING:
     from distkit.recording.trouble import trouble
     from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
+    from distkit_course import check, hint, solution
+    from distkit_course.concepts import concept_check
+    from distkit_course.predictions import predict
     from distkit_experiments import Experiment, sweep
     from distkit_simulation import Link, Network, calibrate, cost, parallel, simulate
     from distkit_simulation.parallel import Layout, shards
@@ -117,9 +117,9 @@ _HOMES = {
     # how long it would take
     "distkit_simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
-    "distkit.exercises": ["check", "hint", "solution"],
-    "distkit.exercises.predictions": ["predict"],
-    "distkit.exercises.concepts": ["concept_check"],
+    "distkit_course": ["check", "hint", "solution"],
+    "distkit_course.predictions": ["predict"],
+    "distkit_course.concepts": ["concept_check"],
     # what can go wrong
     "distkit.recording.trouble": ["trouble"],
     "distkit.errors": [

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from distkit.companions import load
 from distkit.errors import (
     CommunicationWarning,
     DeadlockError,
@@ -498,8 +499,7 @@ def add_grade(commands: Any) -> None:
 
 
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:
-    from distkit.exercises.grading import grade
-
+    grade = load("distkit_course.grading").grade
     names = [name for name in args.exercises.split(",") if name]
     write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
     codes = set()
@@ -524,9 +524,7 @@ def add_assignments(commands: Any) -> None:
 
 
 def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit.exercises import assignments
-
-    for file in assignments.write(args.folder, args.lessons):
+    for file in load("distkit_course.assignments").write(args.folder, args.lessons):
         print(file)
 
 
@@ -545,10 +543,9 @@ def add_answers(commands: Any) -> None:
 
 
 def _answers(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit.exercises.concepts import CONCEPTS
-    from distkit.exercises.questions import lessons
-
-    print("\n\n".join(CONCEPTS[lesson].answers for lesson in lessons(args.lessons)))
+    concepts = load("distkit_course.concepts").CONCEPTS
+    lessons = load("distkit_course.questions").lessons(args.lessons)
+    print("\n\n".join(concepts[lesson].answers for lesson in lessons))
 
 
 # -- distkit lab and distkit bench: what the checkout has beside the package ---------------------

@@ -14,6 +14,7 @@ from distkit.errors import CompanionError
 
 #: Packages of distkit that have moved to a companion.
 MOVED = {
+    "distkit.exercises": "distkit_course",
     "distkit.experiments": "distkit_experiments",
     "distkit.parallel": "distkit_simulation.parallel",
     "distkit.simulation": "distkit_simulation",

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.course.lessons import none
 from benchmarks.figure import Figure
-from distkit.exercises import TASKS
-from distkit.exercises.task import Task
+from distkit_course import TASKS
+from distkit_course.task import Task
 
 
 def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:

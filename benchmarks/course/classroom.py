@@ -15,10 +15,10 @@ import psutil
 
 from benchmarks.course.lessons import none
 from benchmarks.figure import Figure
-from distkit.exercises import TASKS
-from distkit.exercises.assignments import solved
-from distkit.exercises.grading import grade
-from distkit.exercises.task import Task
+from distkit_course import TASKS
+from distkit_course.assignments import solved
+from distkit_course.grading import grade
+from distkit_course.task import Task
 
 #: Bodies of functions that use up the grader's machine, or leave something behind.
 WASTEFUL = {
@@ -103,7 +103,7 @@ HOSTILE = WASTEFUL | {
     "a judge that is changed": """
         import sys
         for name, module in list(sys.modules.items()):
-            if name.startswith('distkit.exercises'):
+            if name.startswith('distkit_course'):
                 for word in ('same', 'returns', 'tried'):
                     setattr(module, word, lambda *args: True)
                 module.FAIL = module.NOT_ATTEMPTED = 'pass'

@@ -9,10 +9,10 @@ import pytest
 
 from distkit.cli import main
 from distkit.errors import DistkitError
-from distkit.exercises.concepts import CONCEPTS, concept_check, systems
-from distkit.exercises.predictions import Prediction
 from distkit.views.timeline.columns import Columns
 from distkit.views.widget.view import View
+from distkit_course.concepts import CONCEPTS, concept_check, systems
+from distkit_course.predictions import Prediction
 
 
 def places(lesson: str) -> list[int]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from distkit.errors import DistkitError
-from distkit.exercises import predictions
-from distkit.exercises.predictions import Prediction, predict
+from distkit_course import predictions
+from distkit_course.predictions import Prediction, predict
 
 
 def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple[str, str]:

@@ -65,7 +65,6 @@ LAYERS = {
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
     "laboratory": WAIST + "cluster",  # for its folders
     "checkup": WAIST + "cluster views",
-    "exercises": WAIST + "algorithms kvstore cluster views",
 }
 TOP = {
     "__init__",
@@ -80,10 +79,11 @@ TOP = {
 }  # may import all
 # Each companion, and the other companions that it may import; distkit they all do.
 USES = {
+    "distkit_course": "distkit_simulation",
     "distkit_experiments": "",
     "distkit_simulation": "",
 }
-BECOME_COMPANIONS = {"checkup", "exercises"}  # until they are, they may import one
+BECOME_COMPANIONS = {"checkup"}  # until they are, they may import one
 
 
 # -- imports ---------------------------------------------------------------------

@@ -10,11 +10,11 @@ import anywidget
 import traitlets
 
 from distkit.errors import DistkitError
-from distkit.exercises.predictions import Comparison, Prediction, worded
 from distkit.trace.trace import Trace
 from distkit.views import Servers, Timeline
 from distkit.views.widget.assets import FORMAT, css, esm
 from distkit.views.widget.snapshot import HtmlSnapshot
+from distkit_course.predictions import Comparison, Prediction, worded
 
 
 @dataclass(frozen=True)

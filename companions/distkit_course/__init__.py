@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from distkit.exercises import collectives, messages, models, own, placing, serving, training
-from distkit.exercises.questions import LESSONS, QUESTIONS, Question
-from distkit.exercises.task import Answer, Source, Task, Verdict, Words, source
+from distkit_course import collectives, messages, models, own, placing, serving, training
+from distkit_course.questions import LESSONS, QUESTIONS, Question
+from distkit_course.task import Answer, Source, Task, Verdict, Words, source
 
 __all__ = ["LESSONS", "QUESTIONS", "TASKS", "check", "hint", "solution"]
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.events import Op, Span
-from distkit.exercises.concepts.concept import Ask, Concept
-from distkit.exercises.concepts.scripted import (
+from distkit.trace.trace import Trace
+from distkit_course.concepts.concept import Ask, Concept
+from distkit_course.concepts.scripted import (
     MS,
     Line,
     calls,
@@ -20,7 +21,6 @@ from distkit.exercises.concepts.scripted import (
     updates,
     work,
 )
-from distkit.trace.trace import Trace
 from distkit_simulation.network import Link, Network
 from distkit_simulation.serving import parameter_server
 from distkit_simulation.simulator import Stragglers

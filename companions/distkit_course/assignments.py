@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import DistkitError
-from distkit.exercises import LESSONS, QUESTIONS, TASKS, questions
-from distkit.exercises.questions import LEVELS, Question
-from distkit.exercises.task import Task, source
+from distkit_course import LESSONS, QUESTIONS, TASKS, questions
+from distkit_course.questions import LEVELS, Question
+from distkit_course.task import Task, source
 
 #: Points of a question, which a teacher gives.
 _POINTS = len(LEVELS)

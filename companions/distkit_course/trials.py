@@ -35,9 +35,13 @@ from distkit.errors import (
     RunInterrupted,
     StartError,
 )
-from distkit.exercises import values
-from distkit.exercises.confinement import CPU, SECONDS, confine
-from distkit.exercises.task import (
+from distkit.trace.trace import Trace
+from distkit.views.compare.figures import rounds
+from distkit.views.scene.units import count
+from distkit.views.timeline.columns import Columns
+from distkit_course import values
+from distkit_course.confinement import CPU, SECONDS, confine
+from distkit_course.task import (
     BLOCKED,
     WASTEFUL,
     Answer,
@@ -48,10 +52,6 @@ from distkit.exercises.task import (
     name_of,
     raised,
 )
-from distkit.trace.trace import Trace
-from distkit.views.compare.figures import rounds
-from distkit.views.scene.units import count
-from distkit.views.timeline.columns import Columns
 
 #: One frame of a rank's traceback.
 _FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')

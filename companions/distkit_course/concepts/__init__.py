@@ -9,8 +9,8 @@ Example::
 from __future__ import annotations
 
 from distkit.errors import DistkitError
-from distkit.exercises.concepts import messages, models, strategies, systems
-from distkit.exercises.concepts.concept import Concept, ConceptCheck
+from distkit_course.concepts import messages, models, strategies, systems
+from distkit_course.concepts.concept import Concept, ConceptCheck
 
 __all__ = ["CONCEPTS", "concept_check"]
 

@@ -27,12 +27,12 @@ from distkit.cluster.processes.descendants import (
     end_orphans,
 )
 from distkit.errors import DistkitError
-from distkit.exercises import TASKS
-from distkit.exercises.judge import row
-from distkit.exercises.task import BLOCKED, FAIL, PASS
+from distkit_course import TASKS
+from distkit_course.judge import row
+from distkit_course.task import BLOCKED, FAIL, PASS
 
 #: The functions that a judge's process runs.
-_JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit.exercises.judge:main"
+_JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit_course.judge:main"
 
 #: A judge that says nothing for longer than this has hung, and is killed [s].
 SILENT = 300.0

@@ -6,8 +6,11 @@ import math
 from dataclasses import replace
 
 from distkit.events import Op, State
-from distkit.exercises.concepts.concept import Ask, Concept
-from distkit.exercises.concepts.scripted import (
+from distkit.trace.trace import Trace
+from distkit.views import Servers
+from distkit.views.scene.units import human_seconds
+from distkit_course.concepts.concept import Ask, Concept
+from distkit_course.concepts.scripted import (
     MIB,
     MS,
     RANKS,
@@ -23,9 +26,6 @@ from distkit.exercises.concepts.scripted import (
     updates,
     waited,
 )
-from distkit.trace.trace import Trace
-from distkit.views import Servers
-from distkit.views.scene.units import human_seconds
 from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
 from distkit_simulation.serving import parameter_server

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from distkit.events import Op, Span
-from distkit.exercises.concepts.concept import Ask, Concept
-from distkit.exercises.concepts.scripted import (
+from distkit.trace.trace import Trace
+from distkit_course.concepts.concept import Ask, Concept
+from distkit_course.concepts.scripted import (
     MS,
     RANKS,
     Line,
@@ -21,7 +22,6 @@ from distkit.exercises.concepts.scripted import (
     waited,
     work,
 )
-from distkit.trace.trace import Trace
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import simulate
 

@@ -11,10 +11,10 @@ from torch import Tensor, arange, cat, empty_like, equal, stack, tensor, zeros
 from distkit import events
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.rounds import traffic
-from distkit.exercises.task import Answer, Criterion, Mistake, NotAttempted, Task
-from distkit.exercises.trials import at_most, measured, tried
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import count
+from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
+from distkit_course.trials import at_most, measured, tried
 
 #: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
 Call = Callable[[Callable[..., object], int, int, int], Tensor]

@@ -8,8 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distkit.events import Op, Span
-from distkit.exercises.concepts.concept import Ask, Concept
-from distkit.exercises.concepts.scripted import (
+from distkit.trace.hosts import agreement, hosts_of
+from distkit.trace.trace import Trace
+from distkit.views import Servers
+from distkit.views.scene.units import human_bytes, human_seconds, joined
+from distkit_course.concepts.concept import Ask, Concept
+from distkit_course.concepts.scripted import (
     MIB,
     MS,
     Line,
@@ -22,10 +26,6 @@ from distkit.exercises.concepts.scripted import (
     updates,
     waited,
 )
-from distkit.trace.hosts import agreement, hosts_of
-from distkit.trace.trace import Trace
-from distkit.views import Servers
-from distkit.views.scene.units import human_bytes, human_seconds, joined
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import Stragglers, simulate
 

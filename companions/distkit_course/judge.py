@@ -15,11 +15,11 @@ from typing import Any
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import die_with_parent
 from distkit.errors import DistkitError
-from distkit.exercises import TASKS
-from distkit.exercises.confinement import JUDGE, limit_memory
-from distkit.exercises.submissions import Written, read
-from distkit.exercises.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS, Criterion, Task, Verdict
 from distkit.trace.trace import Trace
+from distkit_course import TASKS
+from distkit_course.confinement import JUDGE, limit_memory
+from distkit_course.submissions import Written, read
+from distkit_course.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS, Criterion, Task, Verdict
 
 #: Longest message of a criterion [characters], and size of all traces of a submission [bytes].
 LONGEST, EVIDENCE = 20_000, 1 << 25
