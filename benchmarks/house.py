@@ -25,7 +25,7 @@ class Line(NamedTuple):
 #: test fails when one grows beyond its line. A commit that makes a package smaller lowers its line;
 #: a package that moves takes its line along.
 LINES = {
-    "distkit": Line(2_176, 550),
+    "distkit": Line(2_138, 550),
     "distkit/algorithms": Line(1_651, 1_300),
     "distkit/checkup": Line(973, 0),
     "distkit/cluster": Line(7_697, 3_000),
@@ -37,10 +37,11 @@ LINES = {
     "distkit/strategies": Line(2_192, 0),
     "distkit/trace": Line(2_114, 700),
     "distkit/views": Line(6_534, 3_800),
-    "companions/distkit_course": Line(2_693, 1_300),
+    "companions/distkit_course": Line(1_201, 1_300),
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_simulation": Line(1_403, 1_400),
-    "tests": Line(27_177, 16_000),
+    "notebooks/course": Line(1_553, 1_200),
+    "tests": Line(27_180, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_852, 2_000),
 }
@@ -48,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(33_734, 15_000),
-    "the whole product": Line(38_634, 25_000),
+    "all of distkit": Line(33_696, 15_000),
+    "the whole product": Line(38_657, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(316, 150),
     "names at the top level": Line(78, 23),

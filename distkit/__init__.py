@@ -73,9 +73,7 @@ if TYPE_CHECKING:
     from distkit.recording.trouble import trouble
     from distkit.trace.trace import Trace
     from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
-    from distkit_course import check, hint, solution
-    from distkit_course.concepts import concept_check
-    from distkit_course.predictions import predict
+    from distkit_course import check, concept_check, hint, predict, solution
     from distkit_experiments import Experiment, sweep
     from distkit_simulation import Link, Network, calibrate, cost, parallel, simulate
     from distkit_simulation.parallel import Layout, shards
@@ -117,9 +115,7 @@ _HOMES = {
     # how long it would take
     "distkit_simulation": ["Link", "Network", "calibrate", "cost", "simulate"],
     # your turn
-    "distkit_course": ["check", "hint", "solution"],
-    "distkit_course.predictions": ["predict"],
-    "distkit_course.concepts": ["concept_check"],
+    "distkit_course": ["check", "hint", "solution", "predict", "concept_check"],
     # what can go wrong
     "distkit.recording.trouble": ["trouble"],
     "distkit.errors": [

@@ -20,7 +20,7 @@ import time
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distkit.companions import load
 from distkit.errors import (
     CommunicationWarning,
+    CompanionError,
     DeadlockError,
     DistkitError,
     RunError,
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 
     #: Shows that something is going on: its name and title in, its progress out.
     Bar = Callable[[str, str], AbstractContextManager[Progress]]
+
+
+#: The commands of companions, and the module of each, which adds them to the parser.
+COMPANIONS = dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"distkit: {gone}", file=sys.stderr)
         return 2
     cut = words.index("--") if "--" in words else len(words)
-    args = _parser().parse_args(words[:cut])
     try:
+        if words and words[0] in COMPANIONS:
+            load(COMPANIONS[words[0]])
+        args = _parser().parse_args(words[:cut])
         return int(args.run(args, words[cut + 1 :]) or 0)
     except KeyboardInterrupt:
         print("\ndistkit: interrupted", file=sys.stderr)
@@ -86,9 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_lab)
     hosts = (add_lab_hosts, add_clusters)
-    teaching = (add_grade, add_assignments, add_answers)
-    for add in (*adding, *hosts, *teaching, add_bench):
+    for add in (*adding, *hosts, add_bench):
         add(commands)
+    for module in set(COMPANIONS.values()):
+        with suppress(CompanionError):
+            load(module).add(commands)
     return parser
 
 
@@ -476,76 +485,6 @@ def _examining(stage: str) -> None:
 
 def _silence(stage: str) -> None:
     """What is going on is only for those who wait."""
-
-
-# -- distkit grade and assignments: exercises ----------------------------------------------------
-
-
-def add_grade(commands: Any) -> None:
-    """Tell the parser about ``grade``."""
-    grade = commands.add_parser(
-        "grade",
-        help="grade submissions of the exercises",
-        description="Grade submissions. Exit status 0: all pass; 1: some do not, or a submission "
-        "has no exercise; 2: some are blocked, as the machine is too busy, and all others pass.",
-    )
-    what = "a notebook or a Python file with functions of the exercises' names"
-    grade.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
-    where = "where the reports go: a JSON file for each submission (reports)"
-    grade.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
-    which = "these exercises, separated by commas; those of a submission without it"
-    grade.add_argument("--exercises", default="", metavar="NAMES", help=which)
-    grade.set_defaults(run=_grade, wrong=grade.error)
-
-
-def _grade(args: argparse.Namespace, rest: list[str]) -> int:
-    grade = load("distkit_course.grading").grade
-    names = [name for name in args.exercises.split(",") if name]
-    write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
-    codes = set()
-    for submission, report in zip(
-        args.submissions, grade(args.submissions, args.reports, names), strict=True
-    ):
-        codes.add(report.exit_code)
-        empty = "" if report.criteria else " (there is no exercise in it)"
-        file = args.reports / f"{report.submission}.json"
-        print(f"{submission}: {report.points} of {report.max} points{empty}, {file}")
-        for path in report.restored:
-            print(f"distkit: {path} changed meanwhile, and is written again", file=sys.stderr)
-    return 1 if 1 in codes else max(codes)
-
-
-def add_assignments(commands: Any) -> None:
-    """Tell the parser about ``assignments``."""
-    made = commands.add_parser("assignments", help="write the exercises as nbgrader's assignments")
-    made.add_argument("folder", type=Path, metavar="DIR", help="of a course of nbgrader")
-    _add_lessons(made)
-    made.set_defaults(run=_assignments)
-
-
-def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
-    for file in load("distkit_course.assignments").write(args.folder, args.lessons):
-        print(file)
-
-
-def _add_lessons(command: Any) -> None:
-    which = "beginnings of lessons' names, such as 02; all without them"
-    command.add_argument("lessons", nargs="*", metavar="LESSON", help=which)
-
-
-def add_answers(commands: Any) -> None:
-    """Tell the parser about ``answers``."""
-    answers = commands.add_parser(
-        "answers", help="print the answers of the concept checks, for teachers"
-    )
-    _add_lessons(answers)
-    answers.set_defaults(run=_answers)
-
-
-def _answers(args: argparse.Namespace, rest: list[str]) -> None:
-    concepts = load("distkit_course.concepts").CONCEPTS
-    lessons = load("distkit_course.questions").lessons(args.lessons)
-    print("\n\n".join(concepts[lesson].answers for lesson in lessons))
 
 
 # -- distkit lab and distkit bench: what the checkout has beside the package ---------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.course.lessons import none
 from benchmarks.figure import Figure
-from distkit_course import TASKS
+from distkit_course.exercises import TASKS
 from distkit_course.task import Task
 
 

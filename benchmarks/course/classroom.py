@@ -15,8 +15,8 @@ import psutil
 
 from benchmarks.course.lessons import none
 from benchmarks.figure import Figure
-from distkit_course import TASKS
 from distkit_course.assignments import solved
+from distkit_course.exercises import TASKS
 from distkit_course.grading import grade
 from distkit_course.task import Task
 

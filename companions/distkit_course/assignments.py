@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import DistkitError
-from distkit_course import LESSONS, QUESTIONS, TASKS, questions
+from distkit_course import questions
+from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.questions import LEVELS, Question
 from distkit_course.task import Task, source
 

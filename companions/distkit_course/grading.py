@@ -27,12 +27,12 @@ from distkit.cluster.processes.descendants import (
     end_orphans,
 )
 from distkit.errors import DistkitError
-from distkit_course import TASKS
-from distkit_course.judge import row
+from distkit_course.exercises import TASKS
+from distkit_course.judging import row
 from distkit_course.task import BLOCKED, FAIL, PASS
 
 #: The functions that a judge's process runs.
-_JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit_course.judge:main"
+_JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit_course.judging:main"
 
 #: A judge that says nothing for longer than this has hung, and is killed [s].
 SILENT = 300.0

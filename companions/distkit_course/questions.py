@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distkit.errors import DistkitError
+from distkit_course import content
 
 #: The levels of an answer, the best first.
 LEVELS = ("excellent", "good", "acceptable")
@@ -54,7 +55,7 @@ def _question(part: str) -> Question:
     return Question(name.strip(), question, (said.pop("hint"),), **said)
 
 
-_lessons = [*_read(Path(__file__).with_suffix(".md").read_text(encoding="utf-8"))]
+_lessons = [*_read(Path(content.__file__).with_name("questions.md").read_text(encoding="utf-8"))]
 
 #: Every question by name.
 QUESTIONS = {one.name: one for _, _, questions in _lessons for one in questions}

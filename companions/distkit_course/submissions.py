@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import DistkitError
-from distkit_course import TASKS
+from distkit_course.exercises import TASKS
 
 #: The largest file that is read [bytes].
 LARGEST = 1 << 26

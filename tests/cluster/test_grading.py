@@ -23,8 +23,9 @@ from benchmarks.course.classroom import HOSTILE, WASTEFUL, harmful
 from benchmarks.lab import surroundings
 from distkit.cli import main
 from distkit.errors import DistkitError
-from distkit_course import LESSONS, QUESTIONS, TASKS, assignments
+from distkit_course import assignments
 from distkit_course.assignments import solved
+from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.submissions import read
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from sheets import RESULTS, settle
 
-from distkit_course import LESSONS
+from distkit_course.exercises import LESSONS
 
 ROOT = Path(__file__).parents[2]
 FIRST = ROOT / "notebooks" / "01_messages.ipynb"

@@ -11,8 +11,9 @@ from distkit.cli import main
 from distkit.errors import DistkitError
 from distkit.views.timeline.columns import Columns
 from distkit.views.widget.view import View
-from distkit_course.concepts import CONCEPTS, concept_check, systems
+from distkit_course.content.quizzes import CONCEPTS, systems
 from distkit_course.predictions import Prediction
+from distkit_course.quizzes import concept_check
 
 
 def places(lesson: str) -> list[int]:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.algorithms.schedules import ring
 from distkit_course import values
-from distkit_course.models import broadcast_seconds, chunk_sent, crossover, order_1f1b
-from distkit_course.serving import STEPS, trained
+from distkit_course.content.models import broadcast_seconds, chunk_sent, crossover, order_1f1b
+from distkit_course.content.parameter_server import STEPS, trained
+from distkit_course.judges import judged
 from distkit_course.task import Criterion, Verdict
-from distkit_course.trials import judged
 from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import finish_times

@@ -233,10 +233,11 @@ def test_the_launcher_is_registered() -> None:
 
 def test_the_wheel_holds_distkit_and_its_companions_alone(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    parts = {PACKAGE: ROOT, COMPANIONS: COMPANIONS}
+    course = ROOT / "notebooks" / "course"
+    parts = {PACKAGE: "distkit", COMPANIONS: "", course: "distkit_course/content"}
     files = {
-        str(path.relative_to(root))
-        for folder, root in parts.items()
+        str(place / path.relative_to(folder))
+        for folder, place in ((folder, Path(name)) for folder, name in parts.items())
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }

@@ -17,11 +17,11 @@ from answers import answer, empty, stub
 from torch import Tensor
 
 import distkit as dk
-from distkit_course import LESSONS, QUESTIONS, TASKS
-from distkit_course.collectives import to_everybody
-from distkit_course.pages import Server
+from distkit_course.content.collectives import to_everybody
+from distkit_course.content.pages import Server
+from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
+from distkit_course.judges import Both
 from distkit_course.task import Task
-from distkit_course.trials import Both
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from distkit_course import TASKS
 from distkit_course.assignments import solved
+from distkit_course.exercises import TASKS
 
 
 def answer(name: str) -> Any:

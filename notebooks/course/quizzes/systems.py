@@ -12,8 +12,7 @@ from distkit.trace.hosts import agreement, hosts_of
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.units import human_bytes, human_seconds, joined
-from distkit_course.concepts.concept import Ask, Concept
-from distkit_course.concepts.scripted import (
+from distkit_course.content.quizzes.scripted import (
     MIB,
     MS,
     Line,
@@ -26,6 +25,7 @@ from distkit_course.concepts.scripted import (
     updates,
     waited,
 )
+from distkit_course.quizzes import Ask, Concept
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import Stragglers, simulate
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from distkit.algorithms.rounds import Round, held
+from distkit_course.judges import Calls, returns, same
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
-from distkit_course.trials import Calls, returns, same
 from distkit_simulation.network import Link
 
 # -- 02: the ring ------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import count
+from distkit_course.judges import at_most, measured, tried
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
-from distkit_course.trials import at_most, measured, tried
 
 #: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
 Call = Callable[[Callable[..., object], int, int, int], Tensor]

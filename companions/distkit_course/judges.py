@@ -98,7 +98,7 @@ def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: obje
 
 def _run(program: Callable[..., object], n: int, again: bool = True) -> Run:
     try:
-        server().preload(__package__)  # or each rank would import it for itself
+        server().preload("distkit_course.exercises")  # or each rank would import it for itself
         return run_ranks(program, n, within=SECONDS, raw=True)
     except StartError:
         if not again:
@@ -122,11 +122,13 @@ def _said(error: RunError, mine: Answer) -> str:
         return f"{name_of(mine)} computes for more than {CPU} s. Is there an endless loop?"
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
-    ours = str(Path(place(f"{__file__}:1").rpartition(":")[0]).parent)
+    folder = Path(__file__).parent
+    files = [*folder.glob("*.py"), *folder.glob("content/*.py")]
+    ours = {place(f"{file}:1").rpartition(":")[0] for file in files}
     frames = "".join(
         frame[0]
         for frame in _FRAME.finditer(error.traceback)
-        if "-packages/" not in frame[1] and str(Path(frame[1]).parent) != ours
+        if "-packages/" not in frame[1] and frame[1] not in ours
     )
     return str(error).replace(error.traceback, frames)
 

@@ -16,8 +16,8 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import die_with_parent
 from distkit.errors import DistkitError
 from distkit.trace.trace import Trace
-from distkit_course import TASKS
 from distkit_course.confinement import JUDGE, limit_memory
+from distkit_course.exercises import TASKS
 from distkit_course.submissions import Written, read
 from distkit_course.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS, Criterion, Task, Verdict
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distkit_course.judges import Both, Program, Quicker
 from distkit_course.task import Answer, Task
-from distkit_course.trials import Both, Program, Quicker
 
 #: The receiver of ``overlap`` is so late, and the sender's work takes so long [s].
 LATE = 0.06

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course import pages
+from distkit_course.content import pages
+from distkit_course.judges import Program
 from distkit_course.task import Answer, Task
-from distkit_course.trials import Program
 
 #: The losses of the ranks in each case, of which the last one counts on all later ranks, too. The
 #: limit is 1.

@@ -7,8 +7,7 @@ from itertools import pairwise
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.events import Op, Span
 from distkit.trace.trace import Trace
-from distkit_course.concepts.concept import Ask, Concept
-from distkit_course.concepts.scripted import (
+from distkit_course.content.quizzes.scripted import (
     MS,
     Line,
     calls,
@@ -21,6 +20,7 @@ from distkit_course.concepts.scripted import (
     updates,
     work,
 )
+from distkit_course.quizzes import Ask, Concept
 from distkit_simulation.network import Link, Network
 from distkit_simulation.serving import parameter_server
 from distkit_simulation.simulator import Stragglers

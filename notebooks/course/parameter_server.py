@@ -23,10 +23,11 @@ from torch import Tensor
 from distkit.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
-from distkit_course import pages, values
-from distkit_course.pages import Server
+from distkit_course import values
+from distkit_course.content import pages
+from distkit_course.content.pages import Server
+from distkit_course.judges import Calls, returns
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task, raised
-from distkit_course.trials import Calls, returns
 
 #: Rounds in a game, and random games of each kind.
 ROUNDS, GAMES = 3, 60
@@ -144,7 +145,7 @@ class Handled:
     """A push, as a handler has handled it.
 
     Args:
-        sync: of the server, as in :class:`distkit_course.pages.Server`.
+        sync: of the server, as in :class:`distkit_course.content.pages.Server`.
         workers: of the server.
         said: the value that the handler returned.
         before: ``waiting`` before the push.

@@ -9,8 +9,7 @@ from distkit.events import Op, State
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.units import human_seconds
-from distkit_course.concepts.concept import Ask, Concept
-from distkit_course.concepts.scripted import (
+from distkit_course.content.quizzes.scripted import (
     MIB,
     MS,
     RANKS,
@@ -26,6 +25,7 @@ from distkit_course.concepts.scripted import (
     updates,
     waited,
 )
+from distkit_course.quizzes import Ask, Concept
 from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
 from distkit_simulation.serving import parameter_server

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course import pages
+from distkit_course.content import pages
+from distkit_course.judges import Both, Program, Quicker, at_most, measured, same, tried
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
-from distkit_course.trials import Both, Program, Quicker, at_most, measured, same, tried
 
 #: How many examples the ranks of each trial have; the first one tells the usual mistakes apart.
 SIZES = ((1, 2, 6), (3, 0, 2, 1), (4,))

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from distkit.events import Op, Span
 from distkit.trace.trace import Trace
-from distkit_course.concepts.concept import Ask, Concept
-from distkit_course.concepts.scripted import (
+from distkit_course.content.quizzes.scripted import (
     MS,
     RANKS,
     Line,
@@ -22,6 +21,7 @@ from distkit_course.concepts.scripted import (
     waited,
     work,
 )
+from distkit_course.quizzes import Ask, Concept
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import simulate
 

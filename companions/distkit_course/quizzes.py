@@ -1,4 +1,10 @@
-"""A concept check: the picture of a run that was not seen before, and questions about it."""
+"""Concept checks: five questions about a run that was not seen before, answered by looking.
+
+Example::
+
+    dk.concept_check("01_messages")                 # its picture, and five questions
+    check.answer(1, "rank 2")                       # the same in code, counted from 1
+"""
 
 from __future__ import annotations
 
@@ -161,3 +167,25 @@ class ConceptCheck:
 
     def __repr__(self) -> str:
         return "\n".join([self.concept.about, self._draw()[1]])
+
+
+def concept_check(lesson: str) -> ConceptCheck:
+    """Show the picture of a run that was not seen before, and ask five questions about it.
+
+    Args:
+        lesson: the name of a notebook, such as ``"01_messages"``.
+
+    Raises:
+        DistkitError: there is no such check.
+
+    >>> check = concept_check("01_messages")
+    >>> check.answer(1, "nobody").words
+    'not what you expected'
+    >>> check.score
+    '1 of 5 questions answered, 0 right'
+    """
+    from distkit_course.content.quizzes import CONCEPTS  # they are made of the classes above
+
+    if lesson not in CONCEPTS:
+        raise DistkitError(f"There is no concept check {lesson!r}. There are: {[*CONCEPTS]}.")
+    return ConceptCheck(CONCEPTS[lesson])

@@ -7,9 +7,9 @@ from itertools import pairwise, product
 from typing import Any
 
 from distkit.algorithms.schedules import ring
-from distkit_course import pages
+from distkit_course.content import pages
+from distkit_course.judges import returns
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
-from distkit_course.trials import returns
 
 #: The bytes of a tensor, in chunks of a thousand for each rank.
 CHUNK = 1000

@@ -1,0 +1,68 @@
+"""The commands of this companion: ``distkit grade``, ``assignments`` and ``answers``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Add them to the parser of ``distkit``."""
+    grade = commands.add_parser(
+        "grade",
+        help="grade submissions of the exercises",
+        description="Grade submissions. Exit status 0: all pass; 1: some do not, or a submission "
+        "has no exercise; 2: some are blocked, as the machine is too busy, and all others pass.",
+    )
+    what = "a notebook or a Python file with functions of the exercises' names"
+    grade.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
+    where = "where the reports go: a JSON file for each submission (reports)"
+    grade.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
+    which = "these exercises, separated by commas; those of a submission without it"
+    grade.add_argument("--exercises", default="", metavar="NAMES", help=which)
+    grade.set_defaults(run=_grade)
+    made = commands.add_parser("assignments", help="write the exercises as nbgrader's assignments")
+    made.add_argument("folder", type=Path, metavar="DIR", help="of a course of nbgrader")
+    made.set_defaults(run=_assignments)
+    answers = commands.add_parser(
+        "answers", help="print the answers of the concept checks, for teachers"
+    )
+    answers.set_defaults(run=_answers)
+    which = "beginnings of lessons' names, such as 02; all without them"
+    for command in (made, answers):
+        command.add_argument("lessons", nargs="*", metavar="LESSON", help=which)
+
+
+def _grade(args: argparse.Namespace, rest: list[str]) -> int:
+    from distkit.cli import write
+    from distkit_course.grading import grade
+
+    names = [name for name in args.exercises.split(",") if name]
+    write(args.reports, lambda: args.reports.mkdir(parents=True, exist_ok=True))
+    codes = set()
+    for submission, report in zip(
+        args.submissions, grade(args.submissions, args.reports, names), strict=True
+    ):
+        codes.add(report.exit_code)
+        empty = "" if report.criteria else " (there is no exercise in it)"
+        file = args.reports / f"{report.submission}.json"
+        print(f"{submission}: {report.points} of {report.max} points{empty}, {file}")
+        for path in report.restored:
+            print(f"distkit: {path} changed meanwhile, and is written again", file=sys.stderr)
+    return 1 if 1 in codes else max(codes)
+
+
+def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit_course import assignments
+
+    for file in assignments.write(args.folder, args.lessons):
+        print(file)
+
+
+def _answers(args: argparse.Namespace, rest: list[str]) -> None:
+    from distkit_course.content.quizzes import CONCEPTS
+    from distkit_course.questions import lessons
+
+    print("\n\n".join(CONCEPTS[lesson].answers for lesson in lessons(args.lessons)))

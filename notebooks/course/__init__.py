@@ -1,0 +1,21 @@
+"""What the course asks: exercises with their answers, questions, concept checks."""
+
+from __future__ import annotations
+
+from distkit_course.content import (
+    collectives,
+    machines,
+    messages,
+    models,
+    parameter_server,
+    programs,
+    training,
+)
+from distkit_course.task import Task
+
+#: Every exercise that is checked; a file for each subject.
+TASKS: list[Task] = [
+    task
+    for part in (messages, collectives, training, models, parameter_server, machines, programs)
+    for task in part.TASKS
+]
