@@ -62,7 +62,7 @@ def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _answers(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit_course.content.quizzes import CONCEPTS
     from distkit_course.questions import lessons
+    from distkit_course.quizzes import QUIZZES
 
-    print("\n\n".join(CONCEPTS[lesson].answers for lesson in lessons(args.lessons)))
+    print("\n\n".join(QUIZZES[lesson].answers for lesson in lessons(args.lessons)))

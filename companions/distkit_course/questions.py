@@ -40,22 +40,26 @@ class Question:
         return "\n\n".join(f"{level}: {getattr(self, level)}" for level in LEVELS)
 
 
-def _read(text: str) -> Iterator[tuple[str, list[str], list[Question]]]:
-    """Each lesson: its name, its exercises, its questions."""
+def sections(file: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """Each lesson in a Markdown file of the content: its name, its text, and its parts by title."""
+    text = Path(content.__file__).with_name(file).read_text(encoding="utf-8")
     for lesson in re.split(r"^## ", text, flags=re.M)[1:]:
         head, *parts = re.split(r"^### ", lesson, flags=re.M)
-        name, _, checked = head.partition("\n")
-        yield name.strip(), re.findall(r"`(\w+)`", checked), [*map(_question, parts)]
+        name, _, below = head.partition("\n")
+        titled = (part.partition("\n") for part in parts)
+        yield name.strip(), below, [(title.strip(), body) for title, _, body in titled]
 
 
-def _question(part: str) -> Question:
-    name, _, body = part.partition("\n")
+def _question(name: str, body: str) -> Question:
     question, *rest = (" ".join(p.split()) for p in re.split(r"^- ", body, flags=re.M))
     said = dict(line.split(": ", 1) for line in rest)
-    return Question(name.strip(), question, (said.pop("hint"),), **said)
+    return Question(name, question, (said.pop("hint"),), **said)
 
 
-_lessons = [*_read(Path(content.__file__).with_name("questions.md").read_text(encoding="utf-8"))]
+_lessons = [
+    (lesson, re.findall(r"`(\w+)`", checked), [_question(*part) for part in parts])
+    for lesson, checked, parts in sections("questions.md")
+]
 
 #: Every question by name.
 QUESTIONS = {one.name: one for _, _, questions in _lessons for one in questions}

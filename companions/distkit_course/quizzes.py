@@ -8,7 +8,8 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,56 +17,54 @@ import anywidget
 import traitlets
 
 from distkit.errors import DistkitError
-from distkit.trace.trace import Trace
 from distkit.views import Servers, Timeline
 from distkit.views.widget.assets import FORMAT, css, esm
 from distkit.views.widget.snapshot import HtmlSnapshot
+from distkit_course.content.runs import OF_SERVERS, RUNS
 from distkit_course.predictions import Comparison, Prediction, worded
+from distkit_course.questions import sections
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One question about a trace.
-
-    Args:
-        text: the question.
-        choices: its possible answers, in any order.
-        answer: computes the right one from the trace.
-        why: where the picture shows it; is told afterwards.
-    """
+class Choice:
+    """One question with the answers to choose from; ``why`` says where the picture shows it."""
 
     text: str
-    choices: tuple[object, ...]
-    answer: Callable[[Trace], object]
-    why: str = ""
+    choices: tuple[str, ...]
+    answer: str
+    why: str
+
+    @classmethod
+    def read(cls, text: str, body: str) -> Choice:
+        """Read a question of ``quizzes.md``."""
+        marked = re.findall(r"^- \[(.)\] (.+)$", body, flags=re.M)
+        (answer,) = (choice for mark, choice in marked if mark == "x")
+        why = " ".join(re.sub(r"^- .*$", "", body, flags=re.M).split())
+        return cls(text, tuple(choice for _, choice in marked), answer, why)
 
 
 @dataclass(frozen=True)
-class Concept:
-    """The concept check of a lesson.
-
-    Args:
-        lesson: its notebook's name.
-        about: the program of the run, in a sentence or two.
-        trace: makes the run's trace; the same one each time.
-        asks: five questions.
-        view: draws the trace, bare: sums and notices would answer some of the questions.
-    """
+class Quiz:
+    """The concept check of a lesson: what its run is about, and the questions."""
 
     lesson: str
     about: str
-    trace: Callable[[], Trace]
-    asks: tuple[Ask, ...]
-    view: type[Timeline | Servers] = Timeline
+    questions: tuple[Choice, ...]
 
     @property
     def answers(self) -> str:
-        """What a teacher wants to have at hand: each question, its answer, and why."""
-        trace, lines = self.trace(), [self.lesson, self.about]
-        for number, ask in enumerate(self.asks, 1):
-            right = Prediction(ask.text, ask.choices).compare(ask.answer(trace))  # type: ignore[arg-type]
-            lines += [f"{number}. {ask.text}", f"   {right.actual}", f"   {ask.why}"]
+        """The key for teachers: each question, its answer, and why."""
+        lines = [self.lesson, self.about]
+        for number, one in enumerate(self.questions, 1):
+            lines += [f"{number}. {one.text}", f"   {one.answer}", f"   {one.why}"]
         return "\n".join(lines)
+
+
+#: The concept check of each lesson.
+QUIZZES = {
+    lesson: Quiz(lesson, " ".join(about.split()), tuple(Choice.read(*part) for part in parts))
+    for lesson, about, parts in sections("quizzes.md")
+}
 
 
 class _Form(anywidget.AnyWidget):
@@ -74,22 +73,23 @@ class _Form(anywidget.AnyWidget):
 
 
 class ConceptCheck:
-    """The questions of a concept, to be answered; :func:`concept_check` makes one."""
+    """The questions of a quiz, to be answered; :func:`concept_check` makes one."""
 
-    def __init__(self, concept: Concept) -> None:
-        self.concept, self.trace = concept, concept.trace()
-        self.view = concept.view(self.trace, bare=True)
+    def __init__(self, quiz: Quiz) -> None:
+        self.quiz, self.trace = quiz, RUNS[quiz.lesson]()
+        # sums and notices would answer some of the questions
+        self.view = (Servers if quiz.lesson in OF_SERVERS else Timeline)(self.trace, bare=True)
         self._verdicts: dict[int, Comparison] = {}
-        self._predictions = [self._prediction(n, ask) for n, ask in enumerate(concept.asks, 1)]
+        self._predictions = [self._prediction(n, one) for n, one in enumerate(quiz.questions, 1)]
         self._form: _Form | None = None  # once it is shown
         self._still = HtmlSnapshot(self._draw)
 
-    def _prediction(self, number: int, ask: Ask) -> Prediction:
+    def _prediction(self, number: int, one: Choice) -> Prediction:
         def judge() -> None:
-            self._verdicts[number] = made.compare(ask.answer(self.trace))  # type: ignore[arg-type]
+            self._verdicts[number] = made.compare(one.answer)
             self._refresh()
 
-        made = Prediction(f"{number}. {ask.text}", ask.choices, committed=judge, why=ask.why)
+        made = Prediction(f"{number}. {one.text}", one.choices, committed=judge, why=one.why)
         return made
 
     def answer(self, number: int, choice: object) -> Comparison:
@@ -109,7 +109,9 @@ class ConceptCheck:
         """Take back the answers that were wrong, to look once more."""
         for number in [n for n, verdict in self._verdicts.items() if not verdict]:
             del self._verdicts[number]
-            self._predictions[number - 1] = self._prediction(number, self.concept.asks[number - 1])
+            self._predictions[number - 1] = self._prediction(
+                number, self.quiz.questions[number - 1]
+            )
         self._refresh()
 
     @property
@@ -161,12 +163,12 @@ class ConceptCheck:
     def _ipython_display_(self) -> None:
         from IPython.display import Markdown, display
 
-        display(Markdown(self.concept.about))
+        display(Markdown(self.quiz.about))
         display(self.view)
         self._still.show(*(self.form._repr_mimebundle_() or ({}, {})))
 
     def __repr__(self) -> str:
-        return "\n".join([self.concept.about, self._draw()[1]])
+        return "\n".join([self.quiz.about, self._draw()[1]])
 
 
 def concept_check(lesson: str) -> ConceptCheck:
@@ -184,8 +186,6 @@ def concept_check(lesson: str) -> ConceptCheck:
     >>> check.score
     '1 of 5 questions answered, 0 right'
     """
-    from distkit_course.content.quizzes import CONCEPTS  # they are made of the classes above
-
-    if lesson not in CONCEPTS:
-        raise DistkitError(f"There is no concept check {lesson!r}. There are: {[*CONCEPTS]}.")
-    return ConceptCheck(CONCEPTS[lesson])
+    if lesson not in QUIZZES:
+        raise DistkitError(f"There is no concept check {lesson!r}. There are: {[*QUIZZES]}.")
+    return ConceptCheck(QUIZZES[lesson])

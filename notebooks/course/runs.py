@@ -1,0 +1,344 @@
+"""The runs that the concept checks ask about: made up line by line, or simulated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from distkit.events import Op, State
+from distkit.trace.trace import Trace
+from distkit_simulation.network import Link, Network
+from distkit_simulation.serving import parameter_server
+from distkit_simulation.simulator import Stragglers, Writer, simulate
+from distkit_simulation.training import Workload, data_parallel, pipeline
+
+MS, MIB = 1e-3, 2**20
+
+#: An operation: what, on which rank, begin and end [ms], the fields of its events.
+Line = tuple[Op, int, float, float, dict[str, Any]]
+
+
+def script(n: int, name: str, *lines: Line) -> Trace:
+    """A trace of ``n`` ranks, line by line; an operation without end never returns."""
+    writer = Writer(n)
+    for op, rank, begin, end, fields in lines:
+        writer.operation(op, rank, begin * MS, end * MS, **fields)
+    ranks = {str(r): {"name": f"rank {r}", "role": "rank"} for r in range(n)}  # on no device
+    return writer.trace(name, backend="made up", simulated=False, ranks=ranks)
+
+
+def told(trace: Trace, **meta: Any) -> Trace:
+    """The same with other facts, for instance a name that does not tell what was simulated."""
+    return Trace(trace.events, {**trace.meta, **meta})
+
+
+def mark(rank: int, begin: float, end: float, label: str) -> Line:
+    """A line of marked computation."""
+    return Op.MARK, rank, begin, end, {"attributes": {"label": label}}
+
+
+def _message(
+    op: Op, rank: int, begin: float, end: float, peer: int, nbytes: int = 256, **fields: Any
+) -> Line:
+    about = {"peer": peer, "nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32", "tag": 0}
+    return op, rank, begin, end, {**about, **fields}
+
+
+send, recv = partial(_message, Op.SEND), partial(_message, Op.RECV)
+
+
+def collective(
+    op: Op, rank: int, begin: float, end: float, nbytes: int, dtype: str = "float32", **fields: Any
+) -> Line:
+    """A line with a rank's part in a collective."""
+    shape = (nbytes // (8 if dtype == "float64" else 4),)
+    return op, rank, begin, end, {"nbytes": nbytes, "shape": shape, "dtype": dtype, **fields}
+
+
+all_reduce = partial(collective, Op.ALL_REDUCE)
+
+
+def fork_and_join() -> Trace:
+    """Rank 2 works and gives two ranks something to do; rank 1 puts their results together."""
+    return script(
+        4,
+        "fork and join",
+        mark(2, 0, 10, "work"),
+        send(2, 10, 11, 0),
+        send(2, 11, 12, 3),
+        recv(0, 0, 11, 2),
+        recv(3, 0, 12, 2),
+        mark(0, 11, 31, "work"),
+        mark(3, 12, 22, "work"),
+        recv(1, 0, 32, 0),
+        send(0, 31, 32, 1),
+        send(3, 22, 33, 1),
+        recv(1, 32, 33, 3),
+        mark(1, 33, 43, "work"),
+    )
+
+
+def handed_on() -> Trace:
+    """Two messages, and two ranks that wait for each other at the end."""
+    return script(
+        3,
+        "handed on",
+        send(0, 2, 32, 1, 1024),
+        mark(1, 0, 30, "busy"),
+        recv(1, 30, 32, 0, 1024),
+        recv(2, 0, 54, 0, 64),
+        mark(0, 32, 52, "busy"),
+        send(0, 52, 54, 2, 64),
+        recv(1, 32, math.inf, 2),
+        recv(2, 54, math.inf, 1),
+    )
+
+
+def halves() -> Trace:
+    """Halving and doubling between eight ranks."""
+    trace = simulate("halving_doubling", 8, 1024, Network(Link(alpha=2e-4, beta=1e-6)))
+    return told(trace, name="all-reduce of 1 KiB")
+
+
+def three_steps() -> Trace:
+    """Three steps of four ranks, each with two all-reduces; one rank is late in one step."""
+    lines, at = list[Line](), 0.0
+    for step in range(3):
+        ready = at + 10 + 12 * (step == 1)  # of the last one
+        for rank in range(4):
+            mine = ready if rank == 2 else at + 10
+            lines += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, mine, "backward")]
+            lines += [all_reduce(rank, mine, ready + 1, 5120)]
+        lines += [all_reduce(rank, ready + 1, ready + 3, 33_000) for rank in range(4)]
+        lines += [mark(rank, ready + 3, ready + 4, "update") for rank in range(4)]
+        at = ready + 4
+    return script(4, "three steps", *lines)
+
+
+def unequal_workers() -> Trace:
+    """Three workers, one of them slow, train one key asynchronously."""
+    slow = Stragglers(slow={2: 3.0})
+    link, unbounded = Link(alpha=1e-3, beta=1e-7), math.inf
+    trace = parameter_server(
+        3, [4096], 1, link, 10 * MS, steps=3, staleness=unbounded, stragglers=slow
+    ).trace
+    events = [
+        replace(e, attributes={**e.attributes, "key": "w"}) if "key" in e.attributes else e
+        for e in trace.events
+    ]
+    return told(Trace(events, trace.meta), name="three workers")
+
+
+def message_after_the_sum() -> Trace:
+    """Rank 1 waits for a message that rank 0 would send after an all-reduce of all ranks."""
+    trace = script(
+        4,
+        "two batches",
+        *(mark(r, 0, 5, "batch") for r in range(3)),
+        mark(3, 0, 17, "batch"),
+        *(all_reduce(r, 5, 19, 4096) for r in range(3)),
+        all_reduce(3, 17, 19, 4096),
+        recv(1, 19, math.inf, 0),
+        *(mark(r, 19, 24, "batch") for r in (0, 2, 3)),
+        *(all_reduce(r, 24, math.inf, 4096) for r in (0, 2, 3)),
+    )
+    open_calls = {(s.rank, s.seq) for s in trace.spans if s.end is None}
+    blocked = [
+        replace(e, state=State.BLOCKED, time=e.time + MS)
+        for e in trace.events
+        if (e.rank, e.seq) in open_calls
+    ]
+    return told(Trace([*trace.events, *blocked], trace.meta), until=32 * MS)
+
+
+def four_mebibytes_twice() -> Trace:
+    """Messages of 1, 2 and 4 MiB, then 4 MiB in four messages."""
+    bars = [(0, 3, 1), (4, 8, 2), (9, 15, 4), *((18 + 3 * i, 21 + 3 * i, 1) for i in range(4))]
+    sends = [send(0, begin, end, 1, size * MIB) for begin, end, size in bars]
+    recvs = [recv(1, begin, end, 0, size * MIB) for begin, end, size in bars]
+    return script(2, "seven messages", *sends, *recvs)
+
+
+def two_hosts(algorithm: str = "hierarchical", slow: float = 3.0) -> Trace:
+    """Six ranks on two hosts with a slow network between them, and one slow rank."""
+    size = 12 * MIB
+    network = Network.hosts(2, 3, Link(0.0, 1.25 * MS / size), Link(1 * MS, 3 * MS / size))
+    options = {"devices_per_host": 3} if algorithm == "hierarchical" else {}
+    slowed = Stragglers(slow={4: slow})
+    trace = simulate(algorithm, 6, size, network, stragglers=slowed, **options)
+    return told(trace, name="all-reduce of 12 MiB")
+
+
+def one_step() -> Trace:
+    """A step of four ranks, with one bucket of gradients: nothing overlaps."""
+    network = Network(Link(1 * MS, 1 * MS / MIB))
+    trace = data_parallel(4, Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), network)
+    return told(trace, name="a step of training")
+
+
+def two_pipelines() -> Trace:
+    """Two pipelines of two stages; the replicas of a stage reduce their gradients at the end."""
+    one = pipeline(2, 4, 4 * MS, 8 * MS, 2048, Network(Link(alpha=0.5 * MS, beta=0)))
+    lines = list[Line]()
+    for first in (0, 2):
+        for s in one.spans:
+            rank, begin, end = s.rank + first, s.start / MS, (s.end or 0) / MS
+            if s.op is Op.MARK:
+                lines.append(mark(rank, begin, end, s.label))
+            else:
+                lines.append(_message(s.op, rank, begin, end, (s.peer or 0) + first, s.nbytes))
+    for stage in range(2):
+        end = max(s.end or 0 for s in one.spans if s.rank == stage) / MS
+        group = f"stage {stage}"
+        lines += [all_reduce(r, end, end + 4, 8192, group=group) for r in (stage, stage + 2)]
+    return told(script(4, "one step", *lines), groups={"stage 0": [0, 2], "stage 1": [1, 3]})
+
+
+def central_steps() -> Trace:
+    """Steps of three replicas with the values on rank 0; in the second one rank 1 raises."""
+    lines, at = list[Line](), 0.0
+    whole = partial(collective, dtype="float64")
+    for step in range(3):
+        for rank in range(3):
+            ready = at + 6 + rank
+            lines.append(mark(rank, at, ready, "gradients"))
+            lines.append(whole(Op.ALL_GATHER, rank, ready, at + 15, 24))
+        at += 15
+        if step != 1:
+            lines += [whole(Op.REDUCE, rank, at, at + 8, 8192, peer=0) for rank in range(3)]
+            lines.append(mark(0, at + 8, at + 15, "update"))
+            for rank, begin in enumerate((at + 15, at + 8, at + 8)):
+                lines.append(whole(Op.BROADCAST, rank, begin, at + 22, 8192, peer=0))
+            at += 22
+    return script(3, "three steps", *lines)
+
+
+def ahead_of_the_slowest() -> Trace:
+    """Three workers, one of which is slow; the others must not be far ahead."""
+    slow = Stragglers(slow={1: 2.5})
+    link = Link(alpha=0.5 * MS, beta=0)
+    played = parameter_server(3, [4096], 1, link, 8 * MS, steps=5, staleness=2, stragglers=slow)
+    return told(played.trace, name="five gradients each")
+
+
+def counted_to_the_end() -> Trace:
+    """Five rounds of three workers; one dies in the third, when its gradient has arrived."""
+    lines, at, server, dead = [*_asked(Op.INIT, 0, 0, 1, 1, 2)], 2.0, 3, 2
+    for turn in range(5):
+        workers = tuple(w for w in range(3) if w != dead or turn < 3)
+        pushed = {w: at + (9, 12, 5)[w] for w in workers}  # the one that dies is the quickest
+        full = max(pushed.values()) + 3
+        for place, (w, begin) in enumerate(pushed.items()):
+            lines += [mark(w, at + 1, begin, "gradient")]
+            lines += _asked(Op.PUSH, w, begin, begin + 1, begin + 1.2, begin + 2)
+            if (w, turn) != (dead, 2):
+                left = full + 1.2 + 0.1 * place
+                lines += _asked(Op.PULL, w, begin + 2.2, begin + 3, left, left + 0.8)
+        facts = {"key": "w", "version": turn + 1, "workers": workers, "late": (0,) * len(workers)}
+        lines.append((Op.MARK, server, full, full + 1, {"attributes": facts}))
+        at = full + 3
+    trace = script(4, "five rounds", *sorted(lines, key=lambda one: one[2]))
+    ranks = {str(r): {"name": f"worker {r}", "role": "worker"} for r in range(3)}
+    ranks[str(server)] = {"name": "server 0", "role": "server"}
+    ends = {str(dead): {"how": "died", "text": "it was killed", "where": ""}}
+    return told(trace, ranks=ranks, ends=ends)
+
+
+def _asked(
+    op: Op, worker: int, begin: float, came: float, left: float, end: float
+) -> Iterator[Line]:
+    """A worker's request: at the worker, and at the server when it comes and is answered."""
+    about: dict[str, Any] = {"attributes": {"key": "w"}, "match": f"kv:1:{worker}:{begin * 10:.0f}"}
+    tensor = {"nbytes": 256, "shape": (64,), "dtype": "float32"}
+    asks, answers = ({}, tensor) if op is Op.PULL else (tensor, {})
+    yield op, worker, begin, end, {"peer": 3, **about, **tensor}
+    yield Op.RECV, 3, came - 0.01, came, {"peer": worker, **about, **asks}
+    yield Op.SEND, 3, left, left + 0.01, {"peer": worker, **about, **answers}
+
+
+def three_hosts() -> Trace:
+    """A hierarchical all-reduce on three hosts, one of which has a slow line."""
+    inside = Link.of(latency=1e-4, bandwidth=1e9)
+    between = Link.of(latency=1e-3, bandwidth=5e7)
+    network, slow = Network.hosts(3, 2, inside, between), Stragglers(slow={2: 2.5})
+    trace = simulate("hierarchical", 6, 3 * MIB, network, stragglers=slow)
+    hosts = ("delta", "epsilon", "zeta")
+    ranks = {str(r): {"name": f"rank {r}", "host": hosts[r // 2]} for r in range(6)}
+    clocks = {host: {"ahead": 7.0 * n, "error": 1e-4} for n, host in enumerate(hosts)}
+    return told(trace, name="all-reduce of 3 MiB", ranks=ranks, clocks=clocks)
+
+
+def two_gpus(
+    used: Sequence[Sequence[int]] = ((40, 90, 60), (40, 160, 60)), device_seconds: float = 9 * MS
+) -> Trace:
+    """Steps of two ranks with a GPU each: a call returns long before the GPU is done.
+
+    Args:
+        used: the MiB that each rank has in use, by step.
+        device_seconds: what the GPU needs for an all-reduce [s].
+    """
+    lines = list[Line]()
+    for rank, steps in enumerate(used):
+        for step, mib in enumerate(steps):
+            at = 20.0 * step
+            facts = {"device": f"cuda:{rank}", "stream": 7, "memory": mib * MIB}
+            facts["device_seconds"] = device_seconds
+            lines += [
+                mark(rank, at, at + 5, "backward"),
+                all_reduce(rank, at + 5, at + 5.5, 64 * MIB, attributes=facts),
+                mark(rank, at + 5.5, at + 8.5, "read the next batch"),
+                mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # when the GPU is done, it copies
+                mark(rank, at + 14.5, at + 18, "update"),
+            ]
+    ranks = {str(r): {"name": f"rank {r}", "device": f"cuda:{r}"} for r in range(2)}
+    return told(script(2, "two GPUs", *lines), ranks=ranks)
+
+
+def a_script() -> Trace:
+    """A script that others wrote: rank 3 is slow, and rank 1 stops a step too soon."""
+    gradients = partial(all_reduce, nbytes=1 << 20, where="train.py:21")
+    lines = [
+        collective(Op.BROADCAST, rank, 0, 3, 1 << 20, where="train.py:9", peer=0)
+        for rank in range(4)
+    ]
+    for step in range(3):
+        for rank in range(4):
+            at = 3 + 20.0 * step
+            begin = at + (14 if rank == 3 else 8)
+            lines += [
+                mark(rank, at, begin, "compute"),
+                gradients(rank, begin, at + 17),
+                all_reduce(rank, at + 18, at + 19, 4, where="train.py:24"),
+            ]
+    for rank in (0, 2, 3):
+        begin = 63 + (14 if rank == 3 else 8)
+        lines += [mark(rank, 63, begin, "compute"), gradients(rank, begin, math.inf)]
+    ends = {"1": {"how": "returned", "text": "", "where": ""}}
+    return told(script(4, "a script", *lines), ends=ends)
+
+
+#: The run of each lesson's concept check.
+RUNS: dict[str, Callable[[], Trace]] = {
+    "00_welcome": fork_and_join,
+    "01_messages": handed_on,
+    "02_all_reduce": halves,
+    "03_sync_sgd": three_steps,
+    "04_parameter_server": unequal_workers,
+    "05_when_it_hangs": message_after_the_sum,
+    "06_cost_models": four_mebibytes_twice,
+    "07_scale_by_simulation": two_hosts,
+    "08_when_does_it_pay": one_step,
+    "09_model_parallelism": two_pipelines,
+    "10_strategies": central_steps,
+    "11_staleness_and_stragglers": ahead_of_the_slowest,
+    "12_surviving_crashes": counted_to_the_end,
+    "13_many_machines": three_hosts,
+    "14_gpu_ranks": two_gpus,
+    "15_bring_your_own": a_script,
+}
+
+#: Those of them that ``dk.Servers`` draws.
+OF_SERVERS = {"04_parameter_server", "12_surviving_crashes"}

@@ -1,0 +1,333 @@
+"""The right answers of the concept checks, computed from their runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from distkit.algorithms.catalogue import PIPELINES
+from distkit.events import Op, Span
+from distkit.trace.hosts import agreement, hosts_of
+from distkit.trace.trace import Trace
+from distkit.views.scene.units import human_bytes, human_seconds
+from distkit_course.content.runs import MIB, MS, RUNS, two_hosts
+from distkit_course.quizzes import QUIZZES
+from distkit_simulation import cost
+from distkit_simulation.network import Link, Network
+from distkit_simulation.simulator import simulate
+
+#: The answers of a lesson, as they are shown.
+Answers = tuple[object, ...]
+ORDINALS = ("the first", "the second", "the third")
+
+
+def calls(trace: Trace, op: Op, rank: int | None = None) -> list[Span]:
+    return [s for s in trace.spans if s.op is op and rank in (None, s.rank)]
+
+
+def work(trace: Trace, label: str = "") -> list[Span]:
+    marks = [s for s in calls(trace, Op.MARK) if s.label.startswith(label)]
+    return sorted(marks, key=lambda span: span.start)
+
+
+def seconds(spans: list[Span]) -> float:
+    return sum(s.seconds or 0.0 for s in spans)
+
+
+def waited(trace: Trace, rank: int) -> float:
+    """The seconds that a rank is in calls that communicate."""
+    return seconds([s for s in trace.spans if s.rank == rank and s.op is not Op.MARK])
+
+
+def updates(trace: Trace, worker: int | None = None) -> list[Span]:
+    made = [s for s in trace.spans if "version" in s.attributes]
+    return [s for s in made if worker is None or worker in s.attributes["workers"]]
+
+
+def slowest(trace: Trace) -> int:
+    return max(work(trace), key=lambda span: span.seconds or 0.0).rank
+
+
+def stuck(trace: Trace) -> list[int]:
+    return sorted({s.rank for s in trace.spans if s.end is None})
+
+
+def ranks(several: Any) -> str:
+    *some, last = map(str, sorted(several))
+    return f"ranks {', '.join(some)} and {last}"
+
+
+def welcome(trace: Trace) -> Answers:
+    marks = work(trace)
+    last = marks[-1].rank
+    first = min(calls(trace, Op.RECV, last), key=lambda s: s.end or 0)
+    return (
+        f"rank {marks[0].rank}",
+        len(trace.messages),
+        max(sum(m.start <= one.start < (m.end or 0) for m in marks) for one in marks),
+        f"rank {max(trace.ranks, key=lambda rank: waited(trace, rank))}",
+        f"rank {first.peer}'s",
+    )
+
+
+def messages(trace: Trace) -> Answers:
+    first, second = calls(trace, Op.SEND, 0)
+    receiver_first = calls(trace, Op.RECV, 2)[0].start < second.start
+    return (
+        f"rank {first.peer}",
+        human_seconds(first.seconds or 0.0),
+        "the receiver" if receiver_first else "the sender",
+        sum(m.received is not None for m in trace.messages),
+        f"{ranks(stuck(trace))} wait for each other",
+    )
+
+
+def all_reduce(trace: Trace) -> Answers:
+    link, sent = Network(Link(alpha=2e-4, beta=1e-6)), calls(trace, Op.SEND, 0)
+    titles = {"ring": "the ring", "halving_doubling": "halving and doubling", "tree": "the tree"}
+    same = [
+        title
+        for name, title in titles.items()
+        if [(s.peer, s.nbytes) for s in calls(simulate(name, 8, 1024, link), Op.SEND, 0)]
+        == [(s.peer, s.nbytes) for s in sent]
+    ]
+    peers, nbytes = {s.peer for s in sent}, [s.nbytes for s in sent]
+    return len(sent), nbytes[0], len(peers), f"{sum(nbytes):,}", *same
+
+
+def sync_sgd(trace: Trace) -> Answers:
+    steps = len(work(trace, "update")) // 4
+    backward = [s.seconds or 0.0 for s in work(trace, "backward")]
+    late = min(trace.ranks, key=lambda rank: waited(trace, rank))
+    return (
+        steps,
+        len(trace.collectives) // steps,
+        f"rank {late}",
+        ORDINALS[backward.index(max(backward)) // 4],
+        human_seconds(round(waited(trace, 0) - waited(trace, late), 9)),
+    )
+
+
+def parameter_server(trace: Trace) -> Answers:
+    made, slow = len(updates(trace)), slowest(trace)
+    (late,) = updates(trace, slow)[0].attributes["late"]
+    return f"worker {slow}", late, f"v{made}", made // 3, made - len(updates(trace, slow))
+
+
+def hangs(trace: Trace) -> Answers:
+    sums = calls(trace, Op.ALL_REDUCE)
+    late = max((s for s in sums if s.end is not None), key=lambda s: s.start).rank
+    (absent,) = {*trace.ranks} - {s.rank for s in sums if s.end is None}
+    found = trace.diagnose()[0]
+    repairs = {"cycle": "rank 0 sends before its second `all_reduce`"}
+    return (
+        f"rank {late}",
+        f"rank {absent}",
+        ranks(found.culprits),
+        len(found.waiting),
+        repairs[found.kind],
+    )
+
+
+def cost_models(trace: Trace) -> Answers:
+    sent = calls(trace, Op.SEND, 0)
+    times = {s.nbytes: s.seconds or 0.0 for s in sent}
+    beta = (times[4 * MIB] - times[MIB]) / (3 * MIB)
+    link = Link(times[MIB] - beta * MIB, beta)
+    return (
+        human_seconds(link.alpha),
+        human_seconds(float(link.seconds(8 * MIB))),
+        f"{link.alpha / beta / MIB:.3g} MiB",
+        human_seconds(seconds(sent[-4:]) - times[4 * MIB]),
+        human_seconds(float(cost.ring(4, 4 * MIB, link))),
+    )
+
+
+def simulation(trace: Trace) -> Answers:
+    def pairs(one: Trace) -> list[tuple[int, int]]:
+        return [(m.src, m.dst) for m in one.messages]
+
+    def transfer(rank: int) -> float:
+        """The seconds of the rank's longest transfer, once both of its ends are there."""
+        begins = {(s.rank, s.seq): s.start for s in trace.spans}
+        return max(
+            (m.received or 0.0) - max(begins[m.send], begins[m.recv])
+            for m in trace.messages
+            if rank in (m.src, m.dst) and m.send and m.recv
+        )
+
+    titles = {"ring": "the ring", "tree": "the tree", "hierarchical": "the hierarchical one"}
+    crossing = [(a, b) for a, b in pairs(trace) if a // 3 != b // 3]
+    leaders = {rank for pair in crossing for rank in pair}
+    slow = max({*trace.ranks} - leaders, key=transfer)
+    ends, calm = ({s.rank: s.end or 0.0 for s in t.spans} for t in (trace, two_hosts(slow=1.0)))
+    return (
+        *(title for name, title in titles.items() if pairs(two_hosts(name)) == pairs(trace)),
+        ranks(leaders),
+        len(crossing),
+        f"rank {slow}",
+        sum(ends[rank] > calm[rank] for rank in ends if rank != slow),
+    )
+
+
+def when_it_pays(trace: Trace) -> Answers:
+    compute, sync = seconds(calls(trace, Op.MARK, 0)), waited(trace, 0)
+    return (
+        human_seconds(compute),
+        human_seconds(sync),
+        human_seconds(4 * compute),
+        round(cost.break_even(compute, sync)),
+        f"{cost.speedup(4, 2 * compute, sync):.3g}",
+    )
+
+
+def model_parallelism(trace: Trace) -> Answers:
+    mine = [s.label for s in calls(trace, Op.MARK, 0)]
+    alive = [sum(1 if label[0] == "F" else -1 for label in mine[:n]) for n in range(len(mine))]
+    titles = {"gpipe": "GPipe", "1f1b": "1F1B", "zero_bubble": "zero bubble"}
+    orders = {name: PIPELINES[name].orders(2, 4)[0] for name in titles}
+    (replicas,) = [{s.rank for s in one} for one in trace.collectives if one[0].rank == 0]
+    stages = {frozenset({m.src, m.dst}) for m in trace.messages}
+    waits = {Op.RECV: "a gradient from rank 1", Op.ALL_REDUCE: "the all-reduce", Op.SEND: ""}
+    longest = max(
+        (s for s in trace.spans if s.rank == 0 and s.op in waits), key=lambda s: s.seconds or 0.0
+    )
+    return (
+        f"dp = {len(stages)}, pp = {4 // len(stages)}",
+        ranks(replicas),
+        *(titles[n] for n, o in orders.items() if mine == [f"{a.kind}{a.microbatch}" for a in o]),
+        max(alive),
+        waits[longest.op],
+    )
+
+
+def strategies(trace: Trace) -> Answers:
+    made = {span.op for span in trace.spans}
+    titles = {
+        Op.REDUCE_SCATTER: "FullyShardedStrategy",
+        Op.ALL_REDUCE: "MirroredStrategy",
+        Op.REDUCE: "CentralStorageStrategy",
+        Op.PUSH: "ParameterServerStrategy",
+    }
+    changed = work(trace, "update")
+    at = changed[0].start
+    (meanwhile,) = {s.op for s in trace.spans if s.rank in (1, 2) and s.start <= at < (s.end or at)}
+    mine = [s.op for s in trace.spans if s.rank == 1]
+    began = [n for n, op in enumerate(mine) if op is Op.MARK]
+    steps = [mine[a:b] for a, b in pairwise([*began, len(mine)])]
+    return (
+        *(title for op, title in titles.items() if op in made),
+        f"rank {changed[0].rank}",
+        f"they wait in `{meanwhile}`",
+        len(changed),
+        *(ORDINALS[n] for n, step in enumerate(steps) if Op.REDUCE not in step),
+    )
+
+
+def staleness(trace: Trace) -> Answers:
+    def pushed(worker: int, at: float) -> int:
+        return sum((s.end or at) <= at for s in calls(trace, Op.PUSH, worker))
+
+    slow = slowest(trace)
+    counts = [(s.rank, [pushed(w, s.start) for w in range(3)]) for s in work(trace, "step")]
+    gaps = [b.start - (a.end or 0.0) for a, b in pairwise(calls(trace, Op.MARK, 0))]
+    over = max(s.end or 0.0 for w in range(3) if w != slow for s in calls(trace, Op.PUSH, w))
+    return (
+        f"worker {slow}",
+        f"step {gaps.index(max(gaps)) + 1}",
+        max(count[worker] - min(count) for worker, count in counts),
+        updates(trace, slow)[1].attributes["late"][0],
+        len(calls(trace, Op.PUSH, slow)) - pushed(slow, over),
+    )
+
+
+def crashes(trace: Trace) -> Answers:
+    (dead,) = (int(rank) for rank, end in trace.meta["ends"].items() if end["how"] == "died")
+    pushes, used, made = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
+    last = made[-1].attributes["workers"]
+    assert len(used) == len(pushes) < len(made)  # it was not lost, and the others went on
+    return (
+        len(pushes),
+        f"it is in the update to v{used[-1].attributes['version']}",
+        len(last),
+        "replace" if dead in last else "continue",
+        sum(len(u.attributes["workers"]) for u in made),
+    )
+
+
+def many_machines(trace: Trace) -> Answers:
+    hosts = hosts_of(trace.meta)
+    sends = [s for s in calls(trace, Op.SEND) if hosts[s.rank] != hosts[s.peer or 0]]
+    quickest = {
+        host: min(s.seconds or 0.0 for s in sends if host in (hosts[s.rank], hosts[s.peer or 0]))
+        for host in hosts.values()
+    }
+    return (
+        ranks({*trace.ranks} - {s.rank for s in sends}),
+        len(sends),
+        human_bytes(sum(s.nbytes for s in sends if hosts[s.rank] == "delta")),
+        max(quickest, key=lambda name: quickest[name]),
+        human_seconds(agreement(trace.meta) or 0.0),
+    )
+
+
+def gpu_ranks(trace: Trace) -> Answers:
+    first = calls(trace, Op.ALL_REDUCE, 0)[0]
+    on_gpu = first.attributes["device_seconds"]
+    over = first.start + on_gpu
+    edges = [t for s in trace.spans for t in (s.start, s.end or 0.0)]
+    assert min(abs(over - t) for t in edges) > 0.1 * MS  # or rounding would choose the answer
+    devices = [about["device"] for about in trace.meta["ranks"].values()]
+    used = [s for s in trace.spans if "memory" in s.attributes]
+    return (
+        "NCCL" if len({*devices}) == len(devices) else "gloo, through host memory",
+        human_seconds(first.seconds or 0.0),
+        human_seconds(on_gpu),
+        next(s.label for s in calls(trace, Op.MARK, 0) if over <= (s.end or 0.0)),
+        f"rank {max(used, key=lambda s: s.attributes['memory']).rank}",
+    )
+
+
+def bring_your_own(trace: Trace) -> Answers:
+    moved = Counter[str]()
+    for s in trace.spans:
+        moved[s.where] += s.nbytes * (s.op is not Op.MARK)
+    (line,) = {s.where for s in trace.spans if s.end is None}
+    by_bytes = [where for where, _ in moved.most_common() if where]
+    return (
+        by_bytes[0],
+        by_bytes[-1],
+        f"rank {min(stuck(trace), key=lambda rank: waited(trace, rank))}",
+        f"rank {min(trace.ranks, key=lambda r: len(calls(trace, Op.MARK, r)))}",
+        line,
+    )
+
+
+COMPUTED: dict[str, Callable[[Trace], Answers]] = {
+    "00_welcome": welcome,
+    "01_messages": messages,
+    "02_all_reduce": all_reduce,
+    "03_sync_sgd": sync_sgd,
+    "04_parameter_server": parameter_server,
+    "05_when_it_hangs": hangs,
+    "06_cost_models": cost_models,
+    "07_scale_by_simulation": simulation,
+    "08_when_does_it_pay": when_it_pays,
+    "09_model_parallelism": model_parallelism,
+    "10_strategies": strategies,
+    "11_staleness_and_stragglers": staleness,
+    "12_surviving_crashes": crashes,
+    "13_many_machines": many_machines,
+    "14_gpu_ranks": gpu_ranks,
+    "15_bring_your_own": bring_your_own,
+}
+
+
+@pytest.mark.parametrize("lesson", QUIZZES)
+def test_marked_answers_are_those_of_the_run(lesson: str) -> None:
+    computed = COMPUTED[lesson](RUNS[lesson]())
+    assert [str(answer) for answer in computed] == [one.answer for one in QUIZZES[lesson].questions]
