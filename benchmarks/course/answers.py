@@ -26,7 +26,7 @@ def controls(say: Callable[[str], None]) -> tuple[int, int]:
     failed, refused = 0, 0
     for task in TASKS.values():
         say(f"course: {task.name}")
-        refused += task.judge(task.page).status not in ("pass", "blocked")
+        refused += task.judge(task.solution).status not in ("pass", "blocked")
         failed += sum(not rejected(task, answer, said) for answer, said in task.wrong)
     return failed, refused
 

@@ -109,9 +109,9 @@ def _cell(
 
 
 def solved(task: Task) -> str:
-    """A function of the asked name with the page inside, between nbgrader's marks."""
+    """A function of the asked name with the solution inside, between nbgrader's marks."""
     name, _, parameters = task.signature.partition("(")
-    page = [line for line in str(source(task.page)).splitlines() if "__future__" not in line]
-    call = f"return {task.page.__name__}({parameters}"
-    inside = "\n".join(["### BEGIN SOLUTION", *page, call, "### END SOLUTION"])
+    text = [line for line in str(source(task.solution)).splitlines() if "__future__" not in line]
+    call = f"return {task.solution.__name__}({parameters}"
+    inside = "\n".join(["### BEGIN SOLUTION", *text, call, "### END SOLUTION"])
     return f"def {name}({parameters}:\n{textwrap.indent(inside, '    ')}"

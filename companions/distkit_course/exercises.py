@@ -8,7 +8,7 @@ Example::
     dk.check.ring_all_reduce              # the task; dk.check.ring_all_reduce() shows it, too
     dk.check.ring_all_reduce(mine)        # right? as few messages and bytes as can be?
     dk.hint.ring_all_reduce()             # the next hint
-    dk.solution.ring_all_reduce()         # a solution: the library's own page
+    dk.solution.ring_all_reduce()         # a solution
     dk.solution.too_short()               # of a question in words: three answers to compare with
 
 ``dk.check`` lists the exercises.
@@ -82,7 +82,7 @@ def _hint(one: Task | Question) -> Words:
 
 
 def _solution(one: Task | Question) -> Source | Words:
-    return source(one.page) if isinstance(one, Task) else Words(one.answers)
+    return source(one.solution) if isinstance(one, Task) else Words(one.answers)
 
 
 _ALL: dict[str, Task | Question] = {**TASKS, **QUESTIONS}

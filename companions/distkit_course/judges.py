@@ -152,8 +152,8 @@ def returns(
         Mistake: it raises in a case.
     """
     cases = [*cases]
-    (told,) = tried(_called_apart, mine, 1, call, mine, cases).results
-    for case, (how, what) in zip(cases, told, strict=True):
+    (outcomes,) = tried(_called_apart, mine, 1, call, mine, cases).results
+    for case, (how, what) in zip(cases, outcomes, strict=True):
         if how == "stub":
             raise NotAttempted
         if how == "raised":
@@ -165,15 +165,15 @@ def _called_apart(
     call: Callable[..., Any], mine: Answer, cases: list[tuple[Any, ...]]
 ) -> list[tuple[str, Any]]:
     """On the rank: each value at once, as the answer may change it later, up to an exception."""
-    told = list[tuple[str, Any]]()
+    outcomes = list[tuple[str, Any]]()
     for case in cases:
         try:
-            told.append(("value", values.pack(call(mine, *deepcopy(case)))))
+            outcomes.append(("value", values.pack(call(mine, *deepcopy(case)))))
         except NotImplementedError:
-            return [*told, ("stub", None)]
+            return [*outcomes, ("stub", None)]
         except Exception as error:
-            return [*told, ("raised", raised(error, mine))]
-    return told
+            return [*outcomes, ("raised", raised(error, mine))]
+    return outcomes
 
 
 # -- values ------------------------------------------------------------------------------
@@ -184,15 +184,15 @@ Why = Callable[..., str]
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls a function and compares what it returns with what the page returns.
+    """Calls a function and compares what it returns with what the solution returns.
 
     Args:
-        page: the right function.
+        solution: the right function.
         cases: arguments to try, the plain ones first.
         why: names usual reasons.
     """
 
-    page: Answer
+    solution: Answer
     cases: Iterable[tuple[Any, ...]]
     why: Why = lambda returned, right, *case: ""
 
@@ -201,7 +201,7 @@ class Calls:
         cases = [*self.cases]
         for number, returned in enumerate(returns(mine, cases, self._words)):
             case = cases[number]
-            right = self.page(*deepcopy(case))
+            right = self.solution(*deepcopy(case))
             if returned is None and not number:
                 raise NotAttempted
             if not same(returned, right):
@@ -213,7 +213,7 @@ class Calls:
         yield Criterion("values", f"right in {count(len(cases), 'case')}")
 
     def _words(self, *case: Any) -> str:
-        named = zip(inspect.signature(self.page).parameters, case, strict=True)
+        named = zip(inspect.signature(self.solution).parameters, case, strict=True)
         return "with " + ", ".join(f"{name}={value!r}" for name, value in named)
 
 

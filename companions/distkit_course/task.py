@@ -125,19 +125,19 @@ class Task:
         name: as in ``dk.check.NAME``.
         signature: the line to begin with.
         goal: what the function has to do.
-        told: what its writer has to know.
-        page: the library's own answer.
+        details: what its writer has to know.
+        solution: an answer that passes.
         hints: the first says least.
         trial: tries a function that takes what it should.
         wrong: usual mistakes, and what is said of each.
-        worth: its points: one for each criterion that the page meets.
+        worth: its points: one for each criterion that the solution meets.
     """
 
     name: str
     signature: str
     goal: str
-    told: str
-    page: Answer
+    details: str
+    solution: Answer
     hints: tuple[str, ...]
     trial: Trial
     wrong: tuple[tuple[Answer, str], ...]
@@ -149,7 +149,7 @@ class Task:
     @property
     def question(self) -> str:
         """What is to be written."""
-        return f"Write  def {self.signature}:\n    {self.goal}.\n{self.told}".rstrip()
+        return f"Write  def {self.signature}:\n    {self.goal}.\n{self.details}".rstrip()
 
     @property
     def title(self) -> str:
@@ -245,13 +245,13 @@ class Source(Words):
         return f"```python\n{self}\n```"
 
 
-def source(page: Callable[..., Any]) -> Source:
-    """A page with the imports that it needs."""
-    home = inspect.getmodule(inspect.unwrap(page))
+def source(function: Callable[..., Any]) -> Source:
+    """The text of a function with the imports that it needs."""
+    home = inspect.getmodule(inspect.unwrap(function))
     assert home is not None
-    code = re.sub("  # type: .*", "", inspect.getsource(page)).rstrip()
+    code = re.sub("  # type: .*", "", inspect.getsource(function)).rstrip()
     used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    return Source("\n".join([*_imports(home, used - {page.__name__}), "", "", code]))
+    return Source("\n".join([*_imports(home, used - {function.__name__}), "", "", code]))
 
 
 def _imports(home: ModuleType, used: set[str]) -> Iterator[str]:

@@ -2,136 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch.distributed as dist
-from torch import Tensor, arange, cat, empty_like, equal, stack, tensor, zeros
+from torch import Tensor, arange, cat, empty_like, stack, zeros
 
-from distkit import events
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
-from distkit.algorithms.rounds import traffic
-from distkit.trace.trace import Trace
-from distkit.views.scene.units import count
-from distkit_course.judges import at_most, measured, tried
-from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
-
-#: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
-Call = Callable[[Callable[..., object], int, int, int], Tensor]
-
-#: What a rank should hold: ``f(rank, n, length)``.
-Right = Callable[[int, int, int], Tensor]
-
-#: What a rank holds after a call, and the tensor that the call returned, if it did.
-Outcome = tuple[list[float], list[float] | None]
-
-#: Worlds and lengths that an answer has to be right on: odd ones, fewer elements than ranks. One
-#: rank comes last: what is wrong there has a plainer sign among several.
-WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
-
-#: Where messages, bytes and rounds are counted: ranks, and elements of four bytes.
-N, LENGTH = 4, 1024
-
-
-@dataclass(frozen=True)
-class OnRanks:
-    """Tries a collective on real ranks: is it right, and how far from the best?
-
-    Args:
-        algorithm: the one to beat: its schedule is the measure.
-        call: how the function is called.
-        right: what a rank should hold then.
-        into: the parameter that has to hold it.
-        parts: whether the tensor is one of n parts of what the algorithm counts as a whole.
-    """
-
-    algorithm: Algorithm
-    call: Call
-    right: Right
-    into: str
-    parts: bool = False
-
-    def __call__(self, mine: Answer) -> Iterator[Criterion]:
-        """Run an answer; every rank calls it."""
-        for n in WORLDS:
-            run = tried(trial, mine, n, self.call, mine, LENGTHS)
-            if theirs := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
-                calls = ", ".join(f"dist.{op}" for op in theirs)
-                raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
-            if wrong := self._wrong(n, run.results):
-                attempted = n == 1 or self._touched(n, run.results, run.trace)
-                raise Mistake(wrong, run.trace) if attempted else NotAttempted
-        yield Criterion("values", f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
-        yield from self._compared(tried(trial, mine, N, self.call, mine, (LENGTH,)).trace)
-
-    def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
-        """The first difference from what a rank should hold, in words; "" if there is none."""
-        for rank, outcomes in enumerate(results):
-            for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
-                right = self.right(rank, n, length)
-                if equal(tensor(got), right):
-                    continue
-                if returned is not None and equal(tensor(returned), right):
-                    return (
-                        f"it returns the right result, but {self.into} has to hold it: "
-                        f"write into {self.into}, in place"
-                    )
-                return (
-                    f"on {_ranks(n)}, with {count(length, 'element')}, rank {rank} ends with\n"
-                    f"{_few(got)}\nwhere {_few(right.tolist())} would be right"
-                )
-        return ""
-
-    def _touched(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
-        """True if the answer does anything at all."""
-
-        def nothing(*_: object) -> None:
-            pass
-
-        before = [
-            [self.call(nothing, rank, n, length).tolist() for length in LENGTHS]
-            for rank in range(n)
-        ]
-        held = [[got for got, _ in outcomes] for outcomes in results]
-        return held != before or bool(trace.messages)
-
-    def _compared(self, trace: Trace) -> Iterator[Criterion]:
-        """Messages, bytes and rounds beside the algorithm's."""
-        best, sent = self.algorithm, measured(trace)
-        size = 4 * LENGTH * (N if self.parts else 1)
-        needed = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
-        optimum = (*(int(of.max()) for of in needed), best.rounds(N))
-        for name, most in zip(("messages", "bytes", "rounds"), optimum, strict=True):
-            yield at_most(name, sent[name], most, f"{best.title} needs {most:,}", trace)
-
-
-def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
-    """On each rank: what it holds after the call, and what the call returned, for each length."""
-    rank, n, returned = dist.get_rank(), dist.get_world_size(), list[object]()
-
-    def noted(*args: object) -> None:
-        returned.append(mine(*args))
-
-    return [(call(noted, rank, n, length).tolist(), _numbers(returned[-1])) for length in lengths]
-
-
-def _numbers(returned: object) -> list[float] | None:
-    """The numbers of a tensor, or of a list of tensors; None for anything else."""
-    parts = returned if isinstance(returned, list | tuple) else [returned]
-    tensors = [part.detach().reshape(-1) for part in parts if isinstance(part, Tensor)]
-    return cat(tensors).tolist() if tensors and len(tensors) == len(parts) else None
-
-
-# -- in words --------------------------------------------------------------------------
-
-
-def _ranks(n: int) -> str:
-    return count(n, "rank")
-
-
-def _few(numbers: list[float]) -> str:
-    return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"
-
+from distkit_course.collectives import Call, OnRanks, Right
+from distkit_course.task import Answer, Task
 
 # -- how they are called ---------------------------------------------------------------
 
@@ -205,11 +83,6 @@ def over_rank_0(x: Tensor) -> None:
         dist.send(x, r)
 
 
-def torchs_all_reduce(x: Tensor) -> None:
-    """Somebody else's."""
-    dist.all_reduce(x)
-
-
 def not_in_place(x: Tensor) -> Tensor:
     """A sum that x does not hold."""
     result = x.clone()
@@ -251,11 +124,6 @@ def chain(x: Tensor, src: int) -> None:
         dist.send(x, (rank + 1) % n)
 
 
-def torchs_broadcast(x: Tensor, src: int) -> None:
-    """Somebody else's."""
-    dist.broadcast(x, src)
-
-
 def from_rank_0(x: Tensor, src: int) -> None:
     """Another root."""
     star(x, 0)
@@ -266,11 +134,6 @@ def gathers_anew(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
     mine = [empty_like(x) for _ in outputs]
     COLLECTIVES["all_gather"].page(mine, x)
     return mine
-
-
-def torchs_all_gather(outputs: list[Tensor], x: Tensor) -> None:
-    """Somebody else's."""
-    dist.all_gather(outputs, x)
 
 
 def forgets_its_own(outputs: list[Tensor], x: Tensor) -> None:
@@ -302,11 +165,6 @@ def reduces_everything(output: Tensor, inputs: list[Tensor]) -> None:
     output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()])
 
 
-def torchs_reduce_scatter(output: Tensor, inputs: list[Tensor]) -> None:
-    """Somebody else's."""
-    dist.reduce_scatter(output, inputs)
-
-
 def keeps_its_own(output: Tensor, inputs: list[Tensor]) -> None:
     """No message, no sum."""
     output.copy_(inputs[dist.get_rank()])
@@ -333,12 +191,12 @@ def _task(
     parts: bool = False,
 ) -> Task:
     name, _, parameters = signature.rstrip(")").partition("(")
-    told = (
+    details = (
         f"Use send and recv, or isend and irecv. {best.title}: {best.summary}.\nOn 4 ranks it "
         f"takes {best.rounds(4)} rounds, and a rank sends at most {best.messages(4)} messages."
     )
     trial = OnRanks(best, call, right, parameters.split(", ")[0], parts)
-    return Task(name, signature, goal, told, best.page, hints, trial, wrong, worth=4)
+    return Task(name, signature, goal, details, best.page, hints, trial, wrong, worth=4)
 
 
 def _all_reduce(name: str, *hints: str) -> Task:
@@ -353,7 +211,7 @@ def _all_reduce(name: str, *hints: str) -> Task:
         wrong=(
             (to_everybody, sent),
             (over_rank_0, sent),
-            (torchs_all_reduce, "it calls dist.all_reduce: write it with send and recv"),
+            (dist.all_reduce, "it calls dist.all_reduce: write it with send and recv"),
             (not_in_place, "it returns the right result, but x has to hold it: write into x"),
             (receives_first, "deadlock in receives_first: "),
             (averages, "where [30] would be right"),
@@ -376,7 +234,7 @@ TASKS: list[Task] = [
         wrong=(
             (star, "3 messages sent by the busiest rank; Broadcast needs 2"),
             (chain, "3 rounds; Broadcast needs 2"),
-            (torchs_broadcast, "it calls dist.broadcast: write it with send and recv"),
+            (dist.broadcast, "it calls dist.broadcast: write it with send and recv"),
             (from_rank_0, "where [20] would be right"),
         ),
     ),
@@ -418,7 +276,7 @@ TASKS: list[Task] = [
         "In round s pass on to the right what came in the round before: that of rank r-s.",
         wrong=(
             (gathers_anew, "it returns the right result, but outputs has to hold it"),
-            (torchs_all_gather, "it calls dist.all_gather: write it with send and recv"),
+            (dist.all_gather, "it calls dist.all_gather: write it with send and recv"),
             (forgets_its_own, "where [10, 20] would be right"),
             (gathers_over_rank_0, "bytes sent by the busiest rank; All-gather needs"),
         ),
@@ -436,7 +294,7 @@ TASKS: list[Task] = [
         "Do not write into inputs; a copy of the part that travels is enough.",
         wrong=(
             (reduces_everything, "bytes sent by the busiest rank; Reduce-scatter needs"),
-            (torchs_reduce_scatter, "it calls dist.reduce_scatter: write it with send and recv"),
+            (dist.reduce_scatter, "it calls dist.reduce_scatter: write it with send and recv"),
             (keeps_its_own, "where [30] would be right"),
             (takes_part_0, "on 2 ranks, with 1 element, rank 1 ends with"),
         ),

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from typing import Any
 
 from distkit.algorithms.schedules import ring
-from distkit_course.content import pages
 from distkit_course.judges import returns
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
+
+# -- solutions ------------------------------------------------------------------------------
+
+
+def best_order(hosts: Sequence[str]) -> list[int]:
+    """Ranks of the same machine beside each other, so that each machine has one way out."""
+    return sorted(range(len(hosts)), key=lambda rank: hosts[rank])
+
+
+def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
+    """Who has its right neighbour on another machine sends all its messages there."""
+    n = len(hosts)
+    crossings = sum(hosts[rank] != hosts[(rank + 1) % n] for rank in range(n))
+    return crossings * 2 * (n - 1) * nbytes / n
+
+
+# -- the judge -------------------------------------------------------------------------------
 
 #: The bytes of a tensor, in chunks of a thousand for each rank.
 CHUNK = 1000
@@ -36,9 +52,9 @@ def sent_between(hosts: list[str]) -> int:
 def judge_bytes(mine: Answer) -> Iterator[Criterion]:
     """Compare the answer with the messages of the schedule, for every order of ranks."""
     cases = [(hosts, CHUNK * len(hosts)) for hosts in (TELLING, *placements())]
-    told = returns(mine, cases, _case)
-    telling = next(told)
-    for at, ((hosts, nbytes), said) in enumerate(zip(cases[1:], told, strict=True)):
+    outputs = returns(mine, cases, _case)
+    telling = next(outputs)
+    for at, ((hosts, nbytes), said) in enumerate(zip(cases[1:], outputs, strict=True)):
         if said is None and not at:
             raise NotAttempted
         if not _equal(said, right := sent_between(hosts)):
@@ -62,8 +78,8 @@ def open_ended(hosts: list[str], nbytes: int) -> float:
 def judge_order(mine: Answer) -> Iterator[Criterion]:
     """Count the neighbours that are apart."""
     every = [*placements()]
-    told = returns(mine, [(hosts,) for hosts in every], "hosts={}".format)
-    for at, (hosts, said) in enumerate(zip(every, told, strict=True)):
+    outputs = returns(mine, [(hosts,) for hosts in every], "hosts={}".format)
+    for at, (hosts, said) in enumerate(zip(every, outputs, strict=True)):
         case = f"hosts={hosts}"
         if said is None and not at:
             raise NotAttempted
@@ -115,7 +131,7 @@ TASKS = [
         "return the bytes that a ring all-reduce sends from machine to machine, in all",
         "hosts[r] is the machine of rank r, and nbytes the size of the tensor. Each of n ranks "
         "sends 2(n-1) messages of nbytes/n to its right neighbour; the last rank's is rank 0.",
-        pages.bytes_between,
+        bytes_between,
         (
             "For which ranks is the right neighbour, (rank + 1) % n, on another machine?",
             "Each of them sends 2(n-1) messages of nbytes/n.",
@@ -123,7 +139,7 @@ TASKS = [
         judge_bytes,
         (
             (
-                lambda hosts, nbytes: pages.bytes_between(hosts, nbytes) / 2,
+                lambda hosts, nbytes: bytes_between(hosts, nbytes) / 2,
                 ". Remember: the ring goes round twice: to add",
             ),
             (open_ended, ". Remember: the last rank sends to the first"),
@@ -136,7 +152,7 @@ TASKS = [
         "best_order(hosts)",
         "return the ranks in an order in which a ring sends least between machines",
         "hosts[r] is the machine of rank r, as in ['alpha', 'beta', 'alpha', 'beta'].",
-        pages.best_order,
+        best_order,
         (
             "Each pair of neighbours on two machines costs the same. How few can there be?",
             "As few as there are machines, if there are two or more: put the ranks of a machine "

@@ -81,8 +81,8 @@ def _rounds(mine: Answer, n: int) -> list[list[Any]]:
 def judge_schedule(mine: Answer) -> Iterator[Criterion]:
     """Whose contributions are in each chunk of each rank in the end?"""
     sizes = range(2, 7)
-    told = returns(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
-    for n, fields in zip(sizes, told, strict=True):
+    outputs = returns(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
+    for n, fields in zip(sizes, outputs, strict=True):
         rounds = [Round(*map(np.array, arrays)) for arrays in fields]
         if len(rounds) < 2:  # the first one is given
             raise NotAttempted
@@ -226,8 +226,8 @@ def _why_fit(
 _LINKS = (Link(1.0, 0.001), Link(5e-6, 8e-11))
 
 
-def _calls(page: Answer, why: Any, cases: Any) -> Calls:
-    return Calls(page, [*cases], why)
+def _calls(solution: Answer, why: Any, cases: Any) -> Calls:
+    return Calls(solution, [*cases], why)
 
 
 TASKS: list[Task] = [

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
 from random import Random
@@ -24,14 +24,84 @@ from distkit.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 from distkit_course import values
-from distkit_course.content import pages
-from distkit_course.content.pages import Server
 from distkit_course.judges import Calls, returns
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task, raised
 
+# -- solutions ------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """The state of a server with one key, for ``dk.check.push_handler``.
+
+    ``sync``: as ``dist_sync``, else as ``dist_async``. ``workers``: how many there are.
+    ``waiting``: the workers whose pulls have no answer yet; whoever answers them takes them off.
+    ``inbox``: gradients that wait for their round, by worker. ``seen``: the (worker, number) of
+    pushes that were accepted.
+    """
+
+    sync: bool
+    workers: int
+    value: Tensor
+    updates: int = 0
+    waiting: list[int] = field(default_factory=list)
+    inbox: dict[int, Tensor] = field(default_factory=dict)
+    seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def update(self, gradient: Tensor | int) -> None:
+        """The optimizer's step, with learning rate −1: the value shows what was added."""
+        self.value = self.value + gradient
+        self.updates += 1
+
+
+def push_handler(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+    """A push has arrived. Returns the workers whose waiting pulls are answered now."""
+    if (worker, number) in server.seen:  # its answer was lost, so it came again
+        return []
+    server.seen.add((worker, number))
+
+    server.inbox[worker] = gradient
+    if server.sync and len(server.inbox) < server.workers:
+        return []  # somebody is missing in this round
+
+    server.update(sum(server.inbox.values()))
+    server.inbox.clear()  # the next round begins
+
+    answered, server.waiting = server.waiting, []  # no pull is answered twice
+    return answered
+
+
+def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
+    """The workers that a pull waits for: those more than ``bound`` gradients behind."""
+    return {other for other, clock in clocks.items() if clock < clocks[worker] - bound}
+
+
+def staleness_bound(step: float, pause: float) -> int:
+    """While one worker pauses the others make ``pause / step`` gradients, rounded up."""
+    return math.ceil(pause / step)
+
+
+def round_ends(arrivals: Sequence[float], backup: int) -> float:
+    """The last gradient that the round needs completes it."""
+    return sorted(arrivals)[len(arrivals) - backup - 1]
+
+
+def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """A push is known if it was applied, or if its worker has settled it."""
+    seen, settled, applied = set[tuple[int, int]](), dict[int, int](), []
+    for worker, number, below in pushes:
+        if (worker, number) not in seen and number >= settled.get(worker, 0):
+            applied.append((worker, number, below))
+            seen.add((worker, number))
+        settled[worker] = max(settled.get(worker, 0), below)
+    return applied
+
+
+# -- the judge -------------------------------------------------------------------------------
+
 #: Rounds in a game, and random games of each kind.
 ROUNDS, GAMES = 3, 60
-#: Of a game that went wrong, the last so many messages are told.
+#: Of a game that went wrong, the last so many messages are shown.
 TOLD = 7
 
 #: What is tried, the simplest first: in words, whether it is synchronous, how often pushes come
@@ -91,7 +161,7 @@ class Real:
         if pull:
             answers = self.server.handle(Pull(0, worker, 1000 + self._asked, "w"))
         else:
-            x = gradient(self.workers, worker, number)
+            x = push_of(self.workers, worker, number)
             answers = self.server.handle(
                 Push(0, worker, number, "w", tuple(x.shape), entry.version, x)
             )
@@ -100,7 +170,7 @@ class Real:
         return Step(pull, worker, number, again, entry.value, entry.version, pulls, missing)
 
 
-def gradient(workers: int, worker: int, number: int) -> Tensor:
+def push_of(workers: int, worker: int, number: int) -> Tensor:
     """A push of one of several workers: 1 at its own place."""
     x = torch.zeros(workers * ROUNDS)
     x[worker * ROUNDS + number] = 1
@@ -145,9 +215,9 @@ class Handled:
     """A push, as a handler has handled it.
 
     Args:
-        sync: of the server, as in :class:`distkit_course.content.pages.Server`.
+        sync: of the server, as in :class:`Server`.
         workers: of the server.
-        said: the value that the handler returned.
+        returned: the value that the handler returned.
         before: ``waiting`` before the push.
         value: of the server after the push.
         updates: of the server after the push.
@@ -182,8 +252,8 @@ def judge(mine: Answer) -> Iterator[Criterion]:
         (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
         for sync, workers, steps in games
     ]
-    told = returns(mine, cases, str, handled)
-    for at, ((sync, workers, steps), pushes) in enumerate(zip(games, told, strict=True)):
+    outputs = returns(mine, cases, str, handled)
+    for at, ((sync, workers, steps), pushes) in enumerate(zip(games, outputs, strict=True)):
         seen = [p if isinstance(p, str) else Handled(sync, workers, *p) for p in pushes]
         if not at and all(isinstance(push, Handled) and push.idle for push in seen):
             raise NotAttempted
@@ -205,24 +275,24 @@ def handled(
         workers: their number.
         messages: for each, whether it is a pull, its worker, its number, and whether it waits.
     """
-    server, told = Server(sync, workers, torch.zeros(workers * ROUNDS)), list[Any]()
+    server, outputs = Server(sync, workers, torch.zeros(workers * ROUNDS)), list[Any]()
     try:
         for pull, worker, number, waits in messages:
             if pull:
                 server.waiting += [worker] * waits
                 continue
             before = list(server.waiting)
-            said = mine(server, worker, number, gradient(workers, worker, number))
+            said = mine(server, worker, number, push_of(workers, worker, number))
             kept = bool(server.inbox or server.seen)
             state = (said, before, server.value, server.updates, server.waiting, kept)
-            told.append(values.unpack(values.pack(state)))  # the handler may change them later
+            outputs.append(values.unpack(values.pack(state)))  # the handler may change them later
     except NotImplementedError as error:
-        if not told:
+        if not outputs:
             raise
-        told.append(raised(error, mine))
+        outputs.append(raised(error, mine))
     except Exception as error:
-        told.append(raised(error, mine))
-    return told
+        outputs.append(raised(error, mine))
+    return outputs
 
 
 def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | str]) -> str:
@@ -378,8 +448,8 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
 def judge_waits(mine: Answer) -> Iterator[Criterion]:
     """Compare the rule with the library's, in every small state."""
     every = [*states()]
-    told = returns(mine, every, _state)
-    for at, ((worker, clocks, bound), said) in enumerate(zip(every, told, strict=True)):
+    outputs = returns(mine, every, _state)
+    for at, ((worker, clocks, bound), said) in enumerate(zip(every, outputs, strict=True)):
         right = Asynchronous(bound).awaits(clocks[worker], 0, (), clocks.keys(), clocks)
         if said is None and not at:
             raise NotAttempted
@@ -480,14 +550,14 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
 def counts_twice(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Remembers no push."""
     server.seen.clear()
-    return pages.push_handler(server, worker, number, gradient)
+    return push_handler(server, worker, number, gradient)
 
 
 def averages(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Divides, which the learning rate does."""
     if server.sync:
         gradient = gradient / server.workers
-    return pages.push_handler(server, worker, number, gradient)
+    return push_handler(server, worker, number, gradient)
 
 
 def waits_for_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
@@ -500,7 +570,7 @@ def waits_for_nobody(server: Server, worker: int, number: int, gradient: Tensor)
 def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Updates, and lets all wait."""
     waiting = list(server.waiting)
-    pages.push_handler(server, worker, number, gradient)
+    push_handler(server, worker, number, gradient)
     server.waiting = waiting
     return []
 
@@ -508,7 +578,7 @@ def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -
 def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """The next round begins with the gradients of this one."""
     kept = {**server.inbox, worker: gradient}
-    answered = pages.push_handler(server, worker, number, gradient)
+    answered = push_handler(server, worker, number, gradient)
     server.inbox.update(kept)
     return answered
 
@@ -574,7 +644,7 @@ TASKS: list[Task] = [
         "those that you answer.\n"
         "server.inbox, a dict, and server.seen, a set: empty at first, and yours.\n"
         "A push may be sent again: (worker, number) identifies it.",
-        pages.push_handler,
+        push_handler,
         (
             "len(server.inbox) is the number of workers that have pushed in this round. In "
             "dist_sync, return [] until it is server.workers; in dist_async one is enough.",
@@ -603,7 +673,7 @@ TASKS: list[Task] = [
         "return the set of workers that a pull of this worker waits for",
         "clocks[w] counts the gradients that worker w has pushed so far. No worker may be more "
         "than bound gradients ahead of another.",
-        pages.waits_for,
+        waits_for,
         (
             "A worker's clock counts its gradients. Compare clocks[worker] with every other clock.",
             "It waits for those who are more than bound gradients behind it: exactly bound is "
@@ -624,7 +694,7 @@ TASKS: list[Task] = [
         "return the smallest bound with which no worker waits while one worker pauses once",
         "Every worker needs step seconds for a gradient; one of them pauses once, for "
         "pause seconds.",
-        pages.staleness_bound,
+        staleness_bound,
         (
             "How many gradients do the others push while one of them pauses?",
             "A bound is a whole number of gradients, and part of a step counts: math.ceil.",
@@ -644,13 +714,13 @@ TASKS: list[Task] = [
         "return when a round of dist_sync with backup workers is complete",
         "arrivals[w] is the second at which the gradient of worker w arrives. A round does not "
         "wait\nfor the last ``backup`` gradients.",
-        pages.round_ends,
+        round_ends,
         (
             "Without backup workers, which gradient completes the round?",
             "Sort the arrivals. How many of them does the round need?",
         ),
         Calls(
-            pages.round_ends,
+            round_ends,
             [([0.2, 0.9, 0.3], 0), ([0.2, 0.9, 0.3], 1), ([5.0, 1.0, 4.0, 3.0, 2.0], 2)],
             _why_round,
         ),
@@ -667,13 +737,13 @@ TASKS: list[Task] = [
         "pushes is a list of (worker, number, settled), as they arrive; a push may come several "
         "times. Every\npush of its worker with a number below settled has been answered: it is "
         "applied no more.",
-        pages.counted_once,
+        counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
             "A worker's highest settled so far counts: what is below it is applied no more, "
             "even if you have never seen it.",
         ),
-        Calls(pages.counted_once, _PUSHES, _why_counted),
+        Calls(counted_once, _PUSHES, _why_counted),
         (
             (list, "(0, 1, 0) comes again: it counts once"),
             (

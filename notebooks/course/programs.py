@@ -14,9 +14,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course.content import pages
 from distkit_course.judges import Program
 from distkit_course.task import Answer, Task
+
+# -- solutions ------------------------------------------------------------------------------
+
+
+def staged(x: Tensor) -> None:
+    """An all-reduce through the memory of the host, by a backend that cannot reach x's device."""
+    host = x.to("cpu", copy=True)
+    dist.all_reduce(host)
+    x.copy_(host)
+
+
+def stop_together(loss: Tensor, limit: float) -> bool:
+    """What every rank knows decides: the mean of all losses."""
+    total = loss.clone()
+    dist.all_reduce(total)
+    return bool(total / dist.get_world_size() < limit)
+
+
+# -- the judge -------------------------------------------------------------------------------
 
 #: The losses of the ranks in each case, of which the last one counts on all later ranks, too. The
 #: limit is 1.
@@ -144,7 +162,7 @@ TASKS: list[Task] = [
         "sum x over all ranks, in place, by a backend that cannot reach x",
         "Copy x to the host, reduce the copy, copy the sum back into x. In the check x counts as "
         "on a GPU: x.cpu() is a copy.",
-        pages.staged,
+        staged,
         (
             "Which tensor does the backend get, and which one has to hold the sum?",
             "x = host only gives the name to another tensor. copy_ writes into x.",
@@ -170,7 +188,7 @@ TASKS: list[Task] = [
         "return on every rank whether the mean of all ranks' losses is below limit",
         "loss is a tensor with one number, this rank's. All ranks call it at the same time. One "
         "call\nis enough.",
-        pages.stop_together,
+        stop_together,
         (
             "Each rank knows its own loss. Which value can all ranks know?",
             "An all-reduce leaves the same sum on every rank: divide, then compare.",

@@ -12,22 +12,49 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course.content import pages
 from distkit_course.judges import Both, Program, Quicker, at_most, measured, same, tried
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
+
+# -- solutions ------------------------------------------------------------------------------
+
+
+def mean_loss(losses: Tensor) -> Tensor:
+    """The mean over all ranks' examples: sums and numbers are added, and divided once."""
+    both = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+    dist.all_reduce(both)
+    return both[0] / both[1]
+
+
+def average_gradients(gradients: list[Tensor]) -> None:
+    """All gradients travel in one tensor, as in DDP's buckets."""
+    whole = torch.cat(gradients)
+    dist.all_reduce(whole)
+    whole /= dist.get_world_size()
+    for gradient, mean in zip(gradients, whole.split([len(g) for g in gradients]), strict=True):
+        gradient.copy_(mean)
+
+
+def clip_gradients(gradients: Tensor, most: float) -> None:
+    """The norm that counts is that of the mean: every rank computes the same one."""
+    dist.all_reduce(gradients)
+    gradients /= dist.get_world_size()
+    gradients *= min(1.0, most / gradients.norm().item())
+
+
+# -- the judge -------------------------------------------------------------------------------
 
 #: How many examples the ranks of each trial have; the first one tells the usual mistakes apart.
 SIZES = ((1, 2, 6), (3, 0, 2, 1), (4,))
 
 
-def losses(rank: int, sizes: tuple[int, ...]) -> Tensor:
+def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
     """The losses of a rank's examples: whole numbers, larger on later ranks."""
     return torch.arange(sizes[rank], dtype=torch.float64) + 10.0 * (rank + 1)
 
 
 def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
     """On each rank: the number that an answer returns, or the type of what is none."""
-    got = mine(losses(dist.get_rank(), sizes))
+    got = mine(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
 
@@ -51,7 +78,7 @@ def trial(mine: Answer) -> Iterator[Criterion]:
 
 def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
     """What is wrong with what the ranks returned, in words; "" for nothing."""
-    rows = [losses(rank, sizes) for rank in range(len(sizes))]
+    rows = [losses_of(rank, sizes) for rank in range(len(sizes))]
     right = torch.cat(rows).mean().item()
     for rank, got in enumerate(results):
         if isinstance(got, str):
@@ -218,7 +245,7 @@ TASKS: list[Task] = [
         "return the mean over the examples of all ranks, on every rank",
         "losses has an element for each example of this rank: some ranks have more than others, "
         "some\nhave none. Use dist.all_reduce. One call is enough.",
-        pages.mean_loss,
+        mean_loss,
         (
             "What is the mean of [1] and [2, 2, 2], and what the mean of their means?",
             "Every rank knows its sum and its number of examples. Sums can be added.",
@@ -241,7 +268,7 @@ TASKS: list[Task] = [
         "average each tensor of the list over all ranks, in place",
         "The tensors are one-dimensional, and there are 40 of them, of 50 elements each. Be at "
         "least\ntwice as quick as one all-reduce for each tensor.",
-        pages.average_gradients,
+        average_gradients,
         (
             "A small all-reduce takes its latency, whatever its size. How many do you need?",
             "torch.cat makes one tensor of many; split cuts it again.",
@@ -276,7 +303,7 @@ TASKS: list[Task] = [
         "average gradients over all ranks, in place, then shorten them to the norm most",
         "gradients is one tensor. As one process on the whole batch would: a mean whose norm is at "
         "most\n``most`` stays as it is, a longer one is scaled down to that norm.",
-        pages.clip_gradients,
+        clip_gradients,
         (
             "Which gradients does one process clip: those of a quarter of the batch, or the mean?",
             "All-reduce and divide first. Then every rank knows the same norm.",

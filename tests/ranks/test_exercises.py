@@ -1,4 +1,4 @@
-"""Exercises: the library's pages solve them, stubs are not attempts, mistakes are named."""
+"""Exercises: their solutions pass, stubs are not attempts, mistakes are named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 import distkit as dk
 from distkit_course.content.collectives import to_everybody
-from distkit_course.content.pages import Server
+from distkit_course.content.parameter_server import Server
 from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.judges import Both
 from distkit_course.task import Task
