@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_simulation": Line(1_403, 1_400),
     "notebooks/course": Line(1_187, 1_200),
-    "tests": Line(27_314, 16_000),
+    "tests": Line(27_319, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_852, 2_000),
 }

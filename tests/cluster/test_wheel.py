@@ -44,6 +44,13 @@ def test_the_companions_come_with_the_wheel(place: Path, tmp_path: Path) -> None
         assert Path(where).is_relative_to(place.parent)
 
 
+def test_exercises_are_judged_without_a_checkout(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "ada.py").write_text("def bubble(p, m):\n    return (p - 1) / (m + p - 1)\n")
+    said = run(place / "distkit", "grade", "ada.py", cwd=tmp_path)
+    assert said.startswith("ada.py: 1 of 1 points")
+    assert "rank 2" in run(place / "distkit", "answers", "00", cwd=tmp_path)
+
+
 def test_the_demos_run_from_the_wheel(
     place: Path, tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
