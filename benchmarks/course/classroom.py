@@ -104,7 +104,7 @@ HOSTILE = WASTEFUL | {
         import sys
         for name, module in list(sys.modules.items()):
             if name.startswith('distkit_course'):
-                for word in ('same', 'returns', 'tried'):
+                for word in ('same', 'call_answer', 'run_answer'):
                     setattr(module, word, lambda *args: True)
                 module.FAIL = module.NOT_ATTEMPTED = 'pass'
         return 'wrong'""",

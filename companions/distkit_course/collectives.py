@@ -16,7 +16,7 @@ from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import count
-from distkit_course.judges import at_most, measured, tried
+from distkit_course.judges import at_most, measured, run_answer
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted
 
 #: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
@@ -57,7 +57,7 @@ class OnRanks:
     def __call__(self, mine: Answer) -> Iterator[Criterion]:
         """Run an answer; every rank calls it."""
         for n in WORLDS:
-            run = tried(trial, mine, n, self.call, mine, LENGTHS)
+            run = run_answer(trial, mine, n, self.call, mine, LENGTHS)
             if theirs := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
                 calls = ", ".join(f"dist.{op}" for op in theirs)
                 raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
@@ -65,7 +65,7 @@ class OnRanks:
                 attempted = n == 1 or self._touched(n, run.results, run.trace)
                 raise Mistake(wrong, run.trace) if attempted else NotAttempted
         yield Criterion("values", f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
-        yield from self._compared(tried(trial, mine, N, self.call, mine, (LENGTH,)).trace)
+        yield from self._compared(run_answer(trial, mine, N, self.call, mine, (LENGTH,)).trace)
 
     def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
         """The first difference from what a rank should hold, in words; "" if there is none."""

@@ -64,14 +64,16 @@ WARM_UPS, PAIRS = 2, 5
 
 
 @dataclass(frozen=True)
-class Tried:
+class AnswerRun:
     """The results of a program by rank, and the trace of the run."""
 
     results: list[Any]
     trace: Trace
 
 
-def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: object) -> Tried:
+def run_answer(
+    program: Callable[..., object], mine: Answer, n: int, *arguments: object
+) -> AnswerRun:
     """Run a program that tries an answer on n ranks, under the answer's name, which errors say.
 
     The answer runs on the ranks only: they send plain values.
@@ -86,12 +88,12 @@ def tried(program: Callable[..., object], mine: Answer, n: int, *arguments: obje
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*its limits", CommunicationWarning)  # on purpose
             run = _run(named, n)
-            return Tried([values.unpack(result) for result in run.results], run.trace)
+            return AnswerRun([values.unpack(result) for result in run.results], run.trace)
     except RunError as error:
         if isinstance(error, RankError) and "NotImplementedError" in str(error):
             raise NotAttempted from None
         trace = error.run.trace if isinstance(error.run, Run) else None
-        raise Mistake(f"on {count(n, 'rank')}:\n{_said(error, mine)}", trace) from error
+        raise Mistake(f"on {count(n, 'rank')}:\n{_describe(error, mine)}", trace) from error
     except values.DAMAGED as error:
         raise Mistake(f"on {count(n, 'rank')}: its results cannot be read: {error}") from error
 
@@ -111,7 +113,7 @@ def _confined(program: Callable[..., object], *arguments: object) -> bytes:
     return values.pack(program(*arguments))
 
 
-def _said(error: RunError, mine: Answer) -> str:
+def _describe(error: RunError, mine: Answer) -> str:
     """The error, with the learner's lines only."""
     if isinstance(error, DeadlockError):
         what = "" if isinstance(error, MismatchError) else "deadlock in "
@@ -133,7 +135,7 @@ def _said(error: RunError, mine: Answer) -> str:
     return str(error).replace(error.traceback, frames)
 
 
-def returns(
+def call_answer(
     mine: Answer,
     cases: Iterable[tuple[Any, ...]],
     words: Callable[..., str],
@@ -152,7 +154,7 @@ def returns(
         Mistake: it raises in a case.
     """
     cases = [*cases]
-    (outcomes,) = tried(_called_apart, mine, 1, call, mine, cases).results
+    (outcomes,) = run_answer(_call_each, mine, 1, call, mine, cases).results
     for case, (how, what) in zip(cases, outcomes, strict=True):
         if how == "stub":
             raise NotAttempted
@@ -161,7 +163,7 @@ def returns(
         yield values.unpack(what)
 
 
-def _called_apart(
+def _call_each(
     call: Callable[..., Any], mine: Answer, cases: list[tuple[Any, ...]]
 ) -> list[tuple[str, Any]]:
     """On the rank: each value at once, as the answer may change it later, up to an exception."""
@@ -199,7 +201,7 @@ class Calls:
     def __call__(self, mine: Answer) -> Iterator[Criterion]:
         """Stop at the first difference."""
         cases = [*self.cases]
-        for number, returned in enumerate(returns(mine, cases, self._words)):
+        for number, returned in enumerate(call_answer(mine, cases, self._words)):
             case = cases[number]
             right = self.solution(*deepcopy(case))
             if returned is None and not number:
@@ -262,7 +264,7 @@ class Program:
             )
 
     def _compared(self, mine: Answer, n: int) -> Trace:
-        run = tried(_called, mine, n, self.call, mine)
+        run = run_answer(_called, mine, n, self.call, mine)
         rights = [self.right(rank, n) for rank in range(n)]
         untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
         if same(run.results, untouched) and not run.trace.spans:
@@ -337,7 +339,7 @@ class Quicker:
 
     def __call__(self, mine: Answer) -> Iterator[Criterion]:
         """One run of both in turn."""
-        run = tried(_timed, mine, self.n, self.call, mine, self.naive)
+        run = run_answer(_timed, mine, self.n, self.call, mine, self.naive)
         by_pair = zip(*run.results, strict=True)
         slowest = [tuple(map(max, zip(*ranks, strict=True))) for ranks in by_pair]
         yield judged(slowest, self.ratio, os.getloadavg()[0] / limits.cpus() > BUSY, self.why)

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from distkit.algorithms.schedules import ring
-from distkit_course.judges import returns
+from distkit_course.judges import call_answer
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
 
 # -- solutions ------------------------------------------------------------------------------
@@ -52,15 +52,15 @@ def sent_between(hosts: list[str]) -> int:
 def judge_bytes(mine: Answer) -> Iterator[Criterion]:
     """Compare the answer with the messages of the schedule, for every order of ranks."""
     cases = [(hosts, CHUNK * len(hosts)) for hosts in (TELLING, *placements())]
-    outputs = returns(mine, cases, _case)
+    outputs = call_answer(mine, cases, _case)
     telling = next(outputs)
-    for at, ((hosts, nbytes), said) in enumerate(zip(cases[1:], outputs, strict=True)):
-        if said is None and not at:
+    for at, ((hosts, nbytes), returned) in enumerate(zip(cases[1:], outputs, strict=True)):
+        if returned is None and not at:
             raise NotAttempted
-        if not _equal(said, right := sent_between(hosts)):
-            why = _why(hosts, said, telling)
+        if not _equal(returned, right := sent_between(hosts)):
+            why = _why(hosts, returned, telling)
             raise Mistake(
-                f"{_case(hosts, nbytes)}: it returns {said!r} where {right} is right{why}"
+                f"{_case(hosts, nbytes)}: it returns {returned!r} where {right} is right{why}"
             )
     yield Criterion("values", f"as the messages of the ring in {len(cases) - 1:,} orders of ranks")
 
@@ -78,40 +78,41 @@ def open_ended(hosts: list[str], nbytes: int) -> float:
 def judge_order(mine: Answer) -> Iterator[Criterion]:
     """Count the neighbours that are apart."""
     every = [*placements()]
-    outputs = returns(mine, [(hosts,) for hosts in every], "hosts={}".format)
-    for at, (hosts, said) in enumerate(zip(every, outputs, strict=True)):
+    outputs = call_answer(mine, [(hosts,) for hosts in every], "hosts={}".format)
+    for at, (hosts, returned) in enumerate(zip(every, outputs, strict=True)):
         case = f"hosts={hosts}"
-        if said is None and not at:
+        if returned is None and not at:
             raise NotAttempted
-        if not isinstance(said, list | tuple) or sorted(map(str, said)) != [
+        if not isinstance(returned, list | tuple) or sorted(map(str, returned)) != [
             str(r) for r in range(len(hosts))
         ]:
             raise Mistake(
-                f"{case}: it returns {said!r}: return each rank once, from 0 to {len(hosts) - 1}"
+                f"{case}: it returns {returned!r}: return each rank once, "
+                f"from 0 to {len(hosts) - 1}"
             )
-        machines, least = [hosts[r] for r in said], len(set(hosts))
+        machines, least = [hosts[r] for r in returned], len(set(hosts))
         apart = sum(a != b for a, b in zip(machines, [*machines[1:], machines[0]], strict=True))
         if apart > (least if least > 1 else 0):
             raise Mistake(
-                f"{case}: in {said} {apart} pairs of neighbours are apart; {least} suffice"
+                f"{case}: in {returned} {apart} pairs of neighbours are apart; {least} suffice"
             )
     yield Criterion("values", f"the best in {len(every):,} placements")
 
 
-def _equal(said: Any, right: float) -> bool:
-    return isinstance(said, int | float) and abs(said - right) < 0.5
+def _equal(returned: Any, right: float) -> bool:
+    return isinstance(returned, int | float) and abs(returned - right) < 0.5
 
 
-def _why(hosts: list[str], said: Any, telling: Any) -> str:
+def _why(hosts: list[str], returned: Any, telling: Any) -> str:
     """The usual reason for an answer; of two that fit it, the one that fits a second answer."""
-    reasons = _usual(hosts, said)
+    reasons = _usual(hosts, returned)
     if len(reasons) > 1:
         again = _usual(TELLING, telling)
         reasons = [why for why in reasons if why in again] or reasons
     return f". Remember: {', or '.join(reasons)}" if reasons else ""
 
 
-def _usual(hosts: list[str], said: Any) -> list[str]:
+def _usual(hosts: list[str], returned: Any) -> list[str]:
     """The usual reasons for an answer."""
     n, last = len(hosts), hosts[-1] != hosts[0]
     crossings = sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
@@ -121,7 +122,7 @@ def _usual(hosts: list[str], said: Any) -> list[str]:
         ((crossings - last) * each, "the last rank sends to the first"),
         (n * each, "only ranks whose right neighbour is elsewhere count"),
     ]
-    return [why for number, why in usual if _equal(said, number)]
+    return [why for number, why in usual if _equal(returned, number)]
 
 
 TASKS = [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from distkit.algorithms.rounds import Round, held
-from distkit_course.judges import Calls, returns, same
+from distkit_course.judges import Calls, call_answer, same
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
 from distkit_simulation.network import Link
 
@@ -23,12 +23,12 @@ def chunk_sent(rank: int, step: int, n: int) -> int:
     return (rank - step) % n
 
 
-def _why_chunk(said: Any, right: int, rank: int, step: int, n: int) -> str:
-    if step >= n - 1 and said == (rank - step % (n - 1)) % n:
+def _why_chunk(returned: Any, right: int, rank: int, step: int, n: int) -> str:
+    if step >= n - 1 and returned == (rank - step % (n - 1)) % n:
         return "after n-1 rounds a rank has the whole sum of chunk rank+1, and sends that first"
-    if said == (rank + step) % n:
+    if returned == (rank + step) % n:
         return "each round the chunk before: what came from the left in the last round"
-    return "number the chunks modulo n" if same(said, rank - step) else ""
+    return "number the chunks modulo n" if same(returned, rank - step) else ""
 
 
 # -- 06: cost models ---------------------------------------------------------------------------
@@ -39,13 +39,17 @@ def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
     return math.ceil(math.log2(n)) * (link.alpha + nbytes * link.beta)
 
 
-def _why_broadcast(said: Any, right: float, n: int, nbytes: float, link: Link) -> str:
+def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Link) -> str:
     message = link.alpha + nbytes * link.beta
-    if same(said, (n - 1) * message):
+    if same(returned, (n - 1) * message):
         return "one message after the other; in a tree all who have the tensor send"
-    if same(said, math.log2(n) * message):
+    if same(returned, math.log2(n) * message):
         return "there is no part of a round: round up"
-    return "each round sends the whole tensor" if isinstance(said, float) and said < right else ""
+    return (
+        "each round sends the whole tensor"
+        if isinstance(returned, float) and returned < right
+        else ""
+    )
 
 
 def crossover(n: int, alpha: float, beta: float) -> float:
@@ -54,11 +58,11 @@ def crossover(n: int, alpha: float, beta: float) -> float:
     return alpha * (ring - tree) / (beta * (tree - ring / n))
 
 
-def _why_crossover(said: Any, right: float, n: int, alpha: float, beta: float) -> str:
+def _why_crossover(returned: Any, right: float, n: int, alpha: float, beta: float) -> str:
     ring, tree = n - 1, math.ceil(math.log2(n))
-    if same(said, alpha * (ring - tree) / (beta * tree)):
+    if same(returned, alpha * (ring - tree) / (beta * tree)):
         return "the ring sends bytes, too: (n-1)/n of the tensor, twice"
-    if same(said, alpha * (ring - tree) / (beta * (tree - ring))):
+    if same(returned, alpha * (ring - tree) / (beta * (tree - ring))):
         return "each message of the ring has a chunk only: K/n"
     return "put the two formulas equal and solve for K"
 
@@ -81,7 +85,7 @@ def _rounds(mine: Answer, n: int) -> list[list[Any]]:
 def judge_schedule(mine: Answer) -> Iterator[Criterion]:
     """Whose contributions are in each chunk of each rank in the end?"""
     sizes = range(2, 7)
-    outputs = returns(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
+    outputs = call_answer(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
     for n, fields in zip(sizes, outputs, strict=True):
         rounds = [Round(*map(np.array, arrays)) for arrays in fields]
         if len(rounds) < 2:  # the first one is given
@@ -133,8 +137,8 @@ def smallest_ranks(compute: float, sync: float) -> int:
     return math.floor(1 + sync / compute) + 1
 
 
-def _why_ranks(said: Any, right: int, compute: float, sync: float) -> str:
-    if said == right - 1:
+def _why_ranks(returned: Any, right: int, compute: float, sync: float) -> str:
+    if returned == right - 1:
         return "with so few ranks it is at best as fast as one rank: R > 1 + Tsync/Tcomp"
     return "R > 1 + Tsync/Tcomp: the smallest whole number above"
 
@@ -144,12 +148,12 @@ def learning_rate(step: int, base: float, ranks: int, warmup: int) -> float:
     return base * (1 + (ranks - 1) * min(1.0, step / warmup))
 
 
-def _why_rate(said: Any, right: float, step: int, base: float, ranks: int, warmup: int) -> str:
-    if same(said, base * ranks):
+def _why_rate(returned: Any, right: float, step: int, base: float, ranks: int, warmup: int) -> str:
+    if same(returned, base * ranks):
         return "without a warm-up: it begins at base"
-    if same(said, base * ranks * min(1.0, step / warmup)):
+    if same(returned, base * ranks * min(1.0, step / warmup)):
         return "it begins at base, not at 0"
-    if same(said, base * (1 + (ranks - 1) * step / warmup)):
+    if same(returned, base * (1 + (ranks - 1) * step / warmup)):
         return "after the warm-up it stays at R times base"
     return "the batch is R times as large: so is the rate in the end" if step >= warmup else ""
 
@@ -169,12 +173,12 @@ def order_1f1b(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]
     return order + [("B", i) for i in range(microbatches - ahead, microbatches)]
 
 
-def _why_order(said: Any, right: list[Any], rank: int, ranks: int, microbatches: int) -> str:
-    if not isinstance(said, list):
+def _why_order(returned: Any, right: list[Any], rank: int, ranks: int, microbatches: int) -> str:
+    if not isinstance(returned, list):
         return "return a list of pairs"
-    if sorted(map(str, said)) != sorted(map(str, right)):
+    if sorted(map(str, returned)) != sorted(map(str, right)):
         return "each micro-batch goes forward once and backward once"
-    if said == [(kind, i) for kind in "FB" for i in range(microbatches)]:
+    if returned == [(kind, i) for kind in "FB" for i in range(microbatches)]:
         return "this is GPipe: it holds all micro-batches. Go backward as soon as possible"
     return "rank r goes forward ranks-1-r times before one forward and one backward alternate"
 
@@ -184,8 +188,8 @@ def bubble(ranks: int, microbatches: int) -> float:
     return (ranks - 1) / (microbatches + ranks - 1)
 
 
-def _why_bubble(said: Any, right: float, ranks: int, microbatches: int) -> str:
-    if same(said, (ranks - 1) / microbatches):
+def _why_bubble(returned: Any, right: float, ranks: int, microbatches: int) -> str:
+    if same(returned, (ranks - 1) / microbatches):
         return "that is idle time over busy time: divide by the whole time"
     return "the last rank begins p-1 steps late, and is busy for m steps"
 
@@ -195,12 +199,12 @@ def whole_loss(losses: list[float], rows: list[int]) -> float:
     return sum(a * n for a, n in zip(losses, rows, strict=True)) / sum(rows)
 
 
-def _why_loss(said: Any, right: float, losses: list[float], rows: list[int]) -> str:
-    if same(said, sum(losses) / len(losses)):
+def _why_loss(returned: Any, right: float, losses: list[float], rows: list[int]) -> str:
+    if same(returned, sum(losses) / len(losses)):
         return "this is the mean of means: a small piece counts as much as a large one"
-    if same(said, right * sum(rows)):
+    if same(returned, right * sum(rows)):
         return "this is a sum over all rows: divide by their number"
-    return "this is the sum of the means" if same(said, sum(losses)) else ""
+    return "this is the sum of the means" if same(returned, sum(losses)) else ""
 
 
 # -- 14: GPU ranks -----------------------------------------------------------------------------
@@ -212,13 +216,13 @@ def ranks_that_fit(memory: float, context: float, parameters: int, activations: 
 
 
 def _why_fit(
-    said: Any, right: int, memory: float, context: float, parameters: int, activations: float
+    returned: Any, right: int, memory: float, context: float, parameters: int, activations: float
 ) -> str:
-    if said == memory // (16 * parameters + activations):
+    if returned == memory // (16 * parameters + activations):
         return "each process has a context of its own"
-    if said == memory // (context + 4 * parameters + activations):
+    if returned == memory // (context + 4 * parameters + activations):
         return "Adam keeps a gradient and two moments beside each weight"
-    return "no part of a rank fits: round down" if same(said, right + 1) else ""
+    return "no part of a rank fits: round down" if same(returned, right + 1) else ""
 
 
 # -- the exercises -----------------------------------------------------------------------------

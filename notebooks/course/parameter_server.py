@@ -24,7 +24,7 @@ from distkit.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 from distkit_course import values
-from distkit_course.judges import Calls, returns
+from distkit_course.judges import Calls, call_answer
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task, raised
 
 # -- solutions ------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ ROUNDS, GAMES = 3, 60
 #: Of a game that went wrong, the last so many messages are shown.
 TOLD = 7
 
-#: What is tried, the simplest first: in words, whether it is synchronous, how often pushes come
-#: again.
+#: The kinds of games, the simplest first: in words, whether it is synchronous, and how often
+#: pushes come again.
 KINDS = (
     ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
     ("dist_async: an update with each gradient, at once", False, 0.0),
@@ -227,7 +227,7 @@ class Handled:
 
     sync: bool
     workers: int
-    said: Any
+    returned: Any
     before: list[int]
     value: Any
     updates: Any
@@ -237,7 +237,7 @@ class Handled:
     @property
     def idle(self) -> bool:
         """True if the handler has done nothing."""
-        return not (self.said is not None or self.updates or self.touched)
+        return not (self.returned is not None or self.updates or self.touched)
 
 
 def judge(mine: Answer) -> Iterator[Criterion]:
@@ -252,7 +252,7 @@ def judge(mine: Answer) -> Iterator[Criterion]:
         (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
         for sync, workers, steps in games
     ]
-    outputs = returns(mine, cases, str, handled)
+    outputs = call_answer(mine, cases, str, handled)
     for at, ((sync, workers, steps), pushes) in enumerate(zip(games, outputs, strict=True)):
         seen = [p if isinstance(p, str) else Handled(sync, workers, *p) for p in pushes]
         if not at and all(isinstance(push, Handled) and push.idle for push in seen):
@@ -282,9 +282,9 @@ def handled(
                 server.waiting += [worker] * waits
                 continue
             before = list(server.waiting)
-            said = mine(server, worker, number, push_of(workers, worker, number))
+            returned = mine(server, worker, number, push_of(workers, worker, number))
             kept = bool(server.inbox or server.seen)
-            state = (said, before, server.value, server.updates, server.waiting, kept)
+            state = (returned, before, server.value, server.updates, server.waiting, kept)
             outputs.append(values.unpack(values.pack(state)))  # the handler may change them later
     except NotImplementedError as error:
         if not outputs:
@@ -303,14 +303,14 @@ def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | 
             push = next(left)
             wrong = push if isinstance(push, str) else _wrong(push, steps[: at + 1])
             if wrong:
-                return _told(sync, workers, steps[: at + 1], wrong)
+                return _described(sync, workers, steps[: at + 1], wrong)
     return ""
 
 
 # -- in words --------------------------------------------------------------------------
 
 
-def _told(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
+def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     """The messages before a mistake, and the mistake."""
     mode = "dist_sync" if sync else "dist_async"
     more = ", the last messages" if len(steps) > TOLD else ""
@@ -320,26 +320,28 @@ def _told(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
 
 def _wrong(push: Handled, steps: list[Step]) -> str:
     """The difference of a handler from the real server after the last push; "" if none."""
-    step, said, waiting = steps[-1], push.said, push.before
+    step, returned, waiting = steps[-1], push.returned, push.before
     if wrong := _applied(push, steps):
         return wrong
-    if not isinstance(said, COLLECTIONS) or not all(isinstance(worker, int) for worker in said):
+    if not isinstance(returned, COLLECTIONS) or not all(
+        isinstance(worker, int) for worker in returned
+    ):
         return (
-            f"it returns {said!r}: return the list of workers whose pulls are answered now, "
+            f"it returns {returned!r}: return the list of workers whose pulls are answered now, "
             "[] if there are none"
         )
-    if strangers := sorted(set(said) - set(waiting), key=str):
+    if strangers := sorted(set(returned) - set(waiting), key=str):
         return (
             f"it answers worker {strangers[0]}, whose pull does not wait: "
             f"server.waiting is {waiting}"
         )
-    if early := sorted(set(said) - step.answered):
+    if early := sorted(set(returned) - step.answered):
         return (
             f"it answers the pull of worker {early[0]}, but the round is not complete: "
             f"{_missing(step)}. Under dist_sync a pull gets the weights of the whole "
             "round"
         )
-    if late := sorted(step.answered - set(said)):
+    if late := sorted(step.answered - set(returned)):
         return (
             f"the round is complete, and the pull of worker {late[0]} still waits: it would "
             f"wait for ever. {_late(push)}"
@@ -424,7 +426,7 @@ def _missing(step: Step) -> str:
     return f"{who} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
 
 
-#: Seconds of a step and of a pause that a bound is tried with.
+#: Seconds of a step and of a pause with which a bound is tried.
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.02, 0.1), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
 #: Workers, gradients of each, and the gradient after which worker 0 pauses.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
@@ -438,7 +440,7 @@ COLLECTIONS = (set, frozenset, list, tuple)
 
 
 def states() -> Iterator[tuple[int, dict[int, int], int]]:
-    """Every worker, clocks and bound that are tried, the plain ones first."""
+    """Every worker, clocks and bound to try, the plain ones first."""
     for n in (2, 3):
         for bound, clocks in product((2, 0, 1, 3), product(range(6), repeat=n)):
             for worker in range(n):
@@ -448,13 +450,13 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
 def judge_waits(mine: Answer) -> Iterator[Criterion]:
     """Compare the rule with the library's, in every small state."""
     every = [*states()]
-    outputs = returns(mine, every, _state)
-    for at, ((worker, clocks, bound), said) in enumerate(zip(every, outputs, strict=True)):
+    outputs = call_answer(mine, every, _state)
+    for at, ((worker, clocks, bound), returned) in enumerate(zip(every, outputs, strict=True)):
         right = Asynchronous(bound).awaits(clocks[worker], 0, (), clocks.keys(), clocks)
-        if said is None and not at:
+        if returned is None and not at:
             raise NotAttempted
-        if not isinstance(said, COLLECTIONS) or set(said) != right:
-            raise Mistake(_differs(said, right, worker, clocks, bound))
+        if not isinstance(returned, COLLECTIONS) or set(returned) != right:
+            raise Mistake(_differs(returned, right, worker, clocks, bound))
     yield Criterion("values", f"as the real rule in {len(every):,} states")
 
 
@@ -462,12 +464,14 @@ def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
     return f"worker={worker}, clocks={dict(clocks)}, bound={bound}"
 
 
-def _differs(said: Any, right: set[int], worker: int, clocks: Mapping[int, int], bound: int) -> str:
+def _differs(
+    returned: Any, right: set[int], worker: int, clocks: Mapping[int, int], bound: int
+) -> str:
     """The reason why an answer is wrong."""
-    text = f"{_state(worker, clocks, bound)}: it returns {said!r} where {right} is right"
-    if not isinstance(said, COLLECTIONS):
+    text = f"{_state(worker, clocks, bound)}: it returns {returned!r} where {right} is right"
+    if not isinstance(returned, COLLECTIONS):
         return f"{text}. Return a set of workers"
-    other = sorted(right ^ set(said), key=str)[0]
+    other = sorted(right ^ set(returned), key=str)[0]
     if other not in clocks:
         return f"{text}. There is no worker {other!r}"
     behind = clocks[worker] - clocks[other]
@@ -483,7 +487,7 @@ def _differs(said: Any, right: set[int], worker: int, clocks: Mapping[int, int],
 
 def judge_bound(mine: Answer) -> Iterator[Criterion]:
     """Train on the real server with the bound, and with the next smaller one."""
-    for (step, pause), bound in zip(PAIRS, returns(mine, PAIRS, _pause), strict=True):
+    for (step, pause), bound in zip(PAIRS, call_answer(mine, PAIRS, _pause), strict=True):
         case = _pause(step, pause)
         if bound is None and (step, pause) == PAIRS[0]:
             raise NotAttempted

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit_course.judges import Both, Program, Quicker, at_most, measured, same, tried
+from distkit_course.judges import Both, Program, Quicker, at_most, measured, run_answer, same
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
 
 # -- solutions ------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def trial(mine: Answer) -> Iterator[Criterion]:
     """Try an answer on ranks with different numbers of examples."""
     traces = []
     for sizes in SIZES:
-        run = tried(returned, mine, len(sizes), mine, sizes)
+        run = run_answer(returned, mine, len(sizes), mine, sizes)
         if {*run.results} == {"NoneType"} and not run.trace.spans:
             raise NotAttempted
         if wrong := _wrong(sizes, run.results):
