@@ -53,12 +53,11 @@ def judge_bytes(mine: Answer) -> Iterator[Criterion]:
     """Compare the answer with the messages of the schedule, for every order of ranks."""
     cases = [(hosts, CHUNK * len(hosts)) for hosts in (TELLING, *placements())]
     outputs = call_answer(mine, cases, _case)
-    telling = next(outputs)
-    for at, ((hosts, nbytes), returned) in enumerate(zip(cases[1:], outputs, strict=True)):
+    for at, ((hosts, nbytes), returned) in enumerate(zip(cases, outputs, strict=True)):
         if returned is None and not at:
             raise NotAttempted
         if not _equal(returned, right := sent_between(hosts)):
-            why = _why(hosts, returned, telling)
+            why = _why(hosts, returned)
             raise Mistake(
                 f"{_case(hosts, nbytes)}: it returns {returned!r} where {right} is right{why}"
             )
@@ -103,17 +102,8 @@ def _equal(returned: Any, right: float) -> bool:
     return isinstance(returned, int | float) and abs(returned - right) < 0.5
 
 
-def _why(hosts: list[str], returned: Any, telling: Any) -> str:
-    """The usual reason for an answer; of two that fit it, the one that fits a second answer."""
-    reasons = _usual(hosts, returned)
-    if len(reasons) > 1:
-        again = _usual(TELLING, telling)
-        reasons = [why for why in reasons if why in again] or reasons
-    return f". Remember: {', or '.join(reasons)}" if reasons else ""
-
-
-def _usual(hosts: list[str], returned: Any) -> list[str]:
-    """The usual reasons for an answer."""
+def _why(hosts: list[str], returned: Any) -> str:
+    """The usual reason for an answer."""
     n, last = len(hosts), hosts[-1] != hosts[0]
     crossings = sum(a != b for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     each = 2 * (n - 1) * CHUNK
@@ -122,7 +112,7 @@ def _usual(hosts: list[str], returned: Any) -> list[str]:
         ((crossings - last) * each, "the last rank sends to the first"),
         (n * each, "only ranks whose right neighbour is elsewhere count"),
     ]
-    return [why for number, why in usual if _equal(returned, number)]
+    return next((f". Remember: {why}" for number, why in usual if _equal(returned, number)), "")
 
 
 TASKS = [
@@ -145,7 +135,7 @@ TASKS = [
             ),
             (open_ended, ". Remember: the last rank sends to the first"),
             (lambda hosts, nbytes: 2 * (len(hosts) - 1) * nbytes, "neighbour is elsewhere count"),
-            (lambda hosts, nbytes: "all", "it returns 'all' where 0 is right"),
+            (lambda hosts, nbytes: "all", "it returns 'all' where 12000 is right"),
         ),
     ),
     Task(
