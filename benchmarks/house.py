@@ -25,7 +25,7 @@ class Line(NamedTuple):
 #: test fails when one grows beyond its line. A commit that makes a package smaller lowers its line;
 #: a package that moves takes its line along.
 LINES = {
-    "distkit": Line(2_138, 550),
+    "distkit": Line(2_139, 550),
     "distkit/algorithms": Line(1_651, 1_300),
     "distkit/checkup": Line(973, 0),
     "distkit/cluster": Line(7_697, 3_000),
@@ -34,12 +34,12 @@ LINES = {
     "distkit/kvstore": Line(4_353, 1_700),
     "distkit/laboratory": Line(699, 0),
     "distkit/recording": Line(2_417, 1_600),
-    "distkit/strategies": Line(2_192, 0),
     "distkit/trace": Line(2_114, 700),
     "distkit/views": Line(6_534, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_simulation": Line(1_403, 1_400),
+    "companions/distkit_strategies": Line(2_192, 1_700),
     "notebooks/course": Line(1_180, 1_200),
     "tests": Line(27_319, 16_000),
     "tests/stress": Line(470, 4_000),
@@ -49,10 +49,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(33_696, 15_000),
-    "the whole product": Line(38_359, 25_000),
+    "all of distkit": Line(31_505, 15_000),
+    "the whole product": Line(38_360, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(316, 150),
+    "files in distkit": Line(291, 150),
     "names at the top level": Line(78, 23),
 }
 

@@ -222,8 +222,8 @@ def losses(model: Any, *step: Any) -> list[float]:
 def strategies(reps: int, details: dict[str, Any]) -> Iterator[Figure]:
     """Accuracy on digits that no replica has seen, after a ``fit`` under every strategy."""
     from distkit import Cluster
-    from distkit.strategies import Strategy
-    from distkit.strategies.table import STRATEGIES
+    from distkit_strategies import Strategy
+    from distkit_strategies.table import STRATEGIES
 
     alone = fitted(Strategy())
     with Cluster(workers=RANKS, servers=1) as cluster:
@@ -246,7 +246,7 @@ def fitted(strategy: Any) -> float:
     import torch
 
     import distkit as dk
-    from distkit.strategies import Model
+    from distkit_strategies import Model
 
     images, labels = dk.demos.digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

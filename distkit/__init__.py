@@ -22,13 +22,13 @@ from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     import distkit_simulation as simulation
+    import distkit_strategies as strategies
     from distkit import (
         algorithms,
         data,
         demos,
         hangs,
         kvstore,
-        strategies,
     )
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
     from distkit.algorithms.collectives import ring_all_reduce
@@ -148,7 +148,7 @@ _MODULES = {
     "kvstore": "distkit.kvstore",
     "parallel": "distkit_simulation.parallel",
     "simulation": "distkit_simulation",
-    "strategies": "distkit.strategies",
+    "strategies": "distkit_strategies",
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}
 

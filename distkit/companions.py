@@ -18,6 +18,7 @@ MOVED = {
     "distkit.experiments": "distkit_experiments",
     "distkit.parallel": "distkit_simulation.parallel",
     "distkit.simulation": "distkit_simulation",
+    "distkit.strategies": "distkit_strategies",
 }
 
 

@@ -15,10 +15,10 @@ from torch import nn
 
 import distkit as dk
 from distkit.errors import StrategyError
-from distkit.strategies import Variable
-from distkit.strategies.coordinator import ClusterCoordinator
-from distkit.strategies.parameter_server import ParameterServerStrategy
-from distkit.strategies.partitioners import FixedShardsPartitioner
+from distkit_strategies import Variable
+from distkit_strategies.coordinator import ClusterCoordinator
+from distkit_strategies.parameter_server import ParameterServerStrategy
+from distkit_strategies.partitioners import FixedShardsPartitioner
 
 
 @pytest.fixture(scope="module")

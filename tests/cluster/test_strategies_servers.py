@@ -18,7 +18,7 @@ from waiting import until
 
 import distkit as dk
 from distkit.errors import RankError, StrategyError
-from distkit.strategies import (
+from distkit_strategies import (
     Callback,
     Checkpoint,
     ClusterCoordinator,

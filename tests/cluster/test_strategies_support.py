@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distkit import Cluster
-from distkit.strategies import support
+from distkit_strategies import support
 
 EQUAL = "equal to one process"
 

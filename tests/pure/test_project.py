@@ -59,7 +59,6 @@ LAYERS = {
     "algorithms": WAIST,
     "data": WAIST,
     "recording": WAIST,
-    "strategies": WAIST + "algorithms data kvstore recording",
     "views": WAIST + "diagnosis algorithms data",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
@@ -82,6 +81,7 @@ USES = {
     "distkit_course": "distkit_simulation",
     "distkit_experiments": "",
     "distkit_simulation": "",
+    "distkit_strategies": "",
 }
 BECOME_COMPANIONS = {"checkup"}  # until they are, they may import one
 

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from distkit.errors import StrategyError
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.testing import InProcess
-from distkit.strategies.function_queue import FunctionQueue, Worker
-from distkit.strategies.partitioners import (
+from distkit_strategies.function_queue import FunctionQueue, Worker
+from distkit_strategies.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,

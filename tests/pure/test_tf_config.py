@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distkit.errors import StrategyError
-from distkit.strategies import MultiWorkerMirroredStrategy, TFConfig
-from distkit.strategies.tf_config import TASKS
+from distkit_strategies import MultiWorkerMirroredStrategy, TFConfig
+from distkit_strategies.tf_config import TASKS
 
 HOSTS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 

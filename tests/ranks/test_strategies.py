@@ -19,7 +19,7 @@ from training import training_step
 
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError, TrainingError
-from distkit.strategies import (
+from distkit_strategies import (
     AutoShardPolicy,
     CommunicationOptions,
     InputOptions,

@@ -14,7 +14,7 @@ from training import whole
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError
 from distkit.events import Op
-from distkit.strategies import (
+from distkit_strategies import (
     CentralStorageStrategy,
     Checkpoint,
     FullyShardedStrategy,

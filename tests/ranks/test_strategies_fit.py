@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from distkit import data, run_ranks
 from distkit.errors import StrategyError
-from distkit.strategies import (
+from distkit_strategies import (
     Callback,
     Checkpoint,
     EarlyStopping,

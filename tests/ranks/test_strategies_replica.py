@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from distkit import run_ranks
 from distkit.errors import StrategyError
-from distkit.strategies import (
+from distkit_strategies import (
     FullyShardedStrategy,
     InputContext,
     MirroredStrategy,

@@ -16,7 +16,7 @@ from training import whole
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError, TrainingError
 from distkit.events import Op
-from distkit.strategies import (
+from distkit_strategies import (
     CentralStorageStrategy,
     FullyShardedStrategy,
     MirroredStrategy,

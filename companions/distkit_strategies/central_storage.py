@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
-from distkit.strategies.context import ReplicaContext
-from distkit.strategies.gradients import as_one, own_parameters, put_together
-from distkit.strategies.mirrored import ReplicatedStrategy
+from distkit_strategies.context import ReplicaContext
+from distkit_strategies.gradients import as_one, own_parameters, put_together
+from distkit_strategies.mirrored import ReplicatedStrategy
 
 
 class CentralStorageStrategy(ReplicatedStrategy):

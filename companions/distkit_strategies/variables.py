@@ -20,10 +20,10 @@ from torch.optim.optimizer import (
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from distkit.errors import StrategyError
-from distkit.strategies import context
+from distkit_strategies import context
 
 if TYPE_CHECKING:
-    from distkit.strategies.strategy import Strategy
+    from distkit_strategies.strategy import Strategy
 
 
 class ReduceOp(str, Enum):

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from distkit.algorithms.use import page
 from distkit.errors import StrategyError
-from distkit.strategies.agreement import Agreement
-from distkit.strategies.context import ReplicaContext
-from distkit.strategies.gradients import own_parameters, put_together
-from distkit.strategies.one_device import is_present, present
-from distkit.strategies.strategy import Strategy
-from distkit.strategies.variables import Made
+from distkit_strategies.agreement import Agreement
+from distkit_strategies.context import ReplicaContext
+from distkit_strategies.gradients import own_parameters, put_together
+from distkit_strategies.one_device import is_present, present
+from distkit_strategies.strategy import Strategy
+from distkit_strategies.variables import Made
 
 #: TensorFlow's names, and ours for the same algorithm.
 CROSS_DEVICE_OPS = {

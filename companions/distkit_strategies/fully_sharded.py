@@ -15,16 +15,16 @@ from torch.nn.modules import module
 from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
-from distkit.strategies.context import ReplicaContext
-from distkit.strategies.gradients import (
+from distkit_strategies.context import ReplicaContext
+from distkit_strategies.gradients import (
     check_losses,
     first_not_finite,
     own_parameters,
     refuse_not_finite,
 )
-from distkit.strategies.mirrored import ReplicatedStrategy
-from distkit.strategies.strategy import Strategy
-from distkit.strategies.variables import adopt, owned
+from distkit_strategies.mirrored import ReplicatedStrategy
+from distkit_strategies.strategy import Strategy
+from distkit_strategies.variables import adopt, owned
 
 
 class Piece(NamedTuple):

@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 from distkit.data import digits
 from distkit.errors import DistkitError, StrategyError
-from distkit.strategies.central_storage import CentralStorageStrategy
-from distkit.strategies.fully_sharded import FullyShardedStrategy
-from distkit.strategies.mirrored import MirroredStrategy
-from distkit.strategies.model import Model
-from distkit.strategies.multi_worker import MultiWorkerMirroredStrategy
-from distkit.strategies.one_device import OneDeviceStrategy
-from distkit.strategies.parameter_server import ParameterServerStrategy
-from distkit.strategies.strategy import Strategy
-from distkit.strategies.tpu import TPUStrategy
+from distkit_strategies.central_storage import CentralStorageStrategy
+from distkit_strategies.fully_sharded import FullyShardedStrategy
+from distkit_strategies.mirrored import MirroredStrategy
+from distkit_strategies.model import Model
+from distkit_strategies.multi_worker import MultiWorkerMirroredStrategy
+from distkit_strategies.one_device import OneDeviceStrategy
+from distkit_strategies.parameter_server import ParameterServerStrategy
+from distkit_strategies.strategy import Strategy
+from distkit_strategies.tpu import TPUStrategy
 
 #: Results that differ by no more than this, in float64, are equal: sums in another order.
 EQUAL = 1e-12

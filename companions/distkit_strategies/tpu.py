@@ -7,7 +7,7 @@ import importlib.util
 import torch
 
 from distkit.errors import StrategyError
-from distkit.strategies.mirrored import MirroredStrategy
+from distkit_strategies.mirrored import MirroredStrategy
 
 
 class TPUStrategy(MirroredStrategy):

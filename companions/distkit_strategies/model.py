@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from distkit.data.evaluation import Metric, correct, total
 from distkit.errors import StrategyError
 from distkit.recording.progress import progress
-from distkit.strategies import aggregation, checkpoint
-from distkit.strategies.callbacks import Callback, Logs
-from distkit.strategies.context import get_strategy
+from distkit_strategies import aggregation, checkpoint
+from distkit_strategies.callbacks import Callback, Logs
+from distkit_strategies.context import get_strategy
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from distkit.errors import StrategyError
-from distkit.strategies.strategy import Strategy
+from distkit_strategies.strategy import Strategy
 
 
 class OneDeviceStrategy(Strategy):

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from distkit.errors import StrategyError
-from distkit.strategies import variables
-from distkit.strategies.agreement import check_shapes
-from distkit.strategies.collectives import HALF, all_gather, all_reduce, wide
-from distkit.strategies.context import ReplicaContext, check_may_enter, entered
-from distkit.strategies.input import InputContext, InputOptions, Placed
-from distkit.strategies.variables import Made, ReduceOp, remember_rows
+from distkit_strategies import variables
+from distkit_strategies.agreement import check_shapes
+from distkit_strategies.collectives import HALF, all_gather, all_reduce, wide
+from distkit_strategies.context import ReplicaContext, check_may_enter, entered
+from distkit_strategies.input import InputContext, InputOptions, Placed
+from distkit_strategies.variables import Made, ReduceOp, remember_rows
 
 #: How ``distribute_dataset`` can divide data.
 _DIVISION = dict.fromkeys(("policy", "shuffle", "seed"))

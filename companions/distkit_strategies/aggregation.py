@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from distkit.errors import StrategyError
-from distkit.strategies import context
-from distkit.strategies.collectives import all_reduce
-from distkit.strategies.strategy import Strategy
-from distkit.strategies.variables import Made, adopt
+from distkit_strategies import context
+from distkit_strategies.collectives import all_reduce
+from distkit_strategies.strategy import Strategy
+from distkit_strategies.variables import Made, adopt
 
 #: In the metadata of a state: its values are those of all replicas together.
 _OF_ALL = "of_all_replicas"

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from distkit.algorithms.use import page
 from distkit.errors import StrategyError
-from distkit.strategies.mirrored import MirroredStrategy
-from distkit.strategies.tf_config import TFConfig
+from distkit_strategies.mirrored import MirroredStrategy
+from distkit_strategies.tf_config import TFConfig
 
 
 class CommunicationImplementation(str, Enum):

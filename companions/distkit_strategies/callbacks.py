@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit.errors import StrategyError
-from distkit.strategies import checkpoint
+from distkit_strategies import checkpoint
 
 if TYPE_CHECKING:
-    from distkit.strategies.model import Model
+    from distkit_strategies.model import Model
 
 #: The results of a step or an epoch, by name; the same on all replicas.
 Logs = dict[str, float]

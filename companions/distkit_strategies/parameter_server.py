@@ -17,18 +17,18 @@ from distkit import kvstore
 from distkit.errors import StrategyError
 from distkit.kvstore.protocol.messages import Key
 from distkit.kvstore.protocol.optimizer import from_torch
-from distkit.strategies.checkpoint import STATES
-from distkit.strategies.context import ReplicaContext
-from distkit.strategies.gradients import (
+from distkit_strategies.checkpoint import STATES
+from distkit_strategies.context import ReplicaContext
+from distkit_strategies.gradients import (
     first_not_finite,
     make_dense,
     own_parameters,
     put_together,
     refuse_not_finite,
 )
-from distkit.strategies.mirrored import ReplicatedStrategy
-from distkit.strategies.partitioners import cuts
-from distkit.strategies.variables import Made, owned
+from distkit_strategies.mirrored import ReplicatedStrategy
+from distkit_strategies.partitioners import cuts
+from distkit_strategies.variables import Made, owned
 
 #: No array is cut by its size: the partitioner does it.
 _WHOLE = 1 << 62

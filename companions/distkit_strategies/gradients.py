@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from distkit.errors import StrategyError, TrainingError
-from distkit.strategies.context import ReplicaContext
-from distkit.strategies.strategy import Strategy
-from distkit.strategies.variables import owned, parameters_of
+from distkit_strategies.context import ReplicaContext
+from distkit_strategies.strategy import Strategy
+from distkit_strategies.variables import owned, parameters_of
 
 
 def own_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor]:

@@ -31,8 +31,8 @@ from distkit.errors import StrategyError
 from distkit.kvstore.transport.sockets import context, listen_on, open_socket
 from distkit.recording.recorder import mark
 from distkit.recording.trouble import Dropped
-from distkit.strategies.function_queue import FunctionQueue, Worker
-from distkit.strategies.parameter_server import ParameterServerStrategy
+from distkit_strategies.function_queue import FunctionQueue, Worker
+from distkit_strategies.parameter_server import ParameterServerStrategy
 
 #: A worker without a function says again that it is ready after so long [ms]: the coordinator may
 #: be another process than before, or have ended.

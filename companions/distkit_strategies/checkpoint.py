@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
-from distkit.strategies import aggregation, variables
-from distkit.strategies.context import check_may_enter
-from distkit.strategies.strategy import Strategy
+from distkit_strategies import aggregation, variables
+from distkit_strategies.context import check_may_enter
+from distkit_strategies.strategy import Strategy
 
 #: The file of a checkpoint that has the optimizer's state of parameter servers.
 STATES = "servers.npz"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distkit.errors import StrategyError
-from distkit.strategies.context import ReplicaContext, get_replica_context
+from distkit_strategies.context import ReplicaContext, get_replica_context
 
 
 def compute_average_loss(

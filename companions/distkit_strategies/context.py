@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distkit.errors import StrategyError
-from distkit.strategies.agreement import check_shapes
-from distkit.strategies.collectives import all_gather, all_reduce
+from distkit_strategies.agreement import check_shapes
+from distkit_strategies.collectives import all_gather, all_reduce
 
 if TYPE_CHECKING:
-    from distkit.strategies.strategy import Strategy
+    from distkit_strategies.strategy import Strategy
 
 _strategy: ContextVar[Strategy | None] = ContextVar("strategy", default=None)
 _replica: ContextVar[ReplicaContext | None] = ContextVar("replica", default=None)
@@ -32,7 +32,7 @@ def get_strategy() -> Strategy:
     >>> get_strategy().num_replicas_in_sync
     1
     """
-    from distkit.strategies.strategy import DEFAULT
+    from distkit_strategies.strategy import DEFAULT
 
     return _strategy.get() or DEFAULT
 
@@ -135,7 +135,7 @@ class ReplicaContext:
         Raises:
             StrategyError: on all replicas: the shapes differ.
         """
-        from distkit.strategies.variables import ReduceOp
+        from distkit_strategies.variables import ReduceOp
 
         parts = self.num_replicas_in_sync if ReduceOp(op) is ReduceOp.MEAN else None
         return pytree.tree_map(lambda x: self._all_reduce(x, parts), value)
@@ -160,7 +160,7 @@ class ReplicaContext:
 
     def mean_loss(self, loss: Tensor | float) -> Tensor:
         """The loss of the whole batch, for an optimizer that looks at it."""
-        from distkit.strategies.variables import ReduceOp, remember_rows
+        from distkit_strategies.variables import ReduceOp, remember_rows
 
         op = ReduceOp.SUM if self.summed else ReduceOp.MEAN
         if not isinstance(loss, Tensor):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from distkit.strategies.agreement import check_shapes
+from distkit_strategies.agreement import check_shapes
 
 if TYPE_CHECKING:
-    from distkit.strategies.strategy import Strategy
+    from distkit_strategies.strategy import Strategy
 
 
 #: Floating-point numbers that have no room for sums.
