@@ -39,9 +39,9 @@ LINES = {
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_simulation": Line(1_403, 1_400),
-    "companions/distkit_strategies": Line(2_192, 1_700),
+    "companions/distkit_strategies": Line(1_804, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(27_319, 16_000),
+    "tests": Line(27_326, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_852, 2_000),
 }
@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
     "all of distkit": Line(31_505, 15_000),
-    "the whole product": Line(38_360, 25_000),
+    "the whole product": Line(37_972, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(291, 150),
     "names at the top level": Line(78, 23),

@@ -24,52 +24,53 @@ A replica is a rank. :class:`Strategy` says what a strategy does at which moment
 """
 
 from distkit.data.policies import AutoShardPolicy
-from distkit_strategies.aggregation import (
-    Variable,
-    VariableAggregation,
-    VariableSynchronization,
-    state_dict,
-    synchronize_buffers,
-)
-from distkit_strategies.callbacks import (
+from distkit_strategies.checkpoint import load, load_weights, save, save_weights
+from distkit_strategies.coordinator import ClusterCoordinator, RemoteValue
+from distkit_strategies.fully_sharded import FullyShardedStrategy
+from distkit_strategies.input import InputContext, InputOptions
+from distkit_strategies.model import (
     Callback,
     Checkpoint,
     EarlyStopping,
     LearningRate,
+    Model,
     TensorBoard,
 )
-from distkit_strategies.central_storage import CentralStorageStrategy
-from distkit_strategies.checkpoint import load, load_weights, save, save_weights
-from distkit_strategies.context import (
-    ReplicaContext,
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    in_cross_replica_context,
-)
-from distkit_strategies.coordinator import ClusterCoordinator, RemoteValue
-from distkit_strategies.fully_sharded import FullyShardedStrategy
-from distkit_strategies.input import InputContext, InputOptions
-from distkit_strategies.losses import compute_average_loss, scale_regularization_loss
-from distkit_strategies.mirrored import MirroredStrategy
-from distkit_strategies.model import Model
-from distkit_strategies.multi_worker import (
-    CommunicationImplementation,
-    CommunicationOptions,
-    MultiWorkerMirroredStrategy,
-)
-from distkit_strategies.one_device import OneDeviceStrategy
 from distkit_strategies.parameter_server import ParameterServerStrategy
 from distkit_strategies.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
 )
+from distkit_strategies.replica import (
+    ReduceOp,
+    ReplicaContext,
+    compute_average_loss,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+    scale_regularization_loss,
+)
 from distkit_strategies.strategy import Strategy
+from distkit_strategies.synchronous import (
+    CentralStorageStrategy,
+    CommunicationImplementation,
+    CommunicationOptions,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
+    TPUStrategy,
+)
 from distkit_strategies.table import Support, support
 from distkit_strategies.tf_config import TFConfig
-from distkit_strategies.tpu import TPUStrategy
-from distkit_strategies.variables import ReduceOp
+from distkit_strategies.variables import (
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    state_dict,
+    synchronize_buffers,
+)
 
 __all__ = [
     "AutoShardPolicy",

@@ -1,9 +1,9 @@
-"""What replicas tell each other before values travel, so that an error reaches all of them.
+"""What replicas show each other before values travel, so that an error reaches all of them.
 
 Before each collective of a strategy every replica shows where it is: in which ``run``, in which
-call, with what shapes or how many rows. That is one small all-gather. If the numbers agree, the
-values follow. If they do not, *every* replica knows it, before anybody waits for values that
-will never come:
+call, with which shapes or how many rows. That takes one small all-gather. If the numbers agree,
+the values follow. If they do not, *every* replica knows it before any of them waits for values
+that never come:
 
 * A replica whose function raised is ahead, in a later place. The others raise, too, name it, and
   are then where it is.
@@ -26,15 +26,14 @@ CALLS = (
     "scope all_gather(parameters) reduce_scatter(gradients) optimizer.step reduce gather all_reduce"
     " all_gather average_loss buffers checkpoint"
 ).split()
-#: So many numbers each replica shows: its place, its call, how many facts, and the facts.
+#: How many numbers each replica shows: its place, its call, how many facts, and the facts.
 WIDTH = 16
 
 
 class Agreement:
     """Where this replica is in a strategy's program, compared with the others."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._place = 0  # even: after a run; odd: inside one
         self._left = ""  # how it left its last run
 
@@ -51,24 +50,23 @@ class Agreement:
         finally:
             self._place, self._left = max(self._place, inside + 1), left
 
-    def compare(self, call: str, facts: Sequence[int] = ()) -> list[list[int]]:
+    def compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
         """The facts of all replicas, by replica, once all are in this call.
 
         Args:
             call: one of :data:`CALLS`.
-            facts: numbers that the others should know, at most ``WIDTH`` - 3.
+            facts: numbers for the others, at most ``WIDTH`` - 3.
 
         Raises:
             StrategyError: a replica has left the run, or is in another call.
         """
-        while True:
-            shown = self._show([self._place, CALLS.index(call), len(facts), *facts])
-            places = [s[0] for s in shown]
-            if len(set(places)) == 1:
-                break
+        shown = _show([self._place, CALLS.index(call), len(facts), *facts])
+        places = [s[0] for s in shown]
+        if len({*places}) > 1:
             self._catch_up(call, places)
+            return self.compare(call, facts)  # those that were behind come to this call, too
         calls = [CALLS[s[1]] for s in shown]
-        if len(set(calls)) > 1:
+        if len({*calls}) > 1:
             where = ", ".join(f"replica {r} is in {c}" for r, c in enumerate(calls))
             raise StrategyError(
                 f"The replicas are in different calls: {where}. All replicas must make the same "
@@ -76,36 +74,9 @@ class Agreement:
             )
         return [s[3 : 3 + s[2]] for s in shown]
 
-    def failures(self, call: str, error: Exception | None) -> list[str]:
-        """What has kept replicas from completing a call, once all have tried.
-
-        Args:
-            call: one of :data:`CALLS`.
-            error: of this replica; None for none.
-
-        Raises:
-            StrategyError: as :meth:`compare`.
-        """
-        mine = [] if error is None else [f"{type(error).__name__}: {error}"]
-        if not any(n for (n,) in self.compare(call, [len(mine)])):
-            return []
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, mine)
-        return [f"replica {r}: {text}" for r, texts in enumerate(told) for text in texts]
-
-    def _show(self, numbers: list[int]) -> list[list[int]]:
-        row = torch.zeros(WIDTH, dtype=torch.int64)
-        row[: len(numbers)] = torch.tensor(numbers)
-        rows = [torch.empty_like(row, device=self.device) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, row.to(self.device))
-        found: list[list[int]] = torch.stack(rows).tolist()
-        return found
-
     def _catch_up(self, call: str, places: list[int]) -> None:
-        """Raise on the replicas that others have left behind; those come to this call again."""
-        reasons: list[Any] = [None] * len(places)
-        dist.all_gather_object(reasons, self._left)
-        here = self._place
+        """Raise on the replicas that others have left behind."""
+        reasons, here = of_all(self._left), self._place
         if here == max(places):
             return
         self._place += self._place % 2  # out of the run, if it was in one
@@ -116,11 +87,33 @@ class Agreement:
         )
 
 
+def group_device() -> torch.device:
+    """The device that the default process group sends from."""
+    if dist.is_initialized() and "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def of_all(mine: Any) -> list[Any]:
+    """An object of each rank, by rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def _show(numbers: list[int]) -> list[list[int]]:
+    row = torch.tensor(numbers + [0] * (WIDTH - len(numbers)), device=group_device())
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, row)
+    shown: list[list[int]] = torch.stack(rows).tolist()
+    return shown
+
+
 def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = None) -> None:
     """Compare the shapes of all replicas, before their values travel.
 
     Args:
-        call: for the message.
+        call: named in the message.
         shapes: by replica.
         axis: a dimension that may differ; None for none.
 
@@ -135,20 +128,19 @@ def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = 
     has (2, 4), which differ in dimension 1. ...
     """
     first = tuple(shapes[0])
-    for replica, other in enumerate(map(tuple, shapes)):
-        if axis is not None and not -len(other) <= axis < len(other):
+    for replica, shape in enumerate(map(tuple, shapes)):
+        if axis is not None and not -len(shape) <= axis < len(shape):
             raise StrategyError(
                 f"{call} along dimension {axis}: the value of replica {replica} has shape "
-                f"{other}, which has no such dimension. Reshape a scalar with .reshape(1)."
+                f"{shape}, which has no such dimension. Reshape a scalar with .reshape(1)."
             )
-        free = None if axis is None else axis % len(other)
-        differ = [
-            d for d, (a, b) in enumerate(zip(first, other, strict=False)) if a != b and d != free
-        ]
-        if len(first) != len(other) or differ:
-            where = f"in dimension {differ[0]}" if differ else "in the number of dimensions"
+        free = None if axis is None else axis % len(shape)
+        pairs = enumerate(zip(first, shape, strict=False))
+        differ = [f"dimension {d}" for d, (a, b) in pairs if a != b and d != free]
+        if len(first) != len(shape) or differ:
             raise StrategyError(
                 f"{call} of unequal shapes: replica 0 has {first} and replica {replica} has "
-                f"{other}, which differ {where}. All replicas must give the same shape"
+                f"{shape}, which differ in {[*differ, 'the number of dimensions'][0]}. All "
+                "replicas must give the same shape"
                 + ("." if axis is None else f" but for dimension {axis}.")
             )

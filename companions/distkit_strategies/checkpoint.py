@@ -11,16 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
-from distkit_strategies import aggregation, variables
-from distkit_strategies.context import check_may_enter
 from distkit_strategies.strategy import Strategy
-
-#: The file of a checkpoint that has the optimizer's state of parameter servers.
-STATES = "servers.npz"
+from distkit_strategies.variables import of_all_replicas, owned, state_dict
 
 
 def save(
@@ -32,9 +28,10 @@ def save(
 ) -> None:
     """Save a model, its optimizer and more; all ranks call it, each writes what only it has.
 
-    A variable that replicas hold differently is saved as its aggregate. Ranks that do not train
-    together, as under the default strategy, have a checkpoint each: rank r > 0 saves in the folder
-    ``rank-r`` beside ``folder``.
+    A variable that replicas hold differently is saved as its aggregate. Parameter servers keep the
+    state of their optimizer: it is not saved. Ranks that do not train together, as under the
+    default strategy, have a checkpoint each: rank r > 0 saves in the folder ``rank-r`` beside
+    ``folder``.
 
     Args:
         strategy: in whose scope the model was made.
@@ -49,16 +46,13 @@ def save(
     Source:
         PyTorch, ``torch.distributed.checkpoint``.
     """
-    check_may_enter(strategy, "save()")
-    buffers, here = aggregation.aggregated_buffers(strategy, model), strategy._state_here(optimizer)
+    strategy._check_place("save()")
+    values, own = state_dict(strategy, model), strategy._own(optimizer)
     folder = place(strategy, folder)
-    with _settled(strategy, f"The checkpoint in {folder} was not saved"):
-        if strategy._chief or not strategy._chief_saves:
-            with _as_torch_does():
-                state = {**_state(model, here), "extra": extra}
-                state["model"] |= {k: b for k, b in buffers.items() if k in state["model"]}
-                _dcp().save(state, checkpoint_id=folder, no_dist=_alone(strategy))
-        strategy._saved(folder, optimizer)
+    with _together(strategy, f"The checkpoint in {folder} was not saved"):
+        if strategy._chief or strategy._sharded:
+            state = {"model": values, "extra": extra, **_moments(model, own)}
+            _dcp().save(state, checkpoint_id=folder, no_dist=not strategy._sharded)
 
 
 def load(
@@ -83,59 +77,45 @@ def load(
     Raises:
         StrategyError: on all ranks: there is no checkpoint, or it is of another model.
     """
-    check_may_enter(strategy, "load()")
-    here, own = strategy._state_here(optimizer), place(strategy, folder)
-    folder = own if own.exists() else Path(folder)
-    with _settled(strategy, f"The checkpoint in {folder} cannot be read"):
-        _check(folder, model, optimizer, here)
-    from torch.distributed.checkpoint import CheckpointException
-    from torch.distributed.checkpoint.state_dict import set_state_dict
-
-    optimizers = [] if here is None else [here]
-    with _as_torch_does():
-        state = {**_state(model, here), "extra": extra}
-        try:
-            _dcp().load(state, checkpoint_id=folder, no_dist=_alone(strategy))
-        except (CheckpointException, RuntimeError, ValueError) as error:
-            why = str(error).strip().splitlines()[-1]
-            raise StrategyError(f"The checkpoint in {folder} is of another model: {why}") from error
-        weights, moments = state["model"], state.get("optimizer", {})
-        set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=moments)
-    aggregation.divide_sums(model)
-    strategy._loaded(folder, optimizer)
+    strategy._check_place("load()")
+    own, mine = strategy._own(optimizer), place(strategy, folder)
+    folder = mine if mine.exists() else Path(folder)
+    with _together(strategy, f"The checkpoint in {folder} was not loaded"):
+        _check(folder, model, own)
+        state = {"model": model.state_dict(), "extra": extra, **_moments(model, own)}
+        _dcp().load(state, checkpoint_id=folder, no_dist=True)
+        model.load_state_dict(of_all_replicas(model, state["model"]))
+        if own is not None:
+            _names().set_optimizer_state_dict(model, own, state["optimizer"])
+    strategy._loaded(optimizer)
     return {**extra, **state["extra"]}
 
 
-def _check(
-    folder: Path, model: nn.Module, optimizer: Optimizer | None, here: Optimizer | None
-) -> None:
-    """Compare what is saved with what is to be loaded: each rank reads the same, and decides alike.
+def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Compare what is saved with what is loaded: each rank reads the same, and decides alike.
 
     Raises:
-        StrategyError: names or shapes differ, or there is no such state.
+        StrategyError: names or shapes differ, or there is no state for the optimizer.
     """
     if not (folder / ".metadata").exists():
         raise StrategyError(f"There is no checkpoint in {folder}.")
     saved = _dcp().FileSystemReader(folder).read_metadata().state_dict_metadata
-    there: dict[str, Any] = {
-        n: m.size for n, m in saved.items() if n.startswith("model.") and hasattr(m, "size")
+    there: dict[str, Any] = {n: tuple(m.size) for n, m in saved.items() if hasattr(m, "size")}
+    here = {
+        f"model.{n}": tuple(t.shape) for n, t in model.state_dict().items() if hasattr(t, "shape")
     }
-    mine: dict[str, Any] = {
-        f"model.{n}": t.shape for n, t in model.state_dict().items() if isinstance(t, Tensor)
-    }
-    for name in {**mine, **there}:
-        if name not in there or name not in mine or tuple(there[name]) != tuple(mine[name]):
-            shapes = [tuple(d[name]) if name in d else "missing" for d in (there, mine)]
+    for name in {**here, **there}:
+        shapes = there.get(name, "missing"), here.get(name, "missing")
+        if name.startswith("model.") and shapes[0] != shapes[1]:
             raise StrategyError(
                 f"The checkpoint in {folder} is of another model: {name.removeprefix('model.')} "
-                f"is {shapes[0]} there and {shapes[1]} here. Load it into a model like the saved."
+                f"is {shapes[0]} there and {shapes[1]} here. Load it into a model "
+                "like the saved one."
             )
-    on_servers = optimizer is not None and here is None
-    by_torch = any(n.startswith("optimizer.") for n in saved)
-    if optimizer is not None and not ((folder / STATES).exists() if on_servers else by_torch):
+    if optimizer is not None and not any(name.startswith("optimizer.") for name in saved):
         raise StrategyError(
-            f"The checkpoint in {folder} has no optimizer state for this strategy: it was saved "
-            "without an optimizer, or by servers. Load the model alone."
+            f"The checkpoint in {folder} has no optimizer state: it was saved without an "
+            "optimizer, or by parameter servers, which keep it. Load the model alone."
         )
 
 
@@ -143,7 +123,7 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
     """Write a model's weights and buffers to one ``.safetensors`` file; the chief writes it.
 
     All ranks call it; ranks that do not train together have a file each, as with :func:`save`. A
-    tensor with two names is written once, and has both when it is loaded.
+    tensor with two names is written twice, for programs that know nothing of that.
 
     Args:
         strategy: in whose scope the model was made.
@@ -154,14 +134,15 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
         StrategyError: on all ranks: safetensors is not installed, or the chief could not write.
     """
     tensors, path = _safetensors(), place(strategy, path)
-    state, aliases = aggregation.state_dict(strategy, model), _aliases(model)
-    state = {k: v for k, v in state.items() if k not in aliases}
-    state = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
-    with _settled(strategy, f"{path} was not written"):
+    state = state_dict(strategy, model)
+    whole = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
+    with _together(strategy, f"{path} was not written"):
         if strategy._chief:
             path.parent.mkdir(exist_ok=True)
-            plain = {k: v.detach().contiguous() for k, v in state.items()}
-            tensors.save_file(plain, str(path), metadata={"format": "pt", **aliases})
+            plain = {
+                name: value.detach().clone() for name, value in whole.items()
+            }  # also tied ones
+            tensors.save_file(plain, str(path), metadata={"format": "pt"})
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
@@ -175,21 +156,13 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
         StrategyError: safetensors is not installed.
         RuntimeError: names or shapes differ, as with ``load_state_dict``.
     """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    tensors, first = _safetensors(), next(chain(model.parameters(), model.buffers()))
-    found = variables.owned(first)
-    own = Path(path) if found is None else place(found[0], path)
-    path = own if own.exists() else Path(path)
-    saved = tensors.load_file(str(path))
-    with tensors.safe_open(str(path), "pt") as file:
-        aliases = (file.metadata() or {}).items()
-    saved |= {alias: saved[name] for alias, name in aliases if name in saved}
-    with _as_torch_does():
-        set_model_state_dict(model, saved, options=StateDictOptions(full_state_dict=True))
-    aggregation.divide_sums(model)
+    tensors, found = _safetensors(), owned(next(chain(model.parameters(), model.buffers())))
+    mine = Path(path) if found is None else place(found[0], path)
+    saved = tensors.load_file(str(mine if mine.exists() else path))
+    full = _names().StateDictOptions(full_state_dict=True)
+    _names().set_model_state_dict(model, of_all_replicas(model, saved), options=full)
     if found is not None:
-        found[0]._loaded(path, None)
+        found[0]._loaded(None)
 
 
 def place(strategy: Strategy, path: str | Path) -> Path:
@@ -203,62 +176,45 @@ def place(strategy: Strategy, path: str | Path) -> Path:
     'run/epoch-3'
     """
     path, rank = Path(path), int(os.environ.get("RANK", 0))
-    if strategy._chief_saves or strategy.num_replicas_in_sync > 1 or not rank:
-        return path
-    return path.parent / f"rank-{rank}" / path.name
+    return path.parent / f"rank-{rank}" / path.name if strategy._steps_alone and rank else path
 
 
 @contextmanager
-def _settled(strategy: Strategy, failed: str) -> Iterator[None]:
+def _together(strategy: Strategy, failed: str) -> Iterator[None]:
     """Leave it together: what one replica could not do is an error of all.
 
     Raises:
         StrategyError: a replica has raised.
     """
-    from torch.distributed.checkpoint import CheckpointException
-
-    error: Any = None
-    try:
-        yield
-    except CheckpointException as raised:  # on all ranks: whose error is it?
-        error = raised.failures.get(strategy._replica, [None])[0]
-    except Exception as raised:
-        error = raised
-    failures = strategy._failures("checkpoint", error)
+    error: Exception | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's remarks on parts of its own
+        try:
+            yield
+        except _dcp().CheckpointException as raised:  # on all ranks: whose error is it?
+            error = raised.failures.get(strategy._replica * strategy._sharded, [None])[0]
+        except Exception as raised:
+            error = raised
+    failures = strategy._failures(error)
     if isinstance(error, StrategyError):
         raise error
     if failures:
         raise StrategyError(f"{failed}: {'; '.join(failures)}") from error
 
 
-def _aliases(model: nn.Module) -> dict[str, str]:
-    """Each further name of a tensor that has several, such as a tied weight -> its first."""
-    first: dict[int, str] = {}
-    names = {k: first.setdefault(id(t), k) for k, t in model.state_dict(keep_vars=True).items()}
-    return {name: known for name, known in names.items() if name != known}
-
-
-def _state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, state = get_state_dict(model, [] if optimizer is None else [optimizer])
-    return {"model": weights} | ({} if optimizer is None else {"optimizer": state})
+def _moments(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    """The state of an optimizer, if there is one, by names of parameters."""
+    if optimizer is None:
+        return {}
+    return {"optimizer": _names().get_optimizer_state_dict(model, optimizer)}
 
 
 def _dcp() -> Any:
     return importlib.import_module("torch.distributed.checkpoint")
 
 
-def _alone(strategy: Strategy) -> bool:
-    return strategy._chief_saves or strategy.num_replicas_in_sync == 1
-
-
-@contextmanager
-def _as_torch_does() -> Iterator[None]:
-    """Without its remarks on parts of its own, and with its steps that change nothing."""
-    with warnings.catch_warnings(), variables.unwatched():
-        warnings.simplefilter("ignore")
-        yield
+def _names() -> Any:
+    return importlib.import_module("torch.distributed.checkpoint.state_dict")
 
 
 def _safetensors() -> Any:

@@ -18,12 +18,15 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import cloudpickle
 import zmq
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from distkit import kvstore
@@ -31,27 +34,108 @@ from distkit.errors import StrategyError
 from distkit.kvstore.transport.sockets import context, listen_on, open_socket
 from distkit.recording.recorder import mark
 from distkit.recording.trouble import Dropped
-from distkit_strategies.function_queue import FunctionQueue, Worker
 from distkit_strategies.parameter_server import ParameterServerStrategy
+from distkit_strategies.variables import owned
 
-#: A worker without a function says again that it is ready after so long [ms]: the coordinator may
-#: be another process than before, or have ended.
-_AGAIN = 200
+#: How long a worker waits for an answer before it asks again [ms]: the coordinator may be another
+#: process than before, or have ended.
+_RETRY = 200
 
-#: The note that tells where worker 0 listens; and what it says, as worker 0 does, at the end.
+#: The note with the coordinator's address, and its text at the end.
 _NOTE, _OVER = "coordinator", "over"
 
-#: So many functions may wait for a worker before ``schedule`` does.
+#: How many functions may wait for a worker before ``schedule`` does.
 QUEUE = 256
+
+
+class Worker(NamedTuple):
+    """A worker's process: its rank, and how many had its place before."""
+
+    rank: int
+    life: int
+
+
+class FunctionQueue:
+    """Which worker runs which scheduled function, and which run again: messages in, no I/O.
+
+    ::
+
+        worker w, life l:  ready ──────► its earlier life's function, if it ran one, is pending
+                           finished f ─► f is over, whichever worker ran it; other runs do not count
+
+    >>> queue = FunctionQueue()
+    >>> queue.schedule("f"), queue.schedule("g")
+    (0, 1)
+    >>> queue.ready(Worker(1, 0)); queue.assign()
+    [(Worker(rank=1, life=0), 0)]
+    >>> queue.ready(Worker(1, 1)); queue.assign()        # worker 1 has died: again
+    [(Worker(rank=1, life=1), 0)]
+    >>> queue.finished(Worker(1, 1), 0), queue.assign()
+    ('f', [(Worker(rank=1, life=1), 1)])
+    """
+
+    def __init__(self) -> None:
+        self.unfinished: dict[int, Any] = {}  # functions by number
+        self.pending: deque[int] = deque()
+        self.running: dict[Worker, int] = {}
+        self._idle: dict[Worker, None] = {}  # in the order in which they became so
+        self._scheduled = 0
+
+    @property
+    def floor(self) -> int:
+        """All functions with a lower number are over."""
+        return min(self.unfinished, default=self._scheduled)
+
+    def schedule(self, function: Any) -> int:
+        """The number of a new function."""
+        number = self._scheduled
+        self._scheduled += 1
+        self.unfinished[number] = function
+        self.pending.append(number)
+        return number
+
+    def ready(self, worker: Worker) -> None:
+        """A worker asks for a function: what an earlier life of it was running runs again."""
+        others = [w for w in (*self.running, *self._idle) if w.rank == worker.rank and w != worker]
+        if any(other.life > worker.life for other in others):
+            return
+        for dead in others:
+            self._idle.pop(dead, None)
+            if dead in self.running:
+                self.pending.appendleft(self.running.pop(dead))
+        if worker not in self.running:
+            self._idle.setdefault(worker)
+
+    def finished(self, worker: Worker, number: int) -> Any:
+        """A worker has run a function: it, if this is its first result, else None."""
+        if number in self.pending:  # its worker was taken for dead
+            self.pending.remove(number)
+        self.running = {w: n for w, n in self.running.items() if n != number}
+        self.ready(worker)
+        return self.unfinished.pop(number, None)
+
+    def assign(self) -> list[tuple[Worker, int]]:
+        """Hand pending functions to idle workers."""
+        made = list(zip(self._idle, self.pending, strict=False))
+        for worker, number in made:
+            del self._idle[worker]
+            self.pending.popleft()
+            self.running[worker] = number
+        return made
+
+    def cancel(self) -> list[Any]:
+        """Forget the functions that no worker runs yet."""
+        cancelled = [self.unfinished.pop(number) for number in self.pending]
+        self.pending.clear()
+        return cancelled
 
 
 class RemoteValue:
     """The result of a scheduled function, once it has run."""
 
-    def __init__(self, coordinator: ClusterCoordinator, function: int) -> None:
-        self._coordinator, self._function = coordinator, function
-        self._done, self._value = False, None
-        self._error: BaseException | None = None
+    def __init__(self, coordinator: ClusterCoordinator, name: str, function: bytes) -> None:
+        self._coordinator, self._name, self._function = coordinator, name, function
+        self._outcome: tuple[Any, BaseException | None] | None = None
 
     def fetch(self) -> Any:
         """Wait for the result and return it.
@@ -60,38 +144,25 @@ class RemoteValue:
             StrategyError: the function was cancelled.
             Exception: what the function raised.
         """
-        self._coordinator._wait(lambda: self._done)
-        if self._error is not None:
-            raise self._error
-        return self._value
+        while self._outcome is None:
+            self._coordinator._receive(None)
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return value
 
     get = fetch
 
-    def _settle(self, value: Any, error: BaseException | None) -> None:
-        self._done, self._value, self._error = True, value, error
-
     def __reduce__(self) -> Any:
-        """As an argument of another function it is the value."""
-        return _itself, (self.fetch(),)
-
-
-class PerWorkerDataset:
-    """A dataset that each worker makes for itself: iterators of it are arguments of functions."""
-
-    def __init__(self, dataset_fn: Callable[[], Any], number: int) -> None:
-        self._make, self._number = dataset_fn, number
-        self._iterators = 0
-
-    def __iter__(self) -> PerWorkerIterator:
-        self._iterators += 1
-        return PerWorkerIterator(self._number, self._iterators)
+        """Pickle the value, as an argument of another function."""
+        return itemgetter(0), ((self.fetch(),),)
 
 
 class PerWorkerIterator:
     """An iterator over each worker's own dataset, for the arguments of scheduled functions."""
 
     def __init__(self, dataset: int, number: int) -> None:
-        self.dataset, self.number = dataset, number
+        self.key = dataset, number
 
     def __iter__(self) -> PerWorkerIterator:
         return self
@@ -101,6 +172,17 @@ class PerWorkerIterator:
             "next() of a per-worker iterator on the coordinator: each worker has its own batches. "
             "Give it to a function: coordinator.schedule(step, args=(iterator,))."
         )
+
+
+class PerWorkerDataset:
+    """A dataset that each worker makes for itself: iterators of it are arguments of functions."""
+
+    def __init__(self, number: int) -> None:
+        self._number, self._iterators = number, 0
+
+    def __iter__(self) -> PerWorkerIterator:
+        self._iterators += 1
+        return PerWorkerIterator(self._number, self._iterators)
 
 
 class ClusterCoordinator:
@@ -159,13 +241,14 @@ class ClusterCoordinator:
             )
         self.strategy, strategy.coordinated = strategy, True
         if node.index:
-            _serve(strategy, node)
+            try:
+                _Server(strategy, node).serve()
+            finally:
+                strategy.coordinated = False  # the run is over
         self._queue, self._store = FunctionQueue(), store
-        self._payloads: dict[int, bytes] = {}
-        self._called: dict[int, str] = {}  # what the functions are called
-        self._values: dict[int, RemoteValue] = {}
-        self._datasets: list[PerWorkerDataset] = []
-        self._names: dict[Worker, bytes] = {}  # of the connection of each worker's process
+        self._datasets: list[bytes] = []
+        self._sent: dict[Worker, int] = {}  # how many of them a worker has
+        self._connections: dict[Worker, bytes] = {}
         self._error: BaseException | None = None
         self._socket = open_socket(context(), zmq.ROUTER, node.keys)
         endpoint = _endpoint(node)
@@ -196,13 +279,13 @@ class ClusterCoordinator:
             Exception: a function that was scheduled before has raised it; those that waited for
                 a worker are cancelled.
         """
-        self._wait(lambda: len(self._queue.pending) < QUEUE)
-        self._raise()
-        payload = _pack((fn, tuple(args), dict(kwargs or {})), self.strategy)
-        function = self._queue.schedule()
-        self._payloads[function] = payload
-        self._called[function] = f"function {function}, {_name(fn, args)},"
-        self._values[function] = value = RemoteValue(self, function)
+        while len(self._queue.pending) >= QUEUE:
+            self._receive(None)
+        self._check()
+        value = RemoteValue(
+            self, _name(fn, args), _pack((fn, tuple(args), dict(kwargs or {})), self.strategy)
+        )
+        value._name = f"function {self._queue.schedule(value)}, {value._name},"
         self._assign()
         return value
 
@@ -215,18 +298,13 @@ class ClusterCoordinator:
         self._finish()
         self.strategy.pull()
 
-    def _finish(self) -> None:
-        self._wait(lambda: not self._queue.unfinished)
-        self._raise()
-
     def done(self) -> bool:
         """True if all scheduled functions are over.
 
         Raises:
             Exception: as :meth:`join`.
         """
-        self._receive(0)
-        self._raise()
+        self._check()
         return not self._queue.unfinished
 
     def fetch(self, values: Any) -> Any:
@@ -240,94 +318,77 @@ class ClusterCoordinator:
     def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         """A dataset that each worker makes by calling ``dataset_fn()``, when it first needs it.
 
-        Who takes a dead worker's place makes it anew, and begins at its beginning.
+        A process that takes a dead worker's place makes it again, and begins at its beginning.
 
         Args:
             dataset_fn: returns an iterable, such as ``strategy.distribute_dataset(data, 128)``.
         """
-        self._datasets.append(PerWorkerDataset(dataset_fn, len(self._datasets)))
-        return self._datasets[-1]
+        self._datasets.append(_pack(dataset_fn, self.strategy))
+        return PerWorkerDataset(len(self._datasets) - 1)
 
-    # -- the workers' words ---------------------------------------------------------------------
-
-    def _wait(self, over: Callable[[], bool]) -> None:
-        while not over():
-            self._receive(None)
+    # -- messages of the workers ----------------------------------------------------------------
 
     def _receive(self, timeout: int | None) -> None:
-        """Take what workers say; wait for something at most so long [ms]."""
+        """Handle what workers have sent; wait at most this long for something [ms]."""
         while self._socket.poll(timeout):
-            name, said = self._socket.recv_multipart()
-            worker, kind, what, payload = pickle.loads(said)
-            if kind == "dataset":
-                self._give(name, what)
-            elif kind == "finished":
-                self._finished(worker, what, payload)
-            else:
+            connection, message = self._socket.recv_multipart()
+            worker, done = pickle.loads(message)
+            self._connections[worker] = connection
+            if done is None:
                 self._queue.ready(worker)
-            self._names[worker] = name
+            else:
+                self._finished(worker, *done)
             timeout = 0
         self._assign()
 
-    def _give(self, name: bytes, dataset: int) -> None:
-        """Tell a worker how a dataset is made: not before it exists, in worker 0's second life."""
-        if dataset < len(self._datasets):
-            self._say(name, "dataset", _pack(self._datasets[dataset]._make, self.strategy))
-
-    def _finished(self, worker: Worker, function: int, payload: bytes) -> None:
-        if not self._queue.finished(worker, function):
+    def _finished(self, worker: Worker, number: int, result: bytes, where: str) -> None:
+        if (done := self._queue.finished(worker, number)) is None:
             return
-        del self._payloads[function]
-        value, error = self._result(payload, self._called.pop(function))
-        self._values.pop(function)._settle(value, error)
-        if error is not None and self._error is None:
-            self._error = error
-            self._cancel(f"function {function} raised {type(error).__name__}: {error}")
-
-    def _result(self, payload: bytes, called: str) -> tuple[Any, BaseException | None]:
-        """What a worker has sent: a value, or an error."""
         try:
-            value, error, where = pickle.loads(payload)
+            done._outcome = _, error = pickle.loads(result)
         except Exception as why:
-            return None, StrategyError(
-                f"The result of {called} cannot be unpickled on worker 0: {type(why).__name__}: "
-                f"{why}. Return tensors, numbers, or other plain values."
-            )
-        if error is not None:
+            error = StrategyError(where or _unsendable(done._name, "unpickled on worker 0", why))
+            done._outcome = None, error
+        done._function = b""
+        if where:
             error.__cause__ = StrategyError(where)
-        return value, error
-
-    def _cancel(self, why: str) -> None:
-        for function in self._queue.cancel():
-            del self._payloads[function], self._called[function]
-            told = StrategyError(f"function {function} was cancelled: {why}")
-            self._values.pop(function)._settle(None, told)
+        if error is not None and self._error is None:
+            self._error, reason = error, f"{done._name} raised {type(error).__name__}: {error}"
+            for value in self._queue.cancel():
+                value._outcome = None, StrategyError(f"{value._name} was cancelled: {reason}")
 
     def _assign(self) -> None:
-        for worker, function in self._queue.assign():
-            what = function, self._queue.floor, self._payloads[function]
-            self._say(self._names[worker], "ready", what)
+        for worker, number in self._queue.assign():
+            value, known = self._queue.unfinished[number], self._sent.get(worker, 0)
+            makers = {n: made for n, made in enumerate(self._datasets) if n >= known}
+            self._sent[worker] = len(self._datasets)
+            self._send(worker, (number, self._queue.floor, value._name, value._function, makers))
 
-    def _say(self, name: bytes, kind: str, what: Any = None) -> None:
-        """Answer a worker's word of this kind."""
-        self._socket.send_multipart([name, pickle.dumps((kind, what))])
+    def _send(self, worker: Worker, what: Any) -> None:
+        self._socket.send_multipart([self._connections[worker], pickle.dumps(what)])
 
-    def _raise(self) -> None:
-        """Tell of an error, once, when no function is running any more."""
+    def _check(self) -> None:
+        """Raise the error of a function, once, when no other is running any more."""
+        self._receive(0)
         if self._error is not None:
-            self._wait(lambda: not self._queue.unfinished)
-            error, self._error = self._error, None
+            self._finish()
+
+    def _finish(self) -> None:
+        while self._queue.unfinished:
+            self._receive(None)
+        error, self._error = self._error, None
+        if error is not None:
             raise error
 
     def _close(self) -> None:
-        """Worker 0's function has returned: when all is over, the others leave theirs."""
+        """End with worker 0's function: when all is over, the others leave theirs."""
         try:
             self._finish()
         finally:
-            for name in self._names.values():
-                self._say(name, _OVER)
+            for worker in self._connections:
+                self._send(worker, None)
             self.strategy.coordinated = False
-            self._socket.close(linger=_AGAIN)
+            self._socket.close(linger=_RETRY)
             self._store.note(_NOTE, _OVER)
 
     def __reduce__(self) -> Any:
@@ -339,107 +400,118 @@ class ClusterCoordinator:
 # -- a worker ---------------------------------------------------------------------------------
 
 
-class _Serving:
-    """A worker's end of the line: runs functions until the coordinator has ended.
+class _Server:
+    """Runs functions on a worker until the coordinator has ended.
+
+    Args:
+        strategy: has the variables.
+        node: this worker's place.
 
     Raises:
-        Dropped: it has.
+        Dropped: the coordinator has ended.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
-        self._strategy, self._me = strategy, Worker(node.index, node.life)
-        self._node, self._over = node, False
-        self._connect(_endpoint(node))
-        if node.address:
-            self._look()
+        self._strategy, self._node = strategy, node
+        self._worker, self._runs = Worker(node.index, node.life), 0
+        self._makers: dict[int, bytes] = {}  # of datasets, as they came
         self._datasets: dict[int, Any] = {}
         self._iterators: dict[tuple[int, int], Any] = {}
-        self._runs = 0
+        self._socket: Any = None
+        self._address = ""
 
     def serve(self) -> None:
-        """Run what comes."""
-        while True:
-            function, floor, payload = self._ask("ready")
-            result = self._run(function, floor, payload)
+        """Run what is scheduled."""
+        done = None
+        while (function := self._next(done)) is not None:
+            number, floor, name, payload, makers = function
+            self._makers |= makers
+            done = number, *self._run(number, floor, name, payload)
             self._runs += 1
-            self._say("finished", function, result)
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        raise Dropped(f"ran {self._runs} scheduled functions")
 
-    def _run(self, function: int, floor: int, payload: bytes) -> bytes:
-        where = f"function {function} on worker {self._me.rank}"
+    def _next(self, done: Any) -> Any:
+        """Send a result, and get the next function; None when the coordinator has ended."""
+        over = self._socket is None and self._connect()
+        while not over:
+            self._socket.send(pickle.dumps((self._worker, done)))
+            if self._socket.poll(_RETRY):
+                return pickle.loads(self._socket.recv())
+            done, over = None, self._connect()
+        return None
+
+    def _run(self, number: int, floor: int, name: str, payload: bytes) -> tuple[bytes, str]:
+        """A function's result or error, pickled, and where the error comes from."""
+        value, error, where = None, None, ""
         try:
             fn, args, kwargs = self._unpack(payload)
-            where += f" ({_name(fn, args)})"
             self._strategy.pull()
-            with self._strategy.store.once(function, floor), mark(f"function {function}"):
-                result = self._strategy.keeping_buffers(fn, *args, **kwargs)
-            return _packed(result, f"function {function}, {_name(fn, args)},")
-        except Exception as error:
-            return _told(error, where)
+            once = self._strategy.store.once(number, floor)
+            with once, mark(f"function {number}"), _kept_buffers(self._strategy):
+                value = fn(*args, **kwargs)
+        except Exception as raised:
+            error, at = raised, f"{name} on worker {self._worker.rank}"
+            where = f"{at} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return _packed(value, error, name, where), where
 
     def _unpack(self, payload: bytes) -> Any:
         reader = pickle.Unpickler(io.BytesIO(payload))
-        reader.persistent_load = self._own  # type: ignore[method-assign]
+        reader.persistent_load = self._mine  # type: ignore[method-assign]
         return reader.load()
 
-    def _own(self, name: tuple[Any, ...]) -> Any:
-        """What the coordinator means, here."""
-        match name:
-            case ("strategy",):
-                return self._strategy
-            case ("variable", n):
-                return self._strategy._variables[n]
-            case ("iterator", dataset, number):
-                return self._iterator(dataset, number)
-        raise StrategyError(f"a worker has no {name}")
+    def _mine(self, name: tuple[str, Any]) -> Any:
+        """What this worker has of a name that :class:`_Pickler` has given."""
+        kind, key = name
+        if kind == "strategy":
+            return self._strategy
+        return self._strategy._variables[key] if kind == "variable" else self._iterator(key)
 
-    def _iterator(self, dataset: int, number: int) -> Any:
+    def _iterator(self, key: tuple[int, int]) -> Any:
+        dataset, _ = key
         if dataset not in self._datasets:
-            self._datasets[dataset] = self._unpack(self._ask("dataset", dataset))()
-        if (dataset, number) not in self._iterators:
-            self._iterators[dataset, number] = iter(self._datasets[dataset])
-        return self._iterators[dataset, number]
+            self._datasets[dataset] = self._unpack(self._makers[dataset])()
+        if key not in self._iterators:
+            self._iterators[key] = iter(self._datasets[dataset])
+        return self._iterators[key]
 
-    def _say(self, kind: str, what: Any, payload: bytes = b"") -> None:
-        self._socket.send(pickle.dumps((self._me, kind, what, payload)))
-
-    def _connect(self, way: str) -> None:
-        self._way = way
-        self._socket = open_socket(context(), zmq.DEALER, self._node.keys)
-        self._socket.connect(way)
-
-    def _look(self) -> None:
-        """See where the coordinator listens by now, and whether it has ended."""
-        said = self._strategy.store.note(_NOTE)
-        self._over = said == _OVER
-        if said and not self._over and (way := self._node.way(said)) != self._way:
-            self._socket.close(linger=0)
-            self._connect(way)
-
-    def _ask(self, kind: str, what: Any = None) -> Any:
-        """The coordinator's answer; it is asked again until it has one."""
-        answers, answer = "", None
-        while answers != kind:
-            self._say(kind, what)
-            if self._socket.poll(_AGAIN):
-                answers, answer = pickle.loads(self._socket.recv())
-            else:
-                self._look()
-            if answers == _OVER or self._over:
+    def _connect(self) -> bool:
+        """Connect to where the coordinator listens now; True if it has ended."""
+        told = self._strategy.store.note(_NOTE)
+        address = self._node.way(told or _endpoint(self._node))
+        if told != _OVER and address != self._address:
+            if self._socket is not None:
                 self._socket.close(linger=0)
-                raise Dropped(f"ran {self._runs} scheduled functions")
-        return answer
-
-
-def _serve(strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
-    try:
-        _Serving(strategy, node).serve()
-    finally:
-        strategy.coordinated = False  # this run is over
+            self._address = address
+            self._socket = open_socket(context(), zmq.DEALER, self._node.keys)
+            self._socket.connect(address)
+        return told == _OVER
 
 
 def _endpoint(node: kvstore.Node) -> str:
     """Where worker 0 listens in this run, for workers of its host."""
     return f"ipc://{node.folder}/co{node.run}"
+
+
+@contextmanager
+def _kept_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
+    """Check that a scheduled function changes no buffer, of which the others would not know.
+
+    Raises:
+        StrategyError: it has.
+    """
+    buffers = [v for v in strategy._variables if not isinstance(v, nn.Parameter)]
+    before = [(b, b.nan_to_num()) for b in buffers if b.is_floating_point()]
+    yield
+    for buffer, was in before:
+        if not buffer.nan_to_num().equal(was):
+            raise StrategyError(
+                f"A scheduled function changed {owned(buffer)[1]}, a buffer: under a "  # type: ignore[index]
+                "ClusterCoordinator each worker would have its own, and the coordinator none. "
+                "Put such layers into eval() mode, use nn.GroupNorm or nn.LayerNorm, or "
+                "return the numbers from the function."
+            )
 
 
 # -- what travels -----------------------------------------------------------------------------
@@ -453,15 +525,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._strategy = strategy
         self._variables = {id(v): n for n, v in enumerate(strategy._variables)}
 
-    def persistent_id(self, it: Any) -> tuple[Any, ...] | None:
-        """The name of what is not to travel."""
+    def persistent_id(self, it: Any) -> tuple[str, Any] | None:
+        """The name of what does not travel."""
         if it is self._strategy:
-            return ("strategy",)
+            return "strategy", None
         if isinstance(it, Tensor) and id(it) in self._variables:
             return "variable", self._variables[id(it)]
-        if isinstance(it, PerWorkerIterator):
-            return "iterator", it.dataset, it.number
-        return None
+        return ("iterator", it.key) if isinstance(it, PerWorkerIterator) else None
 
 
 def _pack(it: Any, strategy: ParameterServerStrategy) -> bytes:
@@ -470,20 +540,21 @@ def _pack(it: Any, strategy: ParameterServerStrategy) -> bytes:
     return file.getvalue()
 
 
-def _packed(result: Any, called: str) -> bytes:
-    """A function's result.
-
-    Raises:
-        StrategyError: it cannot be pickled.
-    """
+def _packed(value: Any, error: Exception | None, name: str, where: str) -> bytes:
+    """A result or an error; if it cannot be pickled, an error that says so."""
     try:
-        done: bytes = cloudpickle.dumps((result, None, ""))
-        return done
+        result: bytes = cloudpickle.dumps((value, error))
     except Exception as why:
-        raise StrategyError(
-            f"The result of {called} a {type(result).__name__}, cannot be pickled: "
-            f"{type(why).__name__}: {why}. Return tensors, numbers, or other plain values."
-        ) from why
+        kind = f"{name} a {type(value).__name__},"
+        result = pickle.dumps((None, StrategyError(where or _unsendable(kind, "pickled", why))))
+    return result
+
+
+def _unsendable(name: str, what: str, why: Exception) -> str:
+    return (
+        f"The result of {name} cannot be {what}: {type(why).__name__}: {why}. Return tensors, "
+        "numbers, or other plain values."
+    )
 
 
 def _name(fn: Callable[..., Any], args: Sequence[Any]) -> str:
@@ -495,18 +566,3 @@ def _name(fn: Callable[..., Any], args: Sequence[Any]) -> str:
     if isinstance(getattr(fn, "__self__", None), ParameterServerStrategy) and args:
         fn = args[0]
     return getattr(fn, "__name__", type(fn).__name__)
-
-
-def _told(error: Exception, where: str) -> bytes:
-    """An error as worker 0 is to raise it, and where it comes from."""
-    text = f"{where} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-    try:
-        told: bytes = cloudpickle.dumps((None, error, text))
-        pickle.loads(told)
-    except Exception:  # it cannot travel
-        told = pickle.dumps((None, StrategyError(text), text))
-    return told
-
-
-def _itself(it: Any) -> Any:
-    return it

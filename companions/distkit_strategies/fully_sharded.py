@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
-from weakref import WeakSet, WeakValueDictionary
+from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules import module
 from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
-from distkit_strategies.context import ReplicaContext
-from distkit_strategies.gradients import (
+from distkit_strategies.replica import ReplicaContext
+from distkit_strategies.strategy import ReplicatedStrategy
+from distkit_strategies.synchronous import (
     check_losses,
     first_not_finite,
     own_parameters,
     refuse_not_finite,
 )
-from distkit_strategies.mirrored import ReplicatedStrategy
-from distkit_strategies.strategy import Strategy
-from distkit_strategies.variables import adopt, owned
-
-
-class Piece(NamedTuple):
-    """A parameter as the scope made it, what this rank has of it, and the number of its layer."""
-
-    whole: Tensor
-    mine: Tensor
-    unit: int
+from distkit_strategies.variables import Made, adopt, owned
 
 
 class FullyShardedStrategy(ReplicatedStrategy):
@@ -49,8 +40,8 @@ class FullyShardedStrategy(ReplicatedStrategy):
             keeps them, which saves an all-gather (ZeRO-2).
 
     Raises:
-        StrategyError: at the end of the first scope: this torch is older than 2.13; in backward:
-            a gradient is sparse.
+        StrategyError: at the end of a scope: this torch is older than 2.13; in backward: a
+            gradient is sparse.
 
     Source:
         Rajbhandari et al., "ZeRO", 2020; ``torch.distributed.fsdp.fully_shard``.
@@ -59,87 +50,72 @@ class FullyShardedStrategy(ReplicatedStrategy):
         >>> cluster.run(train, FullyShardedStrategy())                # doctest: +SKIP
     """
 
+    _sharded = True
+
     def __init__(self, reshard_after_forward: bool = True) -> None:
         super().__init__()
         self._reshard = reshard_after_forward
-        self._forget()
-
-    def _forget(self) -> None:
-        self._pieces: dict[int, Piece] = {}  # by the identity of the whole
-        self._begun: WeakSet[Any] = WeakSet()  # models that have computed
+        #: By id of a parameter as the scope made it: it, its piece here, and its layer's number.
+        self._pieces: dict[int, tuple[Tensor, Tensor, int]] = {}
         self._layers = 0
-        self._now: ReplicaContext | None = None  # backward's threads see no context variables
-        self._spoilt: dict[int, int] = {}  # layer -> who had a gradient that is not finite
+        self._spoilt: dict[int, int] = {}  # layer -> a replica with a gradient that is not finite
+        self._begun: WeakSet[Any] = WeakSet()  # models that have computed
+        self._now = ReplicaContext(self)  # backward's threads see no context variables
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the parameters of this process."""
-        own = ("_pieces", "_begun", "_layers", "_now", "_spoilt")
-        return {k: v for k, v in super().__getstate__().items() if k not in own}
+    # -- at the end of a scope -------------------------------------------------------------------
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._forget()
-        self.__dict__.update(state)
-
-    @contextmanager
-    def scope(self) -> Iterator[Strategy]:
-        """As that of every strategy; at its end the models in it are sharded."""
-        with super().scope(), _watched() as roots:
-            yield self
-        if not self._alone:
-            for root in roots():
-                self._shard(root)
+    def _created(self, made: Made) -> None:
+        super()._created(made)
+        for root in () if self._alone else made.roots.values():
+            self._shard(root)
 
     def _shard(self, root: nn.Module) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # late: it takes a second
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        _check_version()
+        if not hasattr(FSDPModule, "reset_iter_state"):
+            raise StrategyError(
+                f"FullyShardedStrategy needs torch 2.13 or newer; this is {torch.__version__}. "
+                "Update torch, or use another strategy."
+            )
         whole = dict(root.named_parameters())
         mesh = init_device_mesh(self.device.type, (self.num_replicas_in_sync,))
         for unit in _units(root):
-            self._shard_unit(unit, mesh)
+            self._layers += 1
+            watch = partial(_watch_gradients, type(unit).__name__)
+            layer: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=self._reshard)
+            weigh = partial(self._before_scatter, self._layers)
+            layer.set_custom_all_gather(_Collective(dist.all_gather_single, self._before_gather))
+            layer.set_custom_reduce_scatter(_Collective(dist.reduce_scatter_single, weigh))
+            unit.register_forward_pre_hook(watch)  # after that of FSDP2, which gathers
             for name, mine in root.named_parameters():
-                if mine is not whole[name] and id(whole[name]) not in self._pieces:
-                    adopt(mine, self, owned(whole[name])[1])  # type: ignore[index]
-                    self._pieces[id(whole[name])] = Piece(whole[name], mine, self._layers)
-        for w in whole.values():
-            w.data = w.data.new_empty(0)
-        root.register_forward_pre_hook(self._begins, prepend=True)
-
-    def _shard_unit(self, unit: nn.Module, mesh: Any) -> None:
-        from torch.distributed.fsdp import fully_shard
-
-        self._layers += 1
-        watch = partial(_watch_gradients, type(unit).__name__)
-        layer: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=self._reshard)
-        layer.set_custom_all_gather(_Collective(dist.all_gather_single, self._before_gather))
-        weigh = partial(self._before_scatter, self._layers)
-        layer.set_custom_reduce_scatter(_Collective(dist.reduce_scatter_single, weigh))
-        unit.register_forward_pre_hook(watch)  # after that of FSDP2, which gathers
-
-    def _begins(self, root: nn.Module, _: object) -> None:
-        self._begun.add(root)
+                if mine is not whole[name]:
+                    self._pieces.setdefault(id(whole[name]), (whole[name], mine, self._layers))
+        for name, mine in root.named_parameters():
+            adopt(mine, self, owned(whole[name])[1])  # type: ignore[index]
+            whole[name].data = whole[name].data.new_empty(0)
+        root.register_forward_pre_hook(lambda root, _: self._begun.add(root), prepend=True)
 
     # -- before FSDP2 communicates ---------------------------------------------------------------
 
     def _before_gather(self, parameters: Tensor) -> None:
         self._meet("all_gather(parameters)", [parameters.numel()])
 
-    def _before_scatter(self, unit: int, gradients: Tensor) -> None:
+    def _before_scatter(self, layer: int, gradients: Tensor) -> None:
         """Weigh this replica's gradients: FSDP2 takes the plain mean.
 
         With n_r rows on replica r of R::
 
             Σ n_r g_r / Σ n_r = (1/R) Σ f_r g_r        f_r = R n_r / Σ n_r
         """
-        rows = 1 if self._now is None or self._now.rows is None else self._now.rows
-        summed = self._now is not None and self._now.summed
+        rows, summed = 1 if self._now.rows is None else self._now.rows, self._now.summed
         if not (rows or summed):
             gradients.zero_()  # the mean over no rows is NaN
-        bad = first_not_finite([gradients])
-        shown = self._meet("reduce_scatter(gradients)", [gradients.numel(), summed], [rows, bad])
+        alike, bad = [gradients.numel(), summed], first_not_finite([gradients])
+        shown = self._meet("reduce_scatter(gradients)", alike, [rows, bad])
         for replica, (*_, theirs) in enumerate(shown):
             if theirs >= 0:
-                self._spoilt.setdefault(unit, replica)
+                self._spoilt.setdefault(layer, replica)
         total = sum(s[2] for s in shown) or 1
         gradients.mul_(len(shown) * (1 if summed else rows / total))
 
@@ -169,40 +145,37 @@ class FullyShardedStrategy(ReplicatedStrategy):
                 root.zero_grad()  # also those of a layer that is gathered
             raise
         finally:
-            self._now = None
+            self._now = ReplicaContext(self)
             for root in self._begun:
                 root.reset_iter_state()  # the next run begins alike everywhere, whoever raised
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def _state_here(self, optimizer: Optimizer | None) -> Optimizer | None:
-        """Made in the scope it has the whole parameters: give it the pieces."""
+    def _own(self, optimizer: Optimizer | None) -> Optimizer | None:
+        """The optimizer with the pieces: made in the scope it has the whole parameters."""
         for group in [] if optimizer is None else optimizer.param_groups:
-            pieces = [self._pieces.get(id(w)) for w in group["params"]]
-            both = zip(group["params"], pieces, strict=True)
-            group["params"] = [w if piece is None else piece.mine for w, piece in both]
+            group["params"] = [self._pieces.get(id(w), (w, w, 0))[1] for w in group["params"]]
         return optimizer
 
     @torch.no_grad()
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """FSDP2 has summed the gradients during backward: see that all are finite."""
-        self._state_here(optimizer)
+        """Check the gradients, which FSDP2 has summed during backward."""
+        self._own(optimizer)
         weights = own_parameters(self, optimizer)
         if self._alone:
             return
         check_losses(replica)
-        spoilt = {id(p.mine): self._spoilt.get(p.unit) for p in self._pieces.values()}
-        weights.sort(key=lambda w: spoilt.get(id(w)) is None)  # in whose layer it began, first
+        spoilt = {id(mine): self._spoilt.get(layer) for _, mine, layer in self._pieces.values()}
+        weights.sort(key=lambda w: spoilt.get(id(w)) is None)  # those of spoilt layers first
         mine = [None if w.grad is None else w.grad.to_local() for w in weights]  # type: ignore[attr-defined]
         shown = self._compare("optimizer.step", [first_not_finite(mine)])
-        bad = [s[0] for s in shown if s[0] >= 0]
-        if bad:
-            culprit = spoilt.get(id(weights[min(bad)]))
-            refuse_not_finite(weights[min(bad)], replica, culprit)
+        if bad := [n for (n,) in shown if n >= 0]:
+            weight = weights[min(bad)]
+            refuse_not_finite(weight, replica, spoilt.get(id(weight)))
 
 
 def _watch_gradients(kind: str, unit: nn.Module, _: object) -> None:
-    """See that the gradients of a unit's parameters, which are gathered now, can be cut."""
+    """Check the gradients of a layer's parameters, which are gathered now, before FSDP2 does."""
     for name, w in unit.named_parameters():
         if w.requires_grad and not w._backward_hooks:
             w.register_hook(partial(_refuse_sparse, f"{kind}.{name}"))
@@ -236,65 +209,21 @@ class _Collective:
         return self._collective(output_tensor, input_tensor, **options)
 
 
-def _check_version() -> None:
-    from torch.distributed.fsdp import FSDPModule
-
-    if not hasattr(FSDPModule, "reset_iter_state"):
-        raise StrategyError(
-            f"FullyShardedStrategy needs torch 2.13 or newer; this is {torch.__version__}. Update "
-            "torch, or use another strategy."
-        )
-
-
-@contextmanager
-def _watched() -> Iterator[Callable[[], list[nn.Module]]]:
-    """Collect the modules that are made meanwhile; the outermost are the models."""
-    seen: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
-    inner: set[int] = set()
-
-    def has(owner: nn.Module, name: str, tensor: Any) -> None:
-        seen.setdefault(id(owner), owner)
-
-    def contains(owner: nn.Module, name: str, part: Any) -> None:
-        seen.setdefault(id(owner), owner)
-        inner.add(id(part))
-
-    hooks = [
-        module.register_module_parameter_registration_hook(has),
-        module.register_module_module_registration_hook(contains),
-    ]
-
-    def roots() -> list[nn.Module]:
-        return [m for i, m in seen.items() if i not in inner and any(True for _ in m.parameters())]
-
-    try:
-        yield roots
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def _units(root: nn.Module) -> list[nn.Module]:
-    """What is gathered together: each layer of a model, and then what is left of it."""
+    """What is gathered together: each layer of a model, and then what is left of it.
+
+    Layers with a parameter in common stay with the model.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     layers = [part for child in root.children() for part in _parts(child)]
-    shared = _shared(layers)
-    alone = [part for part in layers if id(part) not in shared]
+    users = Counter(id(w) for layer in layers for w in layer.parameters())
+    alone = [one for one in layers if all(users[id(w)] == 1 for w in one.parameters())]
     return [m for m in [*alone, *_parts(root)] if not isinstance(m, FSDPModule)]
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    """A layer; of a list of layers each."""
+    """A layer with parameters; of a list of layers each."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return [part for one in module.children() for part in _parts(one)]
-    return [module] if any(True for _ in module.parameters()) else []
-
-
-def _shared(layers: list[nn.Module]) -> set[int]:
-    """The layers that have a parameter in common with another: they stay with the model."""
-    users: dict[int, list[int]] = {}
-    for layer in layers:
-        for w in layer.parameters():
-            users.setdefault(id(w), []).append(id(layer))
-    return {layer for used in users.values() if len(used) > 1 for layer in used}
+    return [module] if next(module.parameters(), None) is not None else []

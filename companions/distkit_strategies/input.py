@@ -15,7 +15,7 @@ from distkit.errors import StrategyError
 
 @dataclass(frozen=True)
 class InputContext:
-    """What a function that makes a replica's batches is told.
+    """Which batches a function should make.
 
     Args:
         num_input_pipelines: how many such functions run; here one per replica.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,12 @@ from torch.optim import Optimizer
 from distkit.data.evaluation import Metric, correct, total
 from distkit.errors import StrategyError
 from distkit.recording.progress import progress
-from distkit_strategies import aggregation, checkpoint
-from distkit_strategies.callbacks import Callback, Logs
-from distkit_strategies.context import get_strategy
+from distkit_strategies import checkpoint
+from distkit_strategies.replica import get_strategy
+from distkit_strategies.variables import synchronize_buffers
+
+#: The results of an epoch, by name; the same on all replicas.
+Logs = dict[str, float]
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -88,8 +90,6 @@ class Model:
         """True on replica 0, which prints, and writes summaries."""
         return self.strategy._chief
 
-    # -- what a program uses -----------------------------------------------------------------
-
     def fit(
         self,
         data: Any,
@@ -119,18 +119,21 @@ class Model:
         """
         batches = self.strategy.distribute_dataset(data, global_batch, shuffle=shuffle, seed=seed)
         history: dict[str, list[float]] = {}
-        with self._called(callbacks):
-            while self.epoch < epochs and not self.stop_training:
-                logs = self._fit_epoch(batches, callbacks)
-                if validation_data is not None:
-                    found = self.evaluate(validation_data, global_batch=global_batch)
-                    logs |= {f"val_{name}": value for name, value in found.items()}
-                self.epoch += 1
-                for name, value in logs.items():
-                    history.setdefault(name, []).append(value)
-                self._tell(epochs, logs, verbose)
-                for each in callbacks:
-                    each.on_epoch_end(self.epoch - 1, logs)
+        self.stop_training = False
+        self._call(callbacks, "on_train_begin")
+        while self.epoch < epochs and not self.stop_training:
+            logs = self._fit_epoch(batches, callbacks)
+            if validation_data is not None:
+                found = self.evaluate(validation_data, global_batch=global_batch)
+                logs |= {f"val_{name}": value for name, value in found.items()}
+            self.epoch += 1
+            for name, value in logs.items():
+                history.setdefault(name, []).append(value)
+            if verbose and self.is_chief:
+                results = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
+                print(f"epoch {self.epoch}/{epochs}  {results}")
+            self._call(callbacks, "on_epoch_end", self.epoch - 1, logs)
+        self._call(callbacks, "on_train_end")
         return history
 
     def evaluate(self, data: Any, *, global_batch: int = 32) -> Logs:
@@ -143,13 +146,8 @@ class Model:
             data: inputs and targets.
             global_batch: rows of all replicas in a step.
         """
-        aggregation.synchronize_buffers(self.strategy, self.module)
-        batches = self._each_row_once(data, global_batch)
-        sums = self._no_sums()
-        with evaluating(self.module):
-            for x, y in batches:
-                sums += self.strategy.run(self._test_step, args=(x, y))
-        return self._results(sums)
+        _, found = self._each_row_once(self._step, data, global_batch)
+        return self._results(found)
 
     def predict(self, data: Any, *, global_batch: int = 32) -> Tensor:
         """The outputs for each row, in the order of the data, on every replica.
@@ -158,12 +156,9 @@ class Model:
             data: inputs alone, a tensor or an array.
             global_batch: rows of all replicas in a step.
         """
-        aggregation.synchronize_buffers(self.strategy, self.module)
-        batches = self._each_row_once(data, global_batch)
-        with evaluating(self.module):
-            mine = [self.strategy.run(self.module, args=(x,)) for x in batches]
-        plan, n = batches.plan, self.strategy.num_replicas_in_sync
-        rows = [k for r in range(n) for step in range(plan.steps) for k in plan.rows(step, r)]
+        plan, mine = self._each_row_once(self.module, data, global_batch)
+        steps, replicas = range(plan.steps), range(self.strategy.num_replicas_in_sync)
+        rows = [row for r in replicas for step in steps for row in plan.rows(step, r)]
         found = self.strategy.gather(torch.cat(mine))
         ordered = torch.empty_like(found)
         ordered[torch.tensor(rows, device=found.device)] = found
@@ -171,98 +166,205 @@ class Model:
 
     def save(self, folder: str | Path) -> None:
         """Save weights, optimizer and epoch; all replicas call it. See :func:`.checkpoint.save`."""
-        self._checkpoint(checkpoint.save, folder, self.epoch)
+        checkpoint.save(self.strategy, folder, self.module, self._optimizer, epoch=self.epoch)
 
     def load(self, folder: str | Path) -> None:
         """Load what :meth:`save` saved, also with another number of replicas."""
-        self.epoch = self._checkpoint(checkpoint.load, folder, 0)["epoch"]
-
-    def _each_row_once(self, data: Any, global_batch: int) -> Any:
-        """Divided among the replicas in sync, also where each worker trains on its own data."""
-        mine = {"replica": self.strategy._replica, "replicas": self.strategy.num_replicas_in_sync}
-        return self.strategy._batches(data, global_batch, None, policy="DATA", **mine)
+        found = checkpoint.load(self.strategy, folder, self.module, self._optimizer, epoch=0)
+        self.epoch = found["epoch"]
 
     # -- steps -------------------------------------------------------------------------------
 
     def _fit_epoch(self, batches: Any, callbacks: Sequence[Callback]) -> Logs:
         batches.set_epoch(self.epoch)
-        for each in callbacks:
-            each.on_epoch_begin(self.epoch)
+        self._call(callbacks, "on_epoch_begin", self.epoch)
         self.module.train()
-        sums = self._no_sums()
-        for step, (x, y) in enumerate(progress(batches)):
-            sums += self.strategy.run(self._train_step, args=(x, y))
-            for each in callbacks:
-                each.on_batch_end(step)
+        sums = []
+        for step, batch in enumerate(progress(batches)):
+            sums.append(self.strategy.run(self._step, args=(*batch, True)))
+            self._call(callbacks, "on_batch_end", step)
         return self._results(sums)
 
-    def _train_step(self, x: Tensor, y: Tensor) -> Tensor:
-        self.optimizer.zero_grad()
-        outputs = self.module(x)
-        loss = self._mean_loss(outputs, y)
-        loss.backward()
-        self.optimizer.step()
-        return self._sums(outputs, y, loss)
+    def _each_row_once(self, fn: Any, data: Any, global_batch: int) -> tuple[Any, list[Any]]:
+        """What a function returns of each batch, and which rows these are, without training.
 
-    def _test_step(self, x: Tensor, y: Tensor) -> Tensor:
-        outputs = self.module(x)
-        return self._sums(outputs, y, self._mean_loss(outputs, y))
+        The rows are divided among the replicas in sync, also where each worker has its own data.
+        """
+        strategy, trains = self.strategy, self.module.training
+        synchronize_buffers(strategy, self.module)
+        share = strategy._replica, strategy.num_replicas_in_sync
+        batches = strategy._batches(data, global_batch, None, *share, policy="DATA")
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                args = (b if isinstance(b, tuple | list) else (b,) for b in batches)
+                return batches.plan, [strategy.run(fn, args=each) for each in args]
+        finally:
+            self.module.train(trains)
 
-    def _mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def _step(self, x: Tensor, y: Tensor, trains: bool = False) -> Tensor:
+        """The number of rows, and the sums over them of the loss and of each metric."""
+        outputs = self.module(x)
         loss = self.loss(outputs, y)
         if loss.dim():
             raise StrategyError(
-                f"The loss of Model(...) has shape {tuple(loss.shape)}, but is to be the mean over "
+                f"The loss of Model(...) has shape {tuple(loss.shape)}, but must be the mean over "
                 'the rows. Leave out reduction="none".'
             )
-        return loss
+        if trains:
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        found, rows = outputs.detach(), torch.full_like(loss, len(y), dtype=torch.float64)
+        sums = [total(metric, found, y) for metric in self.metrics.values()]
+        return torch.stack([rows, loss.detach() * rows if len(y) else rows, *sums])
 
-    def _sums(self, outputs: Tensor, y: Tensor, loss: Tensor) -> Tensor:
-        """The number of rows, and the sums over them of the loss and of each metric."""
-        if not len(y):
-            return self._no_sums()
-        found = outputs.detach()
-        values = [total(metric, found, y) for metric in self.metrics.values()]
-        rows = torch.tensor(float(len(y)), dtype=torch.float64, device=found.device)
-        return torch.stack([rows, loss.detach().double() * len(y), *values])
-
-    def _no_sums(self) -> Tensor:
-        size = 2 + len(self.metrics)
-        return torch.zeros(size, dtype=torch.float64, device=self.strategy.device)
-
-    def _results(self, sums: Tensor) -> Logs:
-        rows, *found = self.strategy.reduce("sum", sums).tolist()
+    def _results(self, sums: Sequence[Tensor]) -> Logs:
+        """The means over all rows, from the sums of each of this replica's batches."""
+        nothing = torch.zeros(2 + len(self.metrics), dtype=torch.float64)
+        mine = sum(sums, nothing.to(self.strategy.device))
+        rows, *found = self.strategy.reduce("sum", mine).tolist()
         names = ["loss", *self.metrics]
-        return {name: summed / max(rows, 1) for name, summed in zip(names, found, strict=True)}
+        return {name: x / max(rows, 1) for name, x in zip(names, found, strict=True)}
 
-    # -- around them -------------------------------------------------------------------------
-
-    @contextmanager
-    def _called(self, callbacks: Sequence[Callback]) -> Iterator[None]:
-        self.stop_training = False
+    def _call(self, callbacks: Sequence[Callback], moment: str, *args: Any) -> None:
         for each in callbacks:
             each.model = self
-            each.on_train_begin()
-        yield
-        for each in callbacks:
-            each.on_train_end()
-
-    def _tell(self, epochs: int, logs: Logs, verbose: bool) -> None:
-        if verbose and self.is_chief:
-            results = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-            print(f"epoch {self.epoch}/{epochs}  {results}")
-
-    def _checkpoint(self, do: Callable[..., Any], folder: str | Path, epoch: int) -> Any:
-        return do(self.strategy, folder, self.module, self._optimizer, epoch=epoch)
+            getattr(each, moment)(*args)
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """While it is open, the module evaluates, without gradients."""
-    trained = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        module.train(trained)
+class Callback:
+    """Does nothing: override what you need. Every replica has one and calls it at the same time.
+
+    ``self.model`` is the :class:`.Model` that is trained. Work that must happen once, such as
+    writing a file, is for ``self.model.is_chief``.
+    """
+
+    model: Model
+
+    def on_train_begin(self) -> None:
+        """Before the first epoch."""
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Before each epoch, counted from 0."""
+
+    def on_batch_end(self, step: int) -> None:
+        """After each step of an epoch, counted from 0."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """After each epoch, with its results."""
+
+    def on_train_end(self) -> None:
+        """After the last epoch."""
+
+
+class EarlyStopping(Callback):
+    """Ends training when a result has not become better for some epochs.
+
+    Args:
+        monitor: the result, for example "loss" or "val_accuracy".
+        patience: how many epochs without a better value are allowed.
+        mode: "min" or "max", whichever is better.
+
+    Raises:
+        ValueError: another mode.
+    """
+
+    def __init__(self, monitor: str = "loss", patience: int = 0, mode: str = "min") -> None:
+        self.monitor, self.patience = monitor, patience
+        if mode not in ("min", "max"):
+            raise ValueError(f'EarlyStopping(mode={mode!r}): give "min" or "max".')
+        self._sign = 1.0 if mode == "min" else -1.0
+
+    def on_train_begin(self) -> None:
+        """Forget earlier values."""
+        self._best, self._waited = float("inf"), 0
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Compare with the best value so far."""
+        if self.monitor not in logs:
+            there = ", ".join(logs)
+            raise StrategyError(
+                f"There is no result {self.monitor!r} to watch. There are: {there}."
+            )
+        value = self._sign * logs[self.monitor]
+        self._waited = 0 if value < self._best else self._waited + 1
+        self._best = min(self._best, value)
+        self.model.stop_training = self._waited > self.patience
+
+
+class LearningRate(Callback):
+    """Sets the learning rate of each epoch.
+
+    Args:
+        schedule: epoch, counted from 0, and the present rate -> rate.
+    """
+
+    def __init__(self, schedule: Callable[[int, float], float]) -> None:
+        self.schedule = schedule
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Set it for all groups of parameters."""
+        for group in self.model.optimizer.param_groups:
+            group["lr"] = self.schedule(epoch, group["lr"])
+
+
+class Checkpoint(Callback):
+    """Saves a checkpoint after each epoch, and goes on from the latest one in the folder.
+
+    Args:
+        folder: gets a folder for each epoch; visible to all ranks.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def on_train_begin(self) -> None:
+        """Load the latest checkpoint, if there is one."""
+        mine = checkpoint.place(self.model.strategy, self.folder / "epoch").parent
+        epochs = [int(f.parent.name[6:]) for f in mine.glob("epoch-*/.metadata")]
+        latest = self.model.strategy._decide(max(epochs, default=-1))  # the same for all
+        if latest >= 0:
+            self.model.load(self._epoch(latest))
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Save."""
+        self.model.save(self._epoch(epoch))
+
+    def _epoch(self, number: int) -> Path:
+        return self.folder / f"epoch-{number:05d}"
+
+
+class TensorBoard(Callback):
+    """Writes each epoch's results as summaries for TensorBoard; the chief does.
+
+    Args:
+        folder: where event files go.
+
+    Raises:
+        StrategyError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = str(folder)
+
+    def on_train_begin(self) -> None:
+        """Open the file."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise StrategyError(
+                "TensorBoard summaries need the package tensorboard, which is not installed. "
+                "Install it with `pip install tensorboard`, or leave this callback out."
+            ) from None
+        self._writer: Any = SummaryWriter(self.folder) if self.model.is_chief else None
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Write the results."""
+        for name, value in logs.items() if self._writer else ():
+            self._writer.add_scalar(name, value, epoch)
+
+    def on_train_end(self) -> None:
+        """Close the file."""
+        if self._writer:
+            self._writer.close()

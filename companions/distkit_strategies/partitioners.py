@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -49,18 +48,19 @@ class Partitioner(ABC):
                 f"{self} of a variable of shape {tuple(shape)} along axis {axis}: there is no "
                 "such axis. Give an axis of its shape."
             )
+        rows = shape[axis]
+        row = max(1, math.prod(shape) // max(1, rows)) * dtype.itemsize
         shards = [1] * len(shape)
-        shards[axis] = max(1, min(shape[axis], self.count(shape, dtype.itemsize, axis)))
+        shards[axis] = max(1, min(rows, self.count(rows, row)))
         return shards
 
     @abstractmethod
-    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
-        """The number of shards that are wanted of this axis; more than it has rows are not made.
+    def count(self, rows: int, row: int) -> int:
+        """The number of shards that is wanted; more than there are rows are not made.
 
         Args:
-            shape: the variable's.
-            itemsize: bytes of an element.
-            axis: the one that is cut.
+            rows: the size of the axis that is cut.
+            row: the bytes of each.
         """
 
 
@@ -79,7 +79,7 @@ class FixedShardsPartitioner(Partitioner):
 
     num_shards: int
 
-    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
+    def count(self, rows: int, row: int) -> int:
         """The number that was given."""
         return self.num_shards
 
@@ -104,9 +104,9 @@ class MinSizePartitioner(Partitioner):
     min_shard_bytes: int = 256 << 10
     max_shards: int = 1
 
-    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
+    def count(self, rows: int, row: int) -> int:
         """⌈bytes / min_shard_bytes⌉."""
-        return min(self.max_shards, math.ceil(math.prod(shape) * itemsize / self.min_shard_bytes))
+        return min(self.max_shards, math.ceil(rows * row / self.min_shard_bytes))
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,7 @@ class MaxSizePartitioner(Partitioner):
     max_shard_bytes: int
     max_shards: int | None = None
 
-    def count(self, shape: Sequence[int], itemsize: int, axis: int) -> int:
+    def count(self, rows: int, row: int) -> int:
         """⌈rows / rows that fit in a shard⌉."""
-        row = max(1, math.prod(shape) // max(1, shape[axis])) * itemsize
-        shards = math.ceil(shape[axis] / max(1, self.max_shard_bytes // row))
-        return shards if self.max_shards is None else min(self.max_shards, shards)
-
-
-def cuts(rows: int, shards: int) -> list[tuple[int, int]]:
-    """Where the shards of so many rows begin and end: larger ones first, as in TensorFlow.
-
-    >>> cuts(5, 2)
-    [(0, 3), (3, 5)]
-    """
-    size, more = divmod(rows, shards)
-    ends = [size * i + min(i, more) for i in range(shards + 1)]
-    return list(pairwise(ends))
+        shards = math.ceil(rows / max(1, self.max_shard_bytes // row))
+        return min(self.max_shards or shards, shards)

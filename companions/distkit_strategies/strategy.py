@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from distkit.data import DistributedDataset
 from distkit.errors import StrategyError
 from distkit_strategies import variables
-from distkit_strategies.agreement import check_shapes
-from distkit_strategies.collectives import HALF, all_gather, all_reduce, wide
-from distkit_strategies.context import ReplicaContext, check_may_enter, entered
+from distkit_strategies.agreement import Agreement, check_shapes, group_device, of_all
 from distkit_strategies.input import InputContext, InputOptions, Placed
-from distkit_strategies.variables import Made, ReduceOp, remember_rows
+from distkit_strategies.replica import (
+    ReduceOp,
+    ReplicaContext,
+    entered,
+    running,
+    strategy_here,
+)
+from distkit_strategies.variables import Made, remember_rows
 
 #: How ``distribute_dataset`` can divide data.
-_DIVISION = dict.fromkeys(("policy", "shuffle", "seed"))
+_DIVISION = "policy", "shuffle", "seed"
+#: Floating-point dtypes that sums overflow.
+_HALF = torch.float16, torch.bfloat16
 
 
 class Strategy:
     """The default strategy: one replica, as without any strategy.
 
-    A subclass says what its replicas do together, in six methods that do nothing here:
-
-    ====================  ========================================================================
-    ``_created``          the variables of a scope exist: make them the same on all replicas
-    ``_synchronize``      before ``optimizer.step()``: make the gradients those of the whole batch
-    ``_compare``          show each other some numbers before a collective, such as shapes
-    ``_failures``         tell each other what kept one from writing or reading a file
-    ``_all_reduce``       sum a tensor over the replicas
-    ``_all_gather``       get the tensors of all replicas
-    ====================  ========================================================================
-
-    A strategy can be made in the notebook and travels with the function to the ranks; there it
-    finds its process group when it is used. A replica is a rank.
+    A strategy can be made in the notebook and travels with the function to the ranks, as the call
+    that made it; there it uses their process group. A replica is a rank.
 
     Args:
         device: where variables are made and batches go; None for torch's default device.
@@ -57,21 +57,40 @@ class Strategy:
     torch.Size([])
     """
 
+    #: True if each replica has parts of the variables that the others do not have.
+    _sharded = False
+    #: The device of a strategy that is given none.
+    _default_device = staticmethod(torch.get_default_device)
+
+    _call: partial[Strategy]
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Remember the call."""
+        made = super().__new__(cls)
+        made._call = partial(cls, *args, **options)
+        return made
+
+    def __reduce__(self) -> Any:
+        """Pickle the call and public attributes: what else it keeps belongs to its process."""
+        return self._call, (), {k: v for k, v in vars(self).items() if not k.startswith("_")}
+
     def __init__(self, device: torch.device | str | None = None) -> None:
-        self._device = None if device is None else torch.device(device)
-        self._runs = 0
+        self._devices = [] if device is None else [torch.device(device)]
+        self._agreement, self._runs = Agreement(), 0
 
     # -- what a program uses -----------------------------------------------------------------
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas whose gradients are put together."""
+        """The number of replicas whose gradients are combined."""
         return 1
 
     @property
     def device(self) -> torch.device:
         """Where this replica's variables and batches are."""
-        return self._device or torch.get_default_device()
+        if self._devices:
+            return self._devices[self._replica % len(self._devices)]
+        return self._default_device()
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -81,10 +100,10 @@ class Strategy:
             StrategyError: inside another strategy's scope or a replica function; the replicas
                 have made different variables, or some on another device.
         """
-        check_may_enter(self, "scope()")
+        self._check_place("scope()")
         with entered(self, None), self.device, variables.watched(self) as made:
             yield self
-        self._check_devices((m.name, m.tensor) for m in made)
+        self._check_devices(made.tensors)
         self._created(made)
 
     def run(
@@ -95,8 +114,8 @@ class Strategy:
     ) -> Any:
         """Run a function as this replica, and return this replica's results, without gradients.
 
-        Before each ``optimizer.step()`` in it, gradients are put together: replica r has a batch
-        of n_r rows, and its loss is a mean over them, so that::
+        Before each ``optimizer.step()`` in it, gradients are combined: replica r has a batch of n_r
+        rows, and its loss is a mean over them, so that::
 
             g = Σ_r n_r g_r / Σ_r n_r
 
@@ -115,11 +134,12 @@ class Strategy:
         """
         self._check_place("run()")
         self._runs += 1
-        replica = ReplicaContext(self, _rows((args, kwargs)), self._runs)
+        tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+        rows = next((len(t) for t in tensors if t.dim()), None)
+        replica = ReplicaContext(self, rows, self._runs)
         with self._run(replica), entered(self, replica):
             result = fn(*args, **(kwargs or {}))
-        result = pytree.tree_map_only(Tensor, Tensor.detach, result)
-        return pytree.tree_map(lambda t: remember_rows(t, replica.rows), result)
+        return pytree.tree_map(lambda leaf: remember_rows(leaf, rows), result)
 
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
         """Sum or mean of a value over the replicas, the same on all of them.
@@ -140,7 +160,12 @@ class Strategy:
                 function.
         """
         self._check_place("reduce()")
-        return pytree.tree_map(lambda v: self._reduce("reduce", ReduceOp(op), v, axis), value)
+        return pytree.tree_map(
+            lambda x: self._reduce(
+                "reduce", ReduceOp(op), x, axis, rows=getattr(x, "_rows", None)
+            ).detach(),
+            value,
+        )
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """The values of all replicas, joined along a dimension in the order of replicas.
@@ -154,8 +179,8 @@ class Strategy:
             StrategyError: other dimensions differ, a scalar, no numbers, or this is a replica
                 function.
         """
-        check_may_enter(self, "gather()")
-        return pytree.tree_map(lambda v: all_gather(self, "gather", v, axis).detach(), value)
+        self._check_place("gather()")
+        return pytree.tree_map(lambda x: self._gather("gather", x, axis).detach(), value)
 
     def distribute_dataset(
         self,
@@ -181,15 +206,13 @@ class Strategy:
                 a coordinator, which has no rows.
             ValueError: see :class:`distkit.data.DistributedDataset`.
         """
-        if unknown := sorted(division.keys() - _DIVISION):
+        if unknown := sorted(division.keys() - {*_DIVISION}):
             raise StrategyError(
                 f"distribute_dataset has no argument {unknown[0]}: there are global_batch, "
                 f"options, {', '.join(_DIVISION)}. There is no drop_remainder, since gradients "
                 "are weighted by rows: the last batch of an epoch may have fewer."
             )
-        place, places = self._pipeline
-        division = {"replica": place, "replicas": places, **division}
-        return self._batches(data, global_batch, options, **division)
+        return self._batches(data, global_batch, options, *self._pipeline, **division)
 
     def distribute_datasets_from_function(
         self,
@@ -206,8 +229,8 @@ class Strategy:
         Raises:
             StrategyError: a coordinator, which has no rows.
         """
-        place, places = self._pipeline
-        context = InputContext(places, place, self.num_replicas_in_sync)
+        pipeline, pipelines = self._pipeline
+        context = InputContext(pipelines, pipeline, self.num_replicas_in_sync)
         return Placed(dataset_fn(context), self.device, options)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -222,6 +245,11 @@ class Strategy:
         return 0
 
     @property
+    def _chief(self) -> bool:
+        """True in the one process that prints, and writes what is the same in all."""
+        return self._replica == 0
+
+    @property
     def _pipeline(self) -> tuple[int, int]:
         """Which share of a dataset is this process's, and of how many."""
         return self._replica, self.num_replicas_in_sync
@@ -229,97 +257,154 @@ class Strategy:
     @property
     def _steps_alone(self) -> bool:
         """True if optimizers may step outside of replica functions."""
-        return self.num_replicas_in_sync == 1
+        return self._alone
 
     def _check_place(self, call: str) -> None:
-        """Refuse a call inside another strategy or a replica function."""
-        check_may_enter(self, call)
+        """Refuse a call inside another strategy or a replica function.
+
+        Raises:
+            StrategyError: it is made there.
+        """
+        outer = strategy_here()
+        if outer is not None and outer is not self:
+            raise StrategyError(
+                f"{call} of {self} inside {outer}: strategies do not nest. Leave the scope of the "
+                "outer one first."
+            )
+        if running() is not None:
+            raise StrategyError(
+                f"{call} inside a replica function of {outer}. Call it outside `run`; in a replica "
+                "function use dk.strategies.get_replica_context()."
+            )
 
     def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
         """Open while this replica's function runs."""
-        return contextlib.nullcontext()
+        return self._agreement.inside_run()
 
-    @property
-    def _chief(self) -> bool:
-        """True in the one process that prints, and writes what is the same in all."""
-        return self._replica == 0
+    def _created(self, made: Made) -> None:
+        """Make variables the same on all replicas.
 
-    @property
-    def _chief_saves(self) -> bool:
-        """True if the others have nothing to save that the chief has not."""
-        return False
+        Raises:
+            StrategyError: on all replicas: they have made different ones.
+        """
+        about = repr([(name, tuple(t.shape), t.dtype) for name, t in made.tensors])
+        facts = [len(made.tensors), zlib.crc32(about.encode())]
+        shown = self._compare("scope", facts)
+        if shown.count(facts) < len(shown):
+            counts = ", ".join(f"replica {r} made {n}" for r, (n, _) in enumerate(shown))
+            raise StrategyError(
+                f"The replicas made different variables, by number, name, shape or dtype: {counts}."
+                " All replicas must make the same model."
+            )
+        for _, tensor in () if self._alone else made.tensors:
+            dist.broadcast(tensor.detach(), 0)
 
-    def _state_here(self, optimizer: Optimizer | None) -> Optimizer | None:
+    def _check_closure(self, optimizer: Optimizer) -> None:
+        """Refuse a step with a closure that replicas would call unequally often."""
+
+    def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
+        """Before a step, make the gradients of its parameters those of the whole batch."""
+
+    def _stepped(self) -> None:
+        """After a step, give its results to the other replicas."""
+
+    def _own(self, optimizer: Optimizer | None) -> Optimizer | None:
         """The optimizer whose state is in this process, to be saved or loaded; None for none."""
         return optimizer
 
-    def _saved(self, folder: Path, optimizer: Optimizer | None) -> None:
-        """A checkpoint has been written here: add what torch does not see."""
-
-    def _loaded(self, folder: Path, optimizer: Optimizer | None) -> None:
-        """A checkpoint has been read into this process: bring it where it belongs."""
-
-    def _created(self, made: Sequence[Made]) -> None:
-        """A scope ends: make these variables the same on all replicas."""
-
-    def _check_closure(self, optimizer: Optimizer) -> None:
-        """Before a step with a closure: refuse it if replicas would call it unequally often."""
-
-    def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Before a step: make the gradients of its parameters those of the whole batch."""
-
-    def _stepped(self) -> None:
-        """After a step."""
-
-    def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """The facts of all replicas, once all are in this call: see :mod:`.agreement`."""
-        return [list(facts)]
+    def _loaded(self, optimizer: Optimizer | None) -> None:
+        """Bring a checkpoint, which has been loaded into this process, to where it belongs."""
 
     def _decide(self, number: int) -> int:
         """The chief's number, on all replicas."""
         return self._compare("checkpoint", [number])[0][0]
 
-    def _failures(self, call: str, error: Exception | None) -> list[str]:
-        """What has kept replicas from completing a call, the same on all: see :mod:`.agreement`."""
-        return [] if error is None else [f"{type(error).__name__}: {error}"]
+    # -- built from these --------------------------------------------------------------------
 
-    def _all_reduce(self, x: Tensor) -> None:
-        """Sum ``x`` over the replicas, in place."""
+    @property
+    def _alone(self) -> bool:
+        return self.num_replicas_in_sync == 1
+
+    def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
+        """The facts of all replicas, once all are in this call: see :mod:`.agreement`."""
+        return [list(facts)] if self._alone else self._agreement.compare(call, facts)
+
+    def _failures(self, error: Exception | None) -> list[str]:
+        """What has kept replicas from reading or writing files, once all have tried."""
+        mine = "" if error is None else f"{type(error).__name__}: {error}"
+        if not any(failed for (failed,) in self._compare("checkpoint", [bool(mine)])):
+            return []
+        found = enumerate([mine] if self._alone else of_all(mine))
+        return [f"replica {r}: {text}" for r, text in found if text]
+
+    def _all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of ``x`` over the replicas."""
+        total = x.clone(memory_format=torch.contiguous_format)
+        if not self._alone:
+            dist.all_reduce(total)
+        return total
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:
         """The tensor of each replica; they have the same shape."""
-        return [x]
+        found = [torch.empty_like(x) for _ in range(self.num_replicas_in_sync)]
+        if self._alone:
+            return [x]
+        dist.all_gather(found, x.contiguous())
+        return found
 
-    # -- built from these --------------------------------------------------------------------
-
-    def _batches(
-        self, data: Any, global_batch: int | None, options: InputOptions | None, **division: Any
-    ) -> Placed:
-        from distkit.data import DistributedDataset
-
-        if not isinstance(global_batch, Integral):
-            raise StrategyError(
-                f"distribute_dataset(global_batch={global_batch!r}): give the rows of all "
-                "replicas' batches together, a whole number, such as global_batch=64."
-            )
-        rows = global_batch * (division["replicas"] // self.num_replicas_in_sync)
-        return Placed(DistributedDataset(data, rows, **division), self.device, options)
-
-    def _reduce(self, call: str, op: ReduceOp, value: Any, axis: int | None = None) -> Tensor:
-        given, rows = self._tensor(call, value).detach(), getattr(value, "_rows", None)
-        dtype, mean, x = given.dtype, op is ReduceOp.MEAN, wide(given)
-        if mean and x.dtype is torch.int64:
-            x = x.double()
+    def _reduce(
+        self,
+        call: str,
+        op: ReduceOp,
+        value: Any,
+        axis: int | None = None,
+        rows: int | None = None,
+    ) -> Tensor:
+        """Sum or mean over the replicas, weighted by rows, also along a dimension."""
+        x, mean = self._tensor(call, value), op is ReduceOp.MEAN
+        dtype, x = x.dtype, _wide(x, mean)
         count = 1 if rows is None or not mean else rows
         if axis is not None:
             check_shapes(call, [x.shape], axis)
             x, count = x.sum(axis), x.shape[axis]
         shown = self._compare(call, [count, *x.shape])
-        check_shapes(call, [s[1:] for s in shown])
+        check_shapes(call, [shape for _, *shape in shown])
         if axis is None and mean:
             x = x * count if count else torch.zeros_like(x)  # without rows a mean is NaN
-        total = all_reduce(self, x, sum(s[0] for s in shown) if mean else None)
-        return total.to(dtype) if dtype in HALF else total
+        total: Tensor = _Summed.apply(x, self, self._all_reduce)  # type: ignore[no-untyped-call]
+        total = total / sum(n for n, *_ in shown) if mean else total
+        return total.to(dtype) if dtype in _HALF else total
+
+    def _gather(self, call: str, value: Any, axis: int) -> Tensor:
+        """The tensors of all replicas, joined along a dimension whose size may differ."""
+        x = self._tensor(call, value)
+        shapes = self._compare(call, x.shape)
+        check_shapes(call, shapes, axis)
+        mine, sizes = x.movedim(axis, 0), [shape[axis] for shape in shapes]
+        most, begins = max(sizes), [0, *accumulate(sizes)]
+        found = self._all_gather(_padded(mine.detach(), 0, most))
+        joined = torch.cat([rows[:size] for rows, size in zip(found, sizes, strict=True)])
+        whole = _padded(mine, begins[self._replica], begins[-1])
+        with_gradient: Tensor = _Summed.apply(whole, self, lambda _: joined)  # type: ignore[no-untyped-call]
+        return with_gradient.movedim(0, axis)
+
+    def _batches(
+        self,
+        data: Any,
+        global_batch: int | None,
+        options: InputOptions | None,
+        replica: int,
+        replicas: int,
+        **division: Any,
+    ) -> Placed:
+        if not isinstance(global_batch, Integral):
+            raise StrategyError(
+                f"distribute_dataset(global_batch={global_batch!r}): give the rows of all "
+                "replicas' batches together, a whole number, such as global_batch=64."
+            )
+        rows = int(global_batch) * (replicas // self.num_replicas_in_sync)
+        batches = DistributedDataset(data, rows, replica=replica, replicas=replicas, **division)
+        return Placed(batches, self.device, options)
 
     def _tensor(self, call: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
         try:
@@ -351,10 +436,47 @@ class Strategy:
         return type(self).__name__
 
 
-def _rows(values: Any) -> int | None:
-    """The rows of a batch: the first dimension of the first tensor that has one."""
-    tensors = (t for t in pytree.tree_leaves(values) if isinstance(t, Tensor) and t.dim())
-    return next((len(t) for t in tensors), None)
+class ReplicatedStrategy(Strategy):
+    """What strategies have in common whose replicas are the ranks of the process group."""
+
+    _default_device = staticmethod(group_device)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of ranks; without a process group, 1."""
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def _replica(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+
+class _Summed(torch.autograd.Function):
+    """A sum over the replicas, whose gradient is the sum of the replicas' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, strategy: Strategy, total: Callable[..., Tensor]) -> Tensor:
+        ctx.strategy = strategy
+        return total(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.strategy._reduce("all_reduce", ReduceOp.SUM, gradient), None, None
+
+
+def _padded(rows: Tensor, begin: int, size: int) -> Tensor:
+    """The rows from ``begin`` on, among ``size`` rows of which the others are 0."""
+    zeros = rows.new_zeros(size - len(rows), *rows.shape[1:])
+    return torch.cat([zeros[:begin], rows, zeros[begin:]])
+
+
+def _wide(x: Tensor, mean: bool) -> Tensor:
+    """The same numbers, in a dtype that has room for their sum; whole ones as ``torch.sum``."""
+    if x.dtype in _HALF:
+        return x.float()
+    if x.is_floating_point() or x.is_complex():
+        return x
+    return x.double() if mean else x.long()
 
 
 #: The strategy outside of every scope.

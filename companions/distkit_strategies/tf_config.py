@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from distkit.errors import StrategyError
 
@@ -58,7 +62,7 @@ class TFConfig:
 
         Raises:
             StrategyError: it is not valid JSON, which the error places, or fields are missing or
-                wrong, each of which it names.
+                wrong, which it names.
         """
         try:
             found = json.loads(text)
@@ -73,10 +77,10 @@ class TFConfig:
         if errors := _errors(found):
             lines = "\n".join(f"    {e}" for e in errors)
             raise StrategyError(f"TF_CONFIG has {len(errors)} wrong fields:\n{lines}")
-        cluster = {kind: tuple(hosts) for kind, hosts in found.get("cluster", {}).items()}
-        cluster = {**dict.fromkeys(TASKS, ()), **cluster}
-        alone = {"type": "chief" if cluster["chief"] else "worker", "index": 0}
+        hosts = {kind: tuple(places) for kind, places in found.get("cluster", {}).items()}
+        alone = {"type": "chief" if hosts.get("chief") else "worker", "index": 0}
         task = found.get("task", alone)
+        cluster = {**dict.fromkeys(TASKS, ()), **hosts}
         return cls(cluster, str(task["type"]), int(task["index"]), found.get("rpc_layer"))
 
     @property
@@ -135,73 +139,112 @@ def _errors(found: Any) -> list[str]:
     """What is wrong, field by field."""
     if not isinstance(found, dict):
         return [f'the whole: a {type(found).__name__}; it must be {{"cluster": …, "task": …}}']
-    cluster, rpc_layer = found.get("cluster", {}), found.get("rpc_layer")
+    cluster, task, rpc_layer = found.get("cluster", {}), found.get("task"), found.get("rpc_layer")
     unknown = sorted(found.keys() - {"cluster", "task", "rpc_layer", "environment"})
     errors = [f"{name}: unknown; there are cluster, task and rpc_layer" for name in unknown]
     if not isinstance(rpc_layer, str | None):
         errors.append(f'rpc_layer: {rpc_layer!r:.60} must be a text, such as "grpc"')
     if not isinstance(cluster, dict) or (not cluster and found.keys() & {"cluster", "task"}):
         return [*errors, 'cluster: must be {"worker": ["host:port", …], …}']
-    own, places = _text(found.get("task")), dict[str, str]()
+    known: dict[str, str] = {}
     for kind, hosts in cluster.items():
-        if kind in TASKS or kind == own:
-            errors += _errors_of_hosts(kind, hosts, places)
-        else:
-            errors.append(f"cluster.{kind}: no such kind of task; there are {', '.join(TASKS)}")
+        errors += _errors_of_hosts(kind, hosts, known, _type(task))
     if cluster and not cluster.get("chief") and not cluster.get("worker"):
         errors.append("cluster: has neither a chief nor a worker")
-    if "task" in found or len(places) > 1:
-        errors += _errors_of_task(found.get("task"), cluster)
+    if "task" in found or len(known) > 1:
+        errors += _errors_of_task(task, cluster)
     return errors
 
 
-def _errors_of_hosts(kind: str, hosts: Any, places: dict[str, str]) -> list[str]:
-    """What is wrong with the addresses of a kind of task; ``places`` has those of the others."""
+def _errors_of_hosts(kind: str, hosts: Any, known: dict[str, str], own: str | None) -> list[str]:
+    """What is wrong with the addresses of a kind of task; ``known`` has those of the others."""
     where = f"cluster.{kind}"
+    if kind not in (*TASKS, own):
+        return [f"{where}: no such kind of task; there are {', '.join(TASKS)}"]
     if not isinstance(hosts, list):
         return [f"{where}: must be a list of addresses, not a {type(hosts).__name__}"]
     errors = []
     for k, host in enumerate(hosts):
+        place = f"{where}[{k}]"
+        first = known.setdefault(str(host).lower(), place)
         if not _is_address(host):
-            errors.append(f"{where}[{k}]: {host!r:.60} is not host:port")
-        elif host.lower() in places:
-            errors.append(f"{where}[{k}]: {host!r} is also the address of {places[host.lower()]}")
-        else:
-            places[host.lower()] = f"{where}[{k}]"
+            errors.append(f"{place}: {host!r:.60} is not host:port")
+        elif first != place:
+            errors.append(f"{place}: {host!r} is also the address of {first}")
     if kind in ("chief", "evaluator") and len(hosts) > 1:
         errors.append(f"{where}: has {len(hosts)} addresses; there is at most one {kind}")
     return errors
 
 
-def _is_address(host: Any) -> bool:
-    name, colon, port = host.rpartition(":") if isinstance(host, str) else ("", "", "")
-    return bool(name and colon) and (_whole(port) or 0) in range(1, 65536)
-
-
 def _errors_of_task(task: Any, cluster: dict[str, Any]) -> list[str]:
+    """What is wrong with the place of this process."""
     if not isinstance(task, dict):
         return ['task: must be {"type": …, "index": …}, the place of this process']
-    kind, index = _text(task), _whole(task.get("index"))
-    counts = {k: len(hosts) for k, hosts in cluster.items() if isinstance(hosts, list) and hosts}
-    if kind not in {*counts, "evaluator"}:
+    own, index = _type(task), task.get("index")
+    counts = {"evaluator": 1} | {k: len(h) for k, h in cluster.items() if isinstance(h, list) and h}
+    if own not in counts:
         given = f"{task.get('type')!r:.60}"
         return [f"task.type: {given} is not in the cluster, which has {', '.join(cluster)}"]
-    last = counts.get(kind, 1) - 1
-    if index is None or not 0 <= index <= last:
-        known = f"there is {kind} 0" + (f" to {last}" if last else "")
-        return [f"task.index: {task.get('index')!r:.60}; {known}"]
-    return []
+    last = counts[own] - 1
+    known = f"there is {own} 0" + (f" to {last}" if last else "")
+    return [] if 0 <= _number(index) <= last else [f"task.index: {index!r:.60}; {known}"]
 
 
-def _text(task: Any) -> str | None:
+def _type(task: Any) -> str | None:
     """A task's type: a text or a number, as TensorFlow takes it; None for what it cannot be."""
     found = task.get("type") if isinstance(task, dict) else None
     return str(found) if type(found) in (str, int) else None
 
 
-def _whole(value: Any) -> int | None:
-    """A whole number, perhaps in a text, as TensorFlow takes it; None for what is none."""
+def _number(value: Any) -> int:
+    """A whole number, perhaps in a text, as TensorFlow takes it; -1 for what is none."""
+    text = str(value) if type(value) in (str, int) else ""
+    return int(text) if text.isdecimal() and len(text) < 10 else -1
+
+
+def _is_address(host: Any) -> bool:
+    name, colon, port = host.rpartition(":") if isinstance(host, str) else ("", "", "")
+    return bool(name and colon) and 0 < _number(port) < 65536
+
+
+def join(config: TFConfig) -> None:
+    """Meet the workers of a configuration in a process group.
+
+    Raises:
+        StrategyError: this process is not one that trains, its address is not this machine's, or
+            the others did not come.
+    """
+    me = f"TF_CONFIG says that this process is {config.type} {config.index}"
+    if config.rank is None:
+        raise StrategyError(
+            f"{me}, which does not train: MultiWorkerMirroredStrategy is for the chief and the "
+            "workers."
+        )
+    address, own = config.master, config.workers[config.rank]
+    try:  # torch would try for half an hour
+        socket.getaddrinfo(*_host_and_port(address))
+        host, port = _host_and_port(address := own)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except (OSError, ValueError) as error:
+        raise StrategyError(
+            f"{me} at {own}, and that it meets the others at {config.master}. This machine, "
+            f"{socket.gethostname()}, cannot use {address}: {error}. A process's own address must "
+            "be one of its machine, with a free port: check task.index, and give each machine its "
+            "own TF_CONFIG."
+        ) from None
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    method, size = f"tcp://{config.master}", config.world_size
     try:
-        return int(value) if type(value) in (str, int) else None
-    except ValueError:
-        return None
+        dist.init_process_group(backend, init_method=method, rank=config.rank, world_size=size)
+    except dist.DistError as error:
+        why = str(error).splitlines()[0]
+        raise StrategyError(
+            f"{me} of {size}, and it has not met the others at {config.master}: {why}. See that "
+            "all of them run, each with its own TF_CONFIG, and that this machine reaches that port."
+        ) from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

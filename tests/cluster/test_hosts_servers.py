@@ -21,9 +21,7 @@ from distkit import kvstore
 from distkit.cluster.processes.forkserver import end
 from distkit.cluster.processes.rank_spec import free_port
 from distkit.kvstore.transport.journal import copies
-from distkit_strategies.coordinator import ClusterCoordinator
-from distkit_strategies.parameter_server import ParameterServerStrategy
-from distkit_strategies.tf_config import TFConfig
+from distkit_strategies import ClusterCoordinator, ParameterServerStrategy, TFConfig
 from tests.support.kvstore_nodes import LARGE, keeps_on
 from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines

@@ -245,7 +245,7 @@ def saves(strategy: Strategy, folder: str, wanted: str):
     """One epoch, a checkpoint, another epoch; or only the latter, from the checkpoint."""
     with strategy.scope():
         model = nn.Linear(6, 2).double()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
@@ -259,8 +259,11 @@ def saves(strategy: Strategy, folder: str, wanted: str):
     if wanted == "save":
         epoch()
         save(strategy, folder, model, optimizer, epoch=1)
-    else:
+    elif strategy.store.rank:
         assert load(strategy, folder, model, optimizer, epoch=0) == {"epoch": 1}
+    else:
+        with pytest.warns(UserWarning, match="servers begin with a new optimizer"):
+            assert load(strategy, folder, model, optimizer, epoch=0) == {"epoch": 1}
     epoch()
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
@@ -276,7 +279,7 @@ def coordinated(strategy: Strategy, folder: str, wanted: str):
     with strategy.scope():
         model = nn.Linear(3, 1, bias=False).double()
         nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -285,20 +288,20 @@ def coordinated(strategy: Strategy, folder: str, wanted: str):
 
     coordinator = ClusterCoordinator(strategy)
     if wanted == "load":
-        load(strategy, folder, model, optimizer)
+        load(strategy, folder, model)
     for n in range(4):
         coordinator.schedule(strategy.run, (step,))
         coordinator.join()
         if wanted == "save" and n == 1:
-            save(strategy, folder, model, optimizer)
+            save(strategy, folder, model)
     return model.weight.unique().tolist()
 
 
 def test_the_coordinator_saves_and_loads(cluster, tmp_path) -> None:
     saved = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "save").results[0]
-    assert saved == [1 + 1.5 + 1.75 + 1.875]
+    assert saved == [4.0]
     more = cluster.run(coordinated, ParameterServerStrategy(), str(tmp_path), "load").results[0]
-    assert more == [saved[0] + 1.9375 + 1.96875]
+    assert more == [2.0 + 4.0]
 
 
 def loads_and_dies(strategy: Strategy, folder: str, who: str, steps: int, flag: str) -> float:

@@ -13,12 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from distkit.errors import StrategyError
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.testing import InProcess
-from distkit_strategies.function_queue import FunctionQueue, Worker
+from distkit_strategies.coordinator import FunctionQueue, Worker
 from distkit_strategies.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
-    cuts,
 )
 
 
@@ -42,7 +41,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def schedule(self) -> None:
-        number = self.queue.schedule()
+        number = self.queue.schedule("function")
         assert number not in self.told
         self.assign()
 
@@ -60,26 +59,28 @@ class Queue(RuleBasedStateMachine):
             self.lives[worker.rank] = max(self.lives[worker.rank], worker.life + 1)
             self.late.append((worker, function))
         elif self.lives[worker.rank] == worker.life:
-            self.results[function] += self.queue.finished(worker, function)
+            self.results[function] += self.queue.finished(worker, function) is not None
             self.assign()
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
     def late_word(self, data) -> None:
         worker, function = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
-        self.results[function] += self.queue.finished(worker, function)
+        self.results[function] += self.queue.finished(worker, function) is not None
         self.assign()
 
     @rule()
     def cancel(self) -> None:
-        self.cancelled |= set(self.queue.cancel())
+        pending = set(self.queue.pending)
+        assert len(self.queue.cancel()) == len(pending)
+        self.cancelled |= pending
 
     @invariant()
     def nothing_is_lost_or_counted_twice(self) -> None:
-        known = self.results.keys() | self.cancelled | self.queue.unfinished
-        assert known == set(range(self.queue._next))
+        known = self.results.keys() | self.cancelled | self.queue.unfinished.keys()
+        assert known == set(range(self.queue._scheduled))
         assert all(n <= 1 for n in self.results.values())
-        assert not {f for f, n in self.results.items() if n} & self.queue.unfinished
+        assert not {f for f, n in self.results.items() if n} & self.queue.unfinished.keys()
         assert all(f >= self.queue.floor for f in self.queue.unfinished)
         assert len(set(self.queue.running.values())) == len(self.queue.running)
 
@@ -90,14 +91,14 @@ class Queue(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Who lives goes on: everything is over in the end."""
-        for _ in range(2 * self.queue._next + 3):
+        for _ in range(2 * self.queue._scheduled + 3):
             for rank in (1, 2, 3):
                 worker = self.worker(rank)
                 self.queue.ready(worker)
                 self.assign()
                 if worker in self.queue.running:
                     function = self.queue.running[worker]
-                    self.results[function] += self.queue.finished(worker, function)
+                    self.results[function] += self.queue.finished(worker, function) is not None
         assert not self.queue.unfinished
         self.nothing_is_lost_or_counted_twice()
 
@@ -162,7 +163,7 @@ def test_shards_are_those_of_tensorflow(partitioner, shape, shards) -> None:
 def test_sizes_are_kept(rows: int, width: int, size: int) -> None:
     for partitioner in (MaxSizePartitioner(size), MinSizePartitioner(size, 7)):
         shards, _ = partitioner((rows, width), torch.float64)
-        sizes = [(end - begin) * width * 8 for begin, end in cuts(rows, shards)]
+        sizes = [len(piece) * width * 8 for piece in torch.arange(rows).tensor_split(shards)]
         assert sum(sizes) == rows * width * 8 and max(sizes) - min(sizes) <= width * 8
         if isinstance(partitioner, MaxSizePartitioner):
             assert max(sizes) <= max(size, width * 8)

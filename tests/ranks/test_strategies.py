@@ -390,9 +390,8 @@ def test_different_models_are_refused() -> None:
         with strategy.scope():
             nn.Linear(2, 1 + dist.get_rank())
 
-    assert "different variables: each made 2, but their names, shapes" in refused(
-        differ, MirroredStrategy()
-    )
+    said = refused(differ, MirroredStrategy())
+    assert "made different variables, by number, name, shape or dtype: replica 0 made 2" in said
 
 
 def test_a_gradient_that_is_not_finite_is_named() -> None:
@@ -491,6 +490,18 @@ def test_strategies_do_not_nest() -> None:
     assert not in_cross_replica_context()
 
 
+def test_a_strategy_is_pickled_with_its_public_attributes() -> None:
+    strategy = MirroredStrategy(["cpu"], cross_device_ops="ring")
+    strategy.note = "of a program"
+    again = pickle.loads(pickle.dumps(strategy))
+    assert (again.note, str(again), again.device) == (
+        "of a program",
+        str(strategy),
+        strategy.device,
+    )
+    assert again._add_up is strategy._add_up
+
+
 def test_ranks_that_share_a_device_are_told_so() -> None:
     def told(strategy: Strategy) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
@@ -500,7 +511,7 @@ def test_ranks_that_share_a_device_are_told_so() -> None:
         return [str(w.message) for w in caught]
 
     (said,), *others = run_ranks(told, 3, MirroredStrategy(["cpu", "cpu:0"])).results
-    assert "There are 3 replicas" in said and "replicas 0, 2 share cpu." in said
+    assert "There are 3 replicas" in said and "the device r mod 2 of cpu, cpu" in said
     assert others == [[], []]
 
 
@@ -574,7 +585,7 @@ def test_what_this_machine_has_not() -> None:
     def nccl() -> str:
         strategy = MultiWorkerMirroredStrategy(CommunicationOptions(implementation="NCCL"))
         with pytest.raises(StrategyError) as caught:
-            strategy._sum(torch.ones(1))
+            strategy._add_up(torch.ones(1))
         return str(caught.value)
 
     assert "asks for NCCL, and these ranks use" in run_ranks(nccl, 2).results[0]

@@ -204,7 +204,7 @@ def test_summaries_are_the_chiefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_mean_where_rows_are_due_and_rows_where_a_mean_is_due() -> None:
     per_row = Model(network(), loss=partial(F.cross_entropy, reduction="none"))
-    with pytest.raises(StrategyError, match=r"shape \(4,\), but is to be the mean"):
+    with pytest.raises(StrategyError, match=r"shape \(4,\), but must be the mean"):
         per_row.evaluate(digits(slice(4)))
     mean = Model(network(), metrics={"error": F.cross_entropy})
     with pytest.raises(ValueError, match=r"returned shape \(\) for 4 samples"):

@@ -1,0 +1,425 @@
+"""Synchronous strategies: how replicas combine their gradients before a step.
+
+They differ in where variables are, and in how gradients are added.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import cached_property, partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from distkit.algorithms.use import page
+from distkit.errors import StrategyError, TrainingError
+from distkit_strategies.replica import ReplicaContext
+from distkit_strategies.strategy import ReplicatedStrategy, Strategy
+from distkit_strategies.tf_config import TFConfig, join
+from distkit_strategies.variables import Made, owned, parameters_of
+
+#: TensorFlow's names, and ours for the same algorithm.
+CROSS_DEVICE_OPS: dict[Any, str] = {
+    "NcclAllReduce": "native",
+    "HierarchicalCopyAllReduce": "hierarchical",
+    "ReductionToOneDevice": "reduce_broadcast",
+    "reduce_to_one": "reduce_broadcast",
+}
+
+
+def own_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor]:
+    """The parameters that an optimizer updates, all of them variables of the strategy.
+
+    Raises:
+        StrategyError: one was not made in the strategy's scope, or was moved to another device.
+    """
+    weights = parameters_of(optimizer)
+    for k, w in enumerate(weights):
+        found = owned(w)
+        if found is None or found[0] is not strategy:
+            whose = "outside of every scope" if found is None else f"in the scope of {found[0]}"
+            raise StrategyError(
+                f"{type(optimizer).__name__}.step() in {strategy}.run would update parameter {k}, "
+                f"of shape {tuple(w.shape)}, which was made {whose}: its values may differ between "
+                f"replicas. Make the model in `with strategy.scope():`."
+            )
+    strategy._check_devices((owned(w)[1], w) for w in weights)  # type: ignore[index]
+    return weights
+
+
+@torch.no_grad()
+def combine(
+    strategy: Strategy,
+    weights: Sequence[Tensor],
+    replica: ReplicaContext,
+    add_up: Callable[[Tensor], Any],
+    kind: str = "replica",
+    first: int = 0,
+) -> None:
+    """Replace each gradient by that of the whole batch, Σ n_r g_r / Σ n_r or Σ g_r.
+
+    Args:
+        strategy: compares the replicas before gradients travel.
+        weights: the parameters, the same on all replicas.
+        replica: knows the rows n_r, and whether losses are divided by the global batch already.
+        add_up: sums a tensor over the replicas, in place.
+        kind: what replicas are called.
+        first: the number of the first one.
+
+    Raises:
+        StrategyError: on all replicas: one has other parameters, or is not inside the same step.
+        TrainingError: on all replicas: one has a gradient that is not finite.
+    """
+    check_losses(replica)
+    for w in weights:
+        w.grad = None if w.grad is None else w.grad.to_dense()
+    rows, there = 1 if replica.rows is None else replica.rows, [w.grad is not None for w in weights]
+    bad = first_not_finite(w.grad for w in weights) if rows else -1  # without rows a mean is NaN
+    facts = [rows, replica.summed, len(weights), zlib.crc32(bytes(there)), bad]
+    shown = strategy._compare("optimizer.step", facts)
+    for r, (_, summed, count, _, bad) in enumerate(shown):
+        if count != len(weights) or summed != shown[0][1]:
+            raise StrategyError(
+                f"The optimizers of {kind} {r} and of this one update different parameters, or "
+                "only one of them used compute_average_loss. All replicas must make the same step."
+            )
+        if bad >= 0:
+            refuse_not_finite(weights[bad], replica, first + r, kind)
+    if strategy._alone:
+        return
+    if len({s[3] for s in shown}) > 1:
+        masks = strategy._all_gather(torch.tensor(there, dtype=torch.uint8, device=strategy.device))
+        for w, known in zip(weights, torch.stack(masks).any(0).tolist(), strict=True):
+            w.grad = torch.zeros_like(w) if known and w.grad is None else w.grad
+    part = 1 if replica.summed else rows / (sum(s[0] for s in shown) or 1)
+    mine = [w.grad for w in weights if w.grad is not None]
+    as_one(mine, lambda g: add_up(g.mul_(part) if rows else g.zero_()))
+
+
+def check_losses(replica: ReplicaContext) -> None:
+    """Check that the losses of a step belong together.
+
+    Raises:
+        StrategyError: one is divided by the replicas, and the other is a mean.
+    """
+    if replica.scaled and not replica.summed:
+        raise StrategyError(
+            "scale_regularization_loss in a step with a mean loss makes it too small: the mean "
+            "over replicas divides it once more. Use compute_average_loss, or leave it out."
+        )
+
+
+def as_one(tensors: Sequence[Tensor], change: Callable[[Tensor], Any]) -> None:
+    """Change tensors in place as one flat tensor, or one for each dtype, that travels at once."""
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        alike = [t for t in tensors if t.dtype == dtype]
+        flat = torch.cat([t.reshape(-1) for t in alike])
+        change(flat)
+        for t, changed in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
+            t.copy_(changed.view_as(t))
+
+
+def first_not_finite(gradients: Iterable[Tensor | None]) -> int:
+    """The number of the first gradient that is NaN or infinite; -1 for none."""
+    bad = (k for k, g in enumerate(gradients) if g is not None and not g.isfinite().all())
+    return next(bad, -1)
+
+
+def refuse_not_finite(
+    weight: Tensor, replica: ReplicaContext, culprit: int | None, kind: str = "replica"
+) -> NoReturn:
+    """Name a gradient that is NaN or infinite.
+
+    Args:
+        weight: the parameter.
+        replica: knows the run.
+        culprit: the number of the replica that has it; None if only the sum is not finite.
+        kind: what replicas are called.
+
+    Raises:
+        TrainingError: always.
+    """
+    layer = owned(weight)[1]  # type: ignore[index]
+    where = "as the sum of all replicas" if culprit is None else f"on {kind} {culprit}"
+    raise TrainingError(
+        f"The gradient of {layer} is not finite {where} in run {replica.number} of the strategy. "
+        "This step was not made. Look for NaN in its batch, or lower the learning rate.",
+        rank=culprit or 0,
+        step=replica.number,
+        layer=layer,
+    )
+
+
+# -- the strategies ------------------------------------------------------------------------------
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica on a chosen device: variables are made there, batches are moved there in time.
+
+    A program that is written for it runs unchanged under every other strategy.
+
+    Args:
+        device: such as "cpu" or "cuda:1".
+
+    Raises:
+        StrategyError: there is no such device.
+
+    >>> OneDeviceStrategy("cpu").num_replicas_in_sync
+    1
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__(device)
+        if not _is_present(torch.device(device)):
+            raise StrategyError(f"There is no device {device} here. There are: {_present()}.")
+
+
+class MirroredStrategy(ReplicatedStrategy):
+    """Synchronous training: a copy of each variable on every replica, kept the same by all-reduce.
+
+    Leaving the scope, all replicas get rank 0's values. Before each step the gradients of all
+    replicas are summed; every replica then makes the same step.
+
+    Args:
+        devices: the device of each rank, in their order, such as ["cuda:0", "cuda:1"]; None for
+            that of its process group. An absent one is left out, with a warning. With fewer
+            devices than ranks, ranks share them in turn, with a warning.
+        cross_device_ops: how gradients are summed: "native" (the backend's own all-reduce),
+            "hierarchical", "reduce_to_one" or TensorFlow's names for them, another name of
+            :data:`~distkit.algorithms.catalogue.ALL_REDUCES`, "auto", "shared_memory", or a
+            function with the contract of ``dist.all_reduce``.
+
+    Raises:
+        StrategyError: none of the devices is present.
+        ValueError: there is no such algorithm.
+
+    Source:
+        TensorFlow, ``tf.distribute.MirroredStrategy``; Goyal et al., 2017.
+
+    Example:
+        >>> def train(strategy):
+        ...     with strategy.scope():
+        ...         model = torch.nn.Linear(2, 1)
+        ...     return strategy.num_replicas_in_sync
+        >>> cluster.run(train, MirroredStrategy()).results            # doctest: +SKIP
+        [4, 4, 4, 4]
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[torch.device | str] | None = None,
+        cross_device_ops: str | Callable[..., Any] = "native",
+    ) -> None:
+        super().__init__()
+        self._devices = [] if devices is None else _chosen(devices)
+        name = CROSS_DEVICE_OPS.get(cross_device_ops, cross_device_ops)
+        self._add_up = dist.all_reduce if name == "native" else page(name)
+
+    def _created(self, made: Made) -> None:
+        replicas, devices = self.num_replicas_in_sync, self._devices
+        if self._chief and 0 < len(devices) < replicas:
+            warnings.warn(
+                f"There are {replicas} replicas, which are the ranks, and fewer devices: replica r "
+                f"is on the device r mod {len(devices)} of {', '.join(map(str, devices))}. Choose "
+                "a device for each rank, or start fewer ranks.",
+                stacklevel=2,
+            )
+        super()._created(made)
+
+    def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
+        weights = own_parameters(self, optimizer)
+        if not self._alone:
+            combine(self, weights, replica, self._add_up)
+
+
+class CommunicationImplementation(str, Enum):
+    """How gradients are summed over workers.
+
+    ====  =====================================================================================
+    AUTO  NCCL between GPUs; else :func:`~distkit.algorithms.use.auto_all_reduce`
+    RING  our ring, :func:`~distkit.algorithms.collectives.ring_all_reduce`
+    NCCL  NCCL's all-reduce; needs GPUs
+    ====  =====================================================================================
+    """
+
+    AUTO, RING, NCCL = "AUTO", "RING", "NCCL"
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """How workers exchange gradients.
+
+    Args:
+        bytes_per_pack: the most bytes of gradients that travel in one pack; 0 for one pack.
+        timeout_seconds: how long a worker waits for the others in a collective [s]; None for the
+            process group's own limit. Shared memory, in AUTO on one host, has none.
+        implementation: "RING", "NCCL" or "AUTO".
+
+    Raises:
+        ValueError: a negative number, or no such implementation.
+
+    Source:
+        TensorFlow, ``tf.distribute.experimental.CommunicationOptions``.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        CommunicationImplementation(self.implementation)
+        limit = 1 if self.timeout_seconds is None else self.timeout_seconds
+        if self.bytes_per_pack < 0 or not 0 < limit < float("inf"):
+            raise ValueError(
+                "CommunicationOptions needs bytes_per_pack of at least 0 and a positive "
+                f"timeout_seconds; got {self.bytes_per_pack} and {self.timeout_seconds}."
+            )
+
+
+class MultiWorkerMirroredStrategy(MirroredStrategy):
+    """Synchronous training on several workers: :class:`MirroredStrategy` over all their replicas.
+
+    In a script of its own it takes its place from ``TF_CONFIG``, if that is set, and meets the
+    other workers at the address of worker 0, through torch's own TCPStore.
+
+    Args:
+        communication_options: how gradients are summed.
+
+    Raises:
+        StrategyError: ``TF_CONFIG`` is malformed; or, in a step, there is no NCCL for it.
+
+    Source:
+        TensorFlow, ``tf.distribute.MultiWorkerMirroredStrategy``.
+
+    >>> MultiWorkerMirroredStrategy(CommunicationOptions(implementation="RING")).options
+    CommunicationOptions(bytes_per_pack=0, timeout_seconds=None, implementation='RING')
+    """
+
+    def __init__(self, communication_options: CommunicationOptions | None = None) -> None:
+        super().__init__(cross_device_ops=self._in_packs)
+        self.options = communication_options or CommunicationOptions()
+        config = None if dist.is_initialized() else TFConfig.from_environment()
+        if config is not None and config.workers:
+            join(config)
+
+    def _in_packs(self, x: Tensor) -> None:
+        size = self.options.bytes_per_pack // x.element_size()
+        for part in x.split(max(size, 1)) if self.options.bytes_per_pack else (x,):
+            self._all_reduce_pack(part)
+
+    @cached_property
+    def _all_reduce_pack(self) -> Callable[..., Any]:
+        chosen = CommunicationImplementation(self.options.implementation)
+        on_gpus, limit = dist.get_backend() == "nccl", self.options.timeout_seconds
+        if chosen is CommunicationImplementation.NCCL and not on_gpus:
+            raise StrategyError(
+                f"CommunicationOptions asks for NCCL, and these ranks use {dist.get_backend()}. "
+                "Start them on GPUs with backend nccl, or choose RING or AUTO."
+            )
+        ring = chosen is CommunicationImplementation.RING
+        algorithm = page("ring") if ring else dist.all_reduce if on_gpus else page("auto")
+        group = None if limit is None else dist.new_group(timeout=timedelta(seconds=limit))
+        return partial(algorithm, group=group)
+
+
+class TPUStrategy(MirroredStrategy):
+    """:class:`MirroredStrategy` over XLA devices, one replica on each core.
+
+    Run it where ``torch_xla`` starts a process for each core; gradients are summed by the XLA
+    backend of the process group. It has not been run on a TPU by distkit's own tests.
+
+    Raises:
+        StrategyError: ``torch_xla`` is not installed.
+
+    Source:
+        TensorFlow, ``tf.distribute.TPUStrategy``; PyTorch/XLA, "xla" backend.
+    """
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("torch_xla") is None:
+            raise StrategyError(
+                "TPUStrategy needs torch_xla and a TPU; torch_xla is not installed here. The same "
+                "program runs under MirroredStrategy() on CPUs and GPUs."
+            )
+        super().__init__()
+        self._devices = [torch.device("xla")]  # the one that this process has
+
+
+class CentralStorageStrategy(ReplicatedStrategy):
+    """Synchronous training with the variables on rank 0, and computation on all ranks.
+
+    Before each step the gradients of all replicas are summed on rank 0. It alone makes the step,
+    and has the optimizer's state; then it sends the new values to the others. The result is
+    that of one process. All messages go to or from one rank: compare :class:`MirroredStrategy`.
+
+    Source:
+        TensorFlow, ``tf.distribute.experimental.CentralStorageStrategy``.
+
+    Example:
+        >>> cluster.run(train, CentralStorageStrategy())              # doctest: +SKIP
+    """
+
+    def _check_closure(self, optimizer: Optimizer) -> None:
+        if not self._alone:
+            raise StrategyError(
+                f"{type(optimizer).__name__}.step(closure) under {self}: rank 0 alone makes the "
+                "step, and would call the closure more often than the others. Call step() without "
+                "a closure, or use MirroredStrategy."
+            )
+
+    def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
+        weights = own_parameters(self, optimizer)
+        if self._alone:
+            return
+        combine(self, weights, replica, _add_up_on_0)
+        self._updated = [w for w in weights if w.grad is not None]
+        if self._replica:
+            optimizer.zero_grad()  # nothing is left to do here
+
+    @torch.no_grad()
+    def _stepped(self) -> None:
+        if not self._alone:
+            self._compare("optimizer.step", [])  # rank 0's step may have raised
+            as_one(self._updated, partial(dist.broadcast, src=0))
+
+    def _loaded(self, optimizer: Optimizer | None) -> None:
+        if optimizer is not None and not self._chief:
+            optimizer.state.clear()  # only the chief makes steps
+
+
+def _add_up_on_0(x: Tensor) -> None:
+    dist.reduce(torch.view_as_real(x) if x.is_complex() else x, 0)
+
+
+def _is_present(device: torch.device) -> bool:
+    """True if this machine has the device."""
+    backend: Any = getattr(torch, device.type, None)
+    count = backend.device_count() if hasattr(backend, "device_count") else 0
+    return device.type == "cpu" or (device.index or 0) < count
+
+
+def _present() -> str:
+    """The devices of this machine, as words."""
+    return ", ".join(["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))])
+
+
+def _chosen(devices: Sequence[torch.device | str]) -> list[torch.device]:
+    """Those that are present; rank 0 warns about the others."""
+    wanted = [torch.device(d) for d in devices]
+    here = [d for d in wanted if _is_present(d)]
+    absent = ", ".join(str(d) for d in wanted if d not in here)
+    if not here:
+        raise StrategyError(f"None of the devices {absent} is present. There are: {_present()}.")
+    if absent and not (dist.is_initialized() and dist.get_rank()):
+        message = f"Not present, and left out: {absent}. There are: {_present()}."
+        warnings.warn(message, stacklevel=3)
+    return here
