@@ -30,7 +30,7 @@ LINES = {
     "distkit/checkup": Line(973, 0),
     "distkit/cluster": Line(7_697, 3_000),
     "distkit/data": Line(362, 350),
-    "distkit/diagnosis": Line(2_566, 1_800),
+    "distkit/diagnosis": Line(2_570, 1_800),
     "distkit/kvstore": Line(4_353, 1_700),
     "distkit/laboratory": Line(699, 0),
     "distkit/recording": Line(2_417, 1_600),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(31_505, 15_000),
-    "the whole product": Line(37_972, 25_000),
+    "all of distkit": Line(31_509, 15_000),
+    "the whole product": Line(37_976, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(291, 150),
     "names at the top level": Line(78, 23),

@@ -134,6 +134,10 @@ class _Diagnosis:
                 self._left.add((rank, span.seq))
                 waiting = self._explain({rank}, also={rank})
                 yield self._with_waiting(finding, [r for r in waiting if r != rank], also=[rank])
+        for rank, end in self.facts.ends.items():  # released there: the exception is the cause
+            last = self.facts.last(rank)
+            if end.is_failure and last is not None and self.facts.raising(last)[0]:
+                self._left.add((rank, last.seq))
 
     # -- mismatches -------------------------------------------------------------
 
