@@ -213,8 +213,8 @@ class Event:
                                      same line and members the program has lost and not destroyed
     touch                            ``function``: what used the buffer; ``writes``, if it wrote
     store_wait, store_set            ``method``, ``keys``, and of a barrier ``ranks``
-    register                         ``mode``, and ``staleness``, ``backup``, ``wait_for``,
-                                     ``on_crash`` where they are not as usual
+    register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` where
+                                     they are not as usual
     init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
                                      push's ``clock``; a reply's ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the page of ``where``, a

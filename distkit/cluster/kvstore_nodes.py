@@ -1,4 +1,4 @@
-"""The servers and the scheduler of a cluster's parameter server: started, heard, replaced."""
+"""The servers and the scheduler of a cluster's parameter server: started, watched, replaced."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Nodes:
         plan: how many there are.
         fork: what they are forked from.
         folder: the cluster's own.
-        hear: called with a node's id and what it records; with "replaced" and its exit status; and
-            with "missed" and the pid of a process that the scheduler takes for dead.
+        hear: called with a node's id and what it records; with "replaced" and the exit status of
+            one that ends in the middle of a run; and with "missed" and the pid of a process that
+            the scheduler takes for dead.
         heartbeat_timeout: how long a node may be silent before that [s].
     """
 
@@ -48,13 +49,10 @@ class Nodes:
         #: The other machines, if ranks are on such: so are these nodes, the scheduler on the first.
         self.places: list[Place] = []
         self._chief: futures.Future[str] = futures.Future()  # where the scheduler listens there
-        self._begun = 0  # the latest run that it saw begin there
-        self._left: list[tuple[int, int, int, str]] = []  # workers that have ended, for a scheduler
-        self._dead: list[tuple[int, int]] = []  # and servers' processes, on other machines
+        self._begun = 0  # the latest run that the scheduler saw begin
         self.children: dict[int, Child] = {}
-        self._starts: Counter[int] = Counter()  # of each node
         self._losses: Counter[int] = Counter()  # of each node, in this run
-        self._flushed = threading.Semaphore(0)  # counts nodes that did as told
+        self._flushed = threading.Semaphore(0)  # counts nodes that have flushed their events
         self._recording = True
         #: Public and secret key, known to the nodes of this cluster alone.
         self.keys: tuple[str, str] | None = None
@@ -77,8 +75,6 @@ class Nodes:
 
         self.keys = self.keys or new_keys()
         scheduler = max(self.roles)
-        if scheduler in missing and not self.places:  # all others find it where the last one was
-            Path(self._folder, f"kv{scheduler}").unlink(missing_ok=True)
         if self.places and not self._chief.done():
             self._fork_all({scheduler: missing.pop(scheduler)})
             self._await_chief(self.children[scheduler])
@@ -90,45 +86,41 @@ class Nodes:
             place = self.place(n)
             of.setdefault(self._fork if place is None else place.server, []).append(n)
         for server, mine in of.items():
-            told = [self._told(n, missing[n], self.place(n)) for n in mine]
+            told = [self._arguments(n, missing[n], self.place(n)) for n in mine]
             children = server.fork_all("distkit.cluster.processes.roles:node", told)
-            self._starts.update(mine)
             self._adopt(dict(zip(mine, children, strict=True)))
-        if max(self.roles) in missing:
-            self._tell_who_left(self._left, self._dead)
 
     def _adopt(self, children: dict[int, Child]) -> None:
         self.children.update(children)
         for n, child in children.items():
             child.hear(partial(self._said, n))
-            child.on_exit(partial(self._ended_by_itself, n))
+            child.on_exit(partial(self._replace, n))
             child.on_stop = partial(self._hear, n, "stopped")
 
     def state(self) -> dict[str, Any]:
         """What the next kernel has to know of those that are kept."""
         chief = self._chief.result() if self._chief.done() else ""
-        return {"starts": self._starts, "keys": self.keys, "begun": self._begun, "chief": chief}
+        return {"keys": self.keys, "begun": self._begun, "chief": chief}
 
     def resume(self, state: dict[str, Any], children: dict[int, Child]) -> None:
         """Go on where an earlier kernel has ended, with the processes that are still there."""
-        self._starts, self.keys, self._begun = state["starts"], state["keys"], state["begun"]
+        self.keys, self._begun = state["keys"], state["begun"]
         if state["chief"]:
-            self._heard_chief(state["chief"])
+            self._set_chief(state["chief"])
         self._adopt(children)
 
-    def _told(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
-        """What a node's process is told when it is forked."""
+    def _arguments(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
         kind, i = role
         return {
-            "node": self.node(kind, i, self._starts[n] if kind == "server" else 0, place),
+            "node": self.node(kind, i, place),
             "folder": self._folder if place is None else place.folder,
             "log": f"{kind}-{i}.log",
             "recording": self._recording,
         }
 
     def _await_chief(self, child: Child) -> None:
-        """Wait until the scheduler has told where it listens to other machines."""
-        child.on_exit(lambda status: self._heard_chief(""))
+        """Wait until the scheduler reports where it listens to other machines."""
+        child.on_exit(lambda status: self._set_chief(""))
         if not self._chief.result():
             self._chief = futures.Future()
             log = Path(self._folder, "scheduler-0.log")  # from there
@@ -138,7 +130,7 @@ class Nodes:
                 f"before it could listen to the other machines. {''.join(said)}"
             )
 
-    def _heard_chief(self, endpoint: str) -> None:
+    def _set_chief(self, endpoint: str) -> None:
         with suppress(futures.InvalidStateError):  # where another was before
             self._chief.set_result(endpoint)
 
@@ -149,79 +141,52 @@ class Nodes:
             return self.places[0] if self.places else None
         return next((p for p in self.places if role == "server" and i in p.servers), None)
 
-    def node(self, role: str, i: int, start: int = 0, place: Place | None = None) -> Node:
-        """All that a server, the scheduler or a worker, on another machine, is told of itself."""
+    def node(self, role: str, i: int, place: Place | None = None) -> Node:
+        """The identity of a server, the scheduler or a worker, perhaps on another machine."""
         from distkit.kvstore import Node
 
-        plan, patience = self._plan, self._heartbeat_timeout
         return Node(
             role,
             i,
-            plan.ranks,
-            plan.servers,
+            self._plan.ranks,
+            self._plan.servers,
             self._folder if place is None else place.folder,
             run=-1,
             keys=self.keys,
-            heartbeat_timeout=patience,
-            start=start,
+            heartbeat_timeout=self._heartbeat_timeout,
             address="" if place is None else place.server.facts["address"],
-            chief=self._chief.result() if self._chief.done() else "",
-            ports=plan.ports,
+            chief=self._chief.result() if place is not None and self._chief.done() else "",
         )
 
-    def _ended_by_itself(self, node: int, status: int) -> None:
-        """Another goes on from what a scheduler has written down; of a server, who has copies.
+    def _replace(self, node: int, status: int) -> None:
+        """A process has ended: start another in its place, a few times in a run.
 
-        A new process takes the place of each: it goes on, or it gets copies.
+        In a run that has begun it serves from the next one on.
         """
         if self.closed:
             return
-        if self.place(node) is not None:
-            self._dead.append((node, self.children[node].pid))
-            self._tell_who_left([], self._dead[-1:])
-        if self._is_in_use(node):
+        if self.run is not None and self.run == self._begun and node != max(self.roles):
             self._hear(node, "replaced", status)
         threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
 
     def _start_again(self, node: int) -> None:
-        """Start another; one that ends while it starts is replaced in turn, a few times."""
-        with self._starting:  # if all of them fail, the next run will tell
-            while self._ended(node) and not self.closed and self._losses[node] < MOST_REPLACEMENTS:
+        with self._starting, suppress(StartError):  # if all of them fail, the next run raises
+            if self._ended(node) and not self.closed and self._losses[node] < MOST_REPLACEMENTS:
                 self._losses[node] += 1
-                with suppress(StartError):
-                    self._start({node: self.roles[node]})
-                    return
-
-    def _is_in_use(self, node: int) -> bool:
-        """True if the run goes on without it: not before all are there."""
-        from distkit.kvstore.transport.journal import begun
-
-        if self.places:
-            return self.run is not None and self.run == self._begun
-        socket = Path(self._folder, f"kv{max(self.roles)}")
-        return self.run is not None and begun(socket, self.run)
+                self._start({node: self.roles[node]})
 
     def leave(self, run: int, worker: int, life: int, how: str) -> None:
         """Tell the scheduler that a worker's process has ended: it may never have met it."""
         if self.roles:
-            self._left = [told for told in self._left if told[0] == run]
-            self._left.append((run, worker, life, how))
-            self._tell_who_left(self._left[-1:], [])
-
-    def _tell_who_left(
-        self, left: list[tuple[int, int, int, str]], dead: list[tuple[int, int]]
-    ) -> None:
-        told = [("worker", *who) for who in left] + [("server", *who) for who in dead]
-        with suppress(OSError):  # it has ended, and the next is told
-            for word in told:
-                self.children[max(self.roles)].channel.send(word)
+            with suppress(OSError):  # it has ended, and so has the run
+                self.children[max(self.roles)].channel.send(("left", run, worker, life, how))
 
     def _said(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message
         if kind == "flushed":
             self._flushed.release()
         elif kind == "listens":
-            self._heard_chief(what)
+            self._set_chief(what)
         elif kind == "begun":
             self._begun = what
         else:

@@ -109,7 +109,7 @@ class Awaiting:
     def _register(self, e: Event) -> None:
         self._terms = e.attributes
         self.rule = rule_of(**{"mode": "", **e.attributes})
-        self._changed |= "wait_for" in self._terms or self._asked[_what(e)][e.rank] > 1
+        self._changed |= self._asked[_what(e)][e.rank] > 1
 
     def died(self, worker: int) -> None:
         """Its process has ended: under ``dist_sync`` the others halt, if they said nothing else."""

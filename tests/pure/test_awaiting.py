@@ -255,7 +255,7 @@ def test_a_push_too_many_at_the_end_changes_nothing() -> None:
     assert (f.kind, f.culprits, f.hang) == (Kind.UNEVEN, (1,), False)
     assert "rank 1 has pushed 'w' 4 times, ranks 0 and 2 have pushed 'w' 2 times" in f.message
     assert f.lines == {1: "In[3]:7"}
-    for mode in ("dist_async", "dist_sync backup=1", "dist_sync wait_for=1"):
+    for mode in ("dist_async", "dist_sync backup=1"):
         kept = [
             replace(e, attributes=terms(mode)) if e.op is Op.REGISTER else e
             for e in (*even, *more, *worker(2, 2))
@@ -263,7 +263,7 @@ def test_a_push_too_many_at_the_end_changes_nothing() -> None:
         assert diagnose(Trace(kept, trace(even, more, worker(2, 2)).meta)) == []
 
 
-@pytest.mark.parametrize("mode", ["dist_async", "dist_sync wait_for=1", "dist_async staleness=9"])
+@pytest.mark.parametrize("mode", ["dist_async", "dist_async staleness=9"])
 def test_nobody_is_accused_who_may_be_answered(mode) -> None:
     assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 1, mode=mode))) == []
 
@@ -363,10 +363,9 @@ def test_calls_read_as_they_are_written() -> None:
 def test_what_is_not_as_usual_is_told_at_registration() -> None:
     usual = Terms("dist_sync", 9, replication=2)
     assert _facts(Register(1, 0, 0, "", 2, 1, usual)) == {"mode": "dist_sync"}
-    odd = replace(usual, wait_for=1, on_crash="continue")
+    odd = replace(usual, on_crash="continue")
     assert _facts(Register(1, 0, 0, "", 2, 1, odd)) == {
         "mode": "dist_sync",
-        "wait_for": 1,
         "on_crash": "continue",
     }
 

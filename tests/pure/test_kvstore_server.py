@@ -226,13 +226,13 @@ def test_a_pull_that_came_with_a_push_answers_for_both(receipt: int) -> None:
     server.handle(Init(0, 0, 0, "w", (1,), "float32", torch.zeros(1)))
 
     def both(worker: int) -> Push:
-        return Push(0, worker, 5, "w", (1,), 0, torch.ones(1), 5, pull=6, receipt=receipt)
+        return Push(0, worker, 5, "w", (1,), 0, torch.ones(1), pull=6, receipt=receipt)
 
     assert [a.number for a in server.handle(both(0))] == [5] * receipt  # it waits for the other
     assert [a.number for a in server.handle(both(0))] == [5] * receipt  # it comes again
     answers = server.handle(both(1))
     assert sorted((a.node, a.number, a.value.item()) for a in answers) == [(0, 6, 2), (1, 6, 2)]
-    refused = Push(0, 1, 7, "w", (2,), 1, torch.ones(2), 7, pull=8)
+    refused = Push(0, 1, 7, "w", (2,), 1, torch.ones(2), pull=8)
     assert [(type(a), a.number) for a in server.handle(refused)] == [(Error, 7)]
 
 

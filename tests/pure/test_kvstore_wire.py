@@ -69,7 +69,7 @@ KINDS = [
     m.Push,
     m.Pull,
     m.Describe,
-    m.Rest,
+    m.AtBarrier,
     m.SetOptimizer,
     m.GetState,
     m.SetState,
@@ -86,8 +86,8 @@ def declared(kind: type) -> list[str]:
 
 
 BUILT = {kind: st.builds(kind, *(BY_TYPE[f] for f in declared(kind))) for kind in KINDS}
-COPIED = [BUILT[kind] for kind in (m.Push, m.Rest, m.SetState, m.Departed, m.Init)]
-COPIES = st.builds(Copy, COUNTS, COUNTS, COUNTS, COUNTS, st.one_of(COPIED))
+COPIED = [BUILT[kind] for kind in (m.Push, m.AtBarrier, m.SetState, m.Departed, m.Init)]
+COPIES = st.builds(Copy, COUNTS, COUNTS, COUNTS, st.one_of(COPIED))
 MESSAGES = st.one_of(*BUILT.values(), COPIES)
 
 

@@ -680,19 +680,6 @@ def test_a_push_whose_worker_died_is_not_refused(how, takes, words) -> None:
     assert (version(run, run.end), len(lying(run, run.end))) == ((1, 0) if takes else (0, 1))
 
 
-def test_a_dead_workers_push_that_was_refused_stays_so() -> None:
-    """It came after its worker had been given up: the server's answer says so."""
-    run = shop(2, Asynchronous(), [])
-    run.server.leave(0, "signal SIGKILL", 999)
-    run.push(0)
-    trace = run.trace(ends={"0": {"how": "died", "text": "signal SIGKILL", "where": ""}})
-    heard = [e for e in trace if (e.rank, e.op, e.state) != (0, Op.PUSH, State.FAILED)]
-    run = project(Trace(heard, trace.meta))
-    push, _, words = told(run, "push")[0]
-    assert words.startswith("refused") and push.lost
-    assert "1 request refused" in notices(run)
-
-
 def test_who_stopped_waiting_and_lives_has_not_ended() -> None:
     trace = unheard("replaced", True)
     (push,) = (r for r in read(Trace(trace.events, {})).requests if r.op is Op.PUSH)

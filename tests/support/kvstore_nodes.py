@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -86,13 +88,13 @@ def working(node: Node, line: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            run, mode, function, options, word = line.recv()
+            run, mode, function, options, word, life = line.recv()
         except EOFError:
             return
         _rows(node, word)
         try:
             line.send("begun")
-            kvstore.use(replace(node, run=run))
+            kvstore.use(replace(node, run=run, life=life))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:
@@ -136,13 +138,14 @@ class Nodes:
         *,
         record: bool = False,
         only: list[int] | None = None,
+        life: int = 0,
         **options: Any,
     ) -> None:
         """Start a run, without waiting for its end."""
         self.runs += 1
         word = "record" if record else "stop"
         for worker in range(self.workers) if only is None else only:
-            self.lines[worker].send((self.runs, mode, function, options, word))
+            self.lines[worker].send((self.runs, mode, function, options, word, life))
             assert self.receive(worker) == "begun"
 
     def result(self, worker: int) -> Any:
@@ -209,3 +212,22 @@ def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
     result, rows = nodes.receive(worker)
     assert result == "KeyboardInterrupt: "
     return time.monotonic() - begun, rows
+
+
+def throw(path: Path, count: int) -> None:
+    """Random byte strings to a Unix socket: a new connection whenever it has been closed."""
+    chance = random.Random(0)
+    line: socket.socket | None = None
+    for _ in range(count):
+        try:
+            if line is None:
+                line = socket.socket(socket.AF_UNIX)
+                line.settimeout(5)
+                line.connect(str(path))
+            line.sendall(chance.randbytes(chance.randrange(1, 200)))
+        except OSError:
+            if line is not None:
+                line.close()
+            line = None
+    if line is not None:
+        line.close()

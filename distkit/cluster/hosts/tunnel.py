@@ -28,7 +28,7 @@ import zmq
 
 from distkit.kvstore.transport.sockets import (
     BROKEN,
-    LAST_WORD,
+    CLOSE_LINGER_MS,
     Ends,
     connection,
     context,
@@ -349,7 +349,7 @@ class Relay:
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._ends.socket.close()
-            self._socket.close(linger=LAST_WORD)
+            self._socket.close(linger=CLOSE_LINGER_MS)
             os.close(self._woken)
 
     # -- the thread ---------------------------------------------------------------------------
@@ -428,6 +428,6 @@ class Relay:
                 if (tunnel := self.tunnels.get(self._by.pop(fd, b""))) is not None:
                     tunnel.lose(f"its connection closed, or was silent for {SILENCE:g} s")
         else:
-            for how in self._ends.heard():
+            for how in self._ends.changes():
                 if how is not None and (tunnel := self.tunnels.get(b"")) is not None:
                     tunnel.lose(how)

@@ -181,9 +181,8 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
     service = kvstore.serve(node)
 
     def obey(word: str | tuple[Any, ...]) -> None:
-        if isinstance(word, tuple):  # who has ended
-            kind, *who = word
-            (service.leave if kind == "worker" else service.end)(*who)
+        if isinstance(word, tuple):  # a worker has ended
+            service.leave(*word[1:])
             return
         if word == "flush":
             flusher.flush()

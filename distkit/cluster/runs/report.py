@@ -246,16 +246,14 @@ def of_findings(findings: Iterable[Finding]) -> list[str]:
 
 def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
     """Those that ended without ending the run."""
-    again = {
-        "scheduler": "a new one continued where it stopped",
-        "server": "a server with copies of its values took over, and no acknowledged value is "
-        "lost. New copies are made at once",
+    then = {
+        "worker": "and was replaced at once: a new process ran the function from its beginning",
+        "server": "and its backup answered in its place: no acknowledged push is lost. A second "
+        "crash may lose values; the next run has all its servers again",
     }
     return [
-        f"{r['name'].replace('scheduler', 'the scheduler')} {gone(r['how'])} in the middle of "
-        f"{name} ({r['how']}), and was replaced at once: "
-        f"{again.get(r['name'].split()[0], 'a new process ran the function from its beginning')}."
-        f"{f' {STOPPED}' if SILENT in r['how'] else ''}"
+        f"{r['name']} {gone(r['how'])} in the middle of {name} ({r['how']}), "
+        f"{then[r['name'].split()[0]]}.{f' {STOPPED}' if SILENT in r['how'] else ''}"
         for r in replaced
     ]
 

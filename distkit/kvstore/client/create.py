@@ -13,12 +13,13 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.client.base import KVStoreBase
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
-from distkit.kvstore.protocol.messages import AddressBook, Present, Register
+from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
+from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.protocol.terms import BIGARRAY_BOUND, Terms, canonical
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
-from distkit.kvstore.transport.node import PATIENCE, Node
+from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.recording import Clocks
-from distkit.kvstore.transport.scheduler import LIFE
+from distkit.kvstore.transport.sockets import BROKEN
 
 _here: Node | None = None
 _store: KVStore | None = None
@@ -34,7 +35,6 @@ def create(
     backup: int = 0,
     replication: int = 1,
     on_crash: str = "halt",
-    wait_for: int | None = None,
     check_finite: bool = False,
     **unknown: Any,
 ) -> KVStore:
@@ -53,16 +53,14 @@ def create(
             its pulls wait when it is further (bounded staleness). None: any number.
         backup: with dist_sync: how many of the workers a round does not wait for; their
             gradients are dropped when they come too late (``kv.dropped`` counts them).
-        replication: on how many servers each value is: one less of them may crash at once, and
-            no acknowledged push is lost. Copies are made anew at once, in a process that takes the
-            dead one's place; when they are there, as many may crash again.
+        replication: 2 for a backup of each server's values on another: one server may crash, and
+            no acknowledged push is lost. 1: none.
         on_crash: with dist_sync, when a worker crashes: ``"halt"``: the others get an error that
             names it, when they wait for it in vain: with ``backup`` only if too many have ended.
             ``"continue"``: they go on without it; the sum is of fewer gradients.
             ``"replace"``: they wait until another has its place. A ``dk.Cluster`` starts it at
             once: it runs the function again from its beginning, and pulls what is there. With
             dist_async, too, where nobody waits.
-        wait_for: how many workers must be there to begin; those that come later join in then.
         check_finite: refuse gradients with NaN or infinity, on this worker.
         unknown: refused.
 
@@ -96,7 +94,7 @@ def create(
             bound=bigarray_bound,
             check_finite=check_finite,
         )
-    terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash, wait_for)
+    terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash)
     node = _check(name)
     terms.fit(node.workers, node.servers)
     if _store is None:
@@ -137,23 +135,25 @@ def _check(name: str) -> Node:
 
 def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore:
     """Register with the scheduler, wait for everybody, and connect to the servers."""
-    link = ZmqLink(node.keys, node.way)
-    requests = Requests(link, node.run, node.id, name=node.name)
+    link = ZmqLink(node.keys, node.way, node.scheduler)
+    requests = Requests(link, node.run, node.id, name=node.name, scheduler=node.scheduler)
     requests.count_from(LIFE * node.life)
-    requests.greetings[node.scheduler] = Present, ("", os.getpid())
+    servers = range(node.workers, node.scheduler)
     try:
-        link.connect(node.scheduler, node.endpoint(node.scheduler), patience=PATIENCE)
+        link.connect(node.scheduler, node.endpoint(node.scheduler))
         me = ("", node.workers, node.servers, terms, os.getpid())
         (book,) = requests.ask([Call(node.scheduler, Register, me)])
         assert isinstance(book, AddressBook)
-        requests.count_from(book.first)
-        requests.clocks = Clocks() if terms.backup else None
-        servers = range(node.workers, node.scheduler)
-        for server in servers:
-            link.connect(server, book.endpoints[server], patience=PATIENCE)
+        for server in book.endpoints.keys() & {*servers}:
+            link.connect(server, book.endpoints[server])
+        backups = {n: servers[backup_of(i, len(servers))] for i, n in enumerate(servers)}
+        requests.serve_by(servers, backups if terms.replication > 1 else {})
+        for server in {*servers} - book.endpoints.keys():  # it ended before this worker began
+            requests.depart(server, BROKEN)
     except BaseException:
         requests.close()
         raise
+    requests.clocks = Clocks() if terms.backup else None
     store = KVStore(
         requests,
         type=spelled,
@@ -162,8 +162,9 @@ def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore
         scheduler=node.scheduler,
         bound=terms.bound,
         check_finite=check_finite,
-        elastic=terms.elastic,
+        replaces=terms.on_crash == "replace",
         barriers=book.barriers,
+        giver=min(n for n in book.endpoints if n < node.workers),
     )
     requests.loss = partial(store.loss, terms.replication)
     return store

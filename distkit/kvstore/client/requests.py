@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
@@ -12,44 +12,21 @@ from distkit.kvstore.protocol.messages import (
     Departed,
     Error,
     Key,
-    Message,
     Push,
-    Replaced,
     Reply,
     Request,
     ended,
     error,
 )
+from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import Asking, Clocks, Step, wait_begins
 from distkit.kvstore.transport.sockets import REFUSED
 from distkit.trace.calls import SILENT, STOPPED
 
-#: So many bytes of pushes may be in flight before push waits.
+#: How many bytes of pushes may be in flight before push waits.
 WINDOW = 1 << 28
-#: So many bytes of pushes leave together.
+#: How many bytes of pushes leave together.
 LETTER = 1 << 20
-
-
-class Link(Protocol):
-    """Carries requests to nodes and answers back."""
-
-    def send(self, to: int, requests: Sequence[Request]) -> None:
-        """Hand requests to node ``to``, without waiting."""
-
-    def receive(self, *, wait: bool) -> list[Message]:
-        """The answers that are here; if ``wait``, after one came or a node was lost."""
-
-    def renew(self, node: int, endpoint: str) -> None:
-        """Connect to this node anew: another process is in its place, and listens there."""
-
-    def lost(self) -> dict[int, str]:
-        """The nodes that cannot be reached any more, and why."""
-
-    def again(self) -> set[int]:
-        """The nodes that were lost since and are there again, told once."""
-
-    def close(self) -> None:
-        """Hang up at once; what was not sent is lost."""
 
 
 class Call(NamedTuple):
@@ -78,6 +55,7 @@ class Requests:
         node: id of the node that asks.
         local: the other end is this process: the trace shows no message.
         name: of a node, for messages.
+        scheduler: the node without which nothing goes on.
     """
 
     def __init__(
@@ -88,36 +66,32 @@ class Requests:
         *,
         local: bool = False,
         name: Callable[[int], str] = "node {}".format,
+        scheduler: int | None = None,
     ) -> None:
         self.node, self._run, self._link, self._local, self._name = node, run, link, local, name
-        #: What is lost with a server, and how it would still be there: given the keys of requests
-        #: that it has not answered.
+        self._scheduler = scheduler
+        #: Which node answers in the place of each server, and which has copies of its values.
+        self._serving: dict[int, int] = {}
+        self._backups: dict[int, int] = {}
+        #: What is lost with a server, given the keys of requests that it has not answered.
         self.loss: Callable[[int, list[Key]], str] = lambda node, keys: ""
-        #: What is said first to a node that is there again, by node: a kind and its fields.
-        self.greetings: dict[int, tuple[type[Request], tuple[Any, ...]]] = {}
         #: The user's call that comes next, on a worker with gates.
         self.step: Step | None = None
-        self._greeted = -1  # number of the latest greeting
-        self._given_up = ""  # by the others, and what they say
         #: Of a store with backup workers.
         self.clocks: Clocks | None = None
-        self._departed: dict[int, str] = {}  # whose values are lost: as the scheduler said
+        self._departed: dict[int, str] = {}  # servers that have ended, and how
+        self._lost: dict[int, str] = {}  # those whose values nobody has
         self._next = 0
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, _InFlight] = {}
         self._answers: dict[int, Answer] = {}
-        self._refused: dict[Key, str] = {}  # pushes, told at the next call on that key
+        self._refused: dict[Key, str] = {}  # pushes, raised by the next call on that key
         self._pushed = 0  # bytes in flight
         self._closed = False
 
     def count_from(self, first: int) -> None:
-        """Number requests from here on: the dead one whose place this is had lower numbers."""
-        self._next = max(self._next, first)
-
-    @property
-    def settled(self) -> int:
-        """All requests with a lower number have their answers."""
-        return next(iter(self._in_flight), self._next)
+        """Number requests from here on: an earlier process in this place had lower numbers."""
+        self._next = first
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
         """Send to several nodes at once, and wait for all the answers.
@@ -138,8 +112,7 @@ class Requests:
     def _answers_to(self, numbers: list[int]) -> list[Answer]:
         try:
             self._send()
-            if self._lost:
-                self._receive(wait=False)
+            self._give_up()
             self._wait_for(numbers)
         finally:
             answers = [self._answers.pop(n, None) for n in numbers]
@@ -161,7 +134,7 @@ class Requests:
                 watched.wait_ends()
 
     def post(self, call: Call) -> None:
-        """Have a push sent with the next :meth:`dispatch`; if it is refused, :meth:`check` tells.
+        """Send a push with the next :meth:`dispatch`; if it is refused, :meth:`check` raises.
 
         When much is on its way already, it is sent at once, and waits.
         """
@@ -173,7 +146,7 @@ class Requests:
             self._receive(wait=True)
 
     def dispatch(self) -> None:
-        """Send what is to be sent, and take up the answers that are here."""
+        """Send what is to be sent, and take the answers that are here."""
         self._send()
         if self._in_flight:
             self._receive(wait=False)
@@ -194,7 +167,7 @@ class Requests:
             self._receive(wait=True)
 
     def check(self, keys: Iterable[Key]) -> None:
-        """Tell, once, of a refused push of these keys.
+        """Raise, once, the refusal of a push of these keys.
 
         Raises:
             KVStoreError: there was one.
@@ -204,13 +177,66 @@ class Requests:
                 raise KVStoreError(self._refused.pop(key))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         if not self._closed:
             self._closed = True
             self._abandon(list(self._in_flight))
             self._link.close()
 
-    # -- both ways --------------------------------------------------------------
+    # -- servers that end ---------------------------------------------------------
+
+    def serve_by(self, servers: Iterable[int], backups: dict[int, int]) -> None:
+        """These nodes are the servers; ``backups`` says which of them has copies of each."""
+        self._serving, self._backups = {n: n for n in servers}, backups
+        for node, how in list(self._departed.items()):  # news that came with the address book
+            self.depart(node, how)
+
+    def depart(self, node: int, how: str) -> None:
+        """A server has ended: its backup answers for it, or its values are lost."""
+        self._departed[node] = how
+        for server in [n for n, by in self._serving.items() if by == node]:
+            backup = self._backups.get(server, node)
+            if server == node and backup not in self._departed:
+                self._serving[server] = backup
+                self._link.redirect(server, backup)
+                self._repeat(server)
+            else:
+                self._lost[server] = how
+
+    def _repeat(self, node: int) -> None:
+        """Ask again what was not answered: it is there again, or its backup is in its place."""
+        again = [
+            f.request
+            for f in self._in_flight.values()
+            if f.to == node and (f.pair is None or isinstance(f.request, Push))
+        ]
+        if again:  # a batch without a request is a goodbye
+            self._link.send(node, again)
+
+    def _give_up(self) -> None:
+        """Refuse what waits for nodes that are gone: without the scheduler, everything."""
+        if not (lost := self._link.lost() | self._lost):
+            return
+        for node, how in lost.items():
+            mine = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
+            self._refuse([f.request for f in mine], node, how)
+
+    def _refuse(self, waiting: list[Request], node: int, how: str) -> None:
+        keys = [key for r in waiting if (key := getattr(r, "key", None)) is not None]
+        lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
+        why = _WITHOUT_SCHEDULER if node == self._scheduler else ""
+        why += f"{STOPPED} " if SILENT in how else ""
+        why += self.loss(node, list(dict.fromkeys(keys)))
+        for request in waiting:
+            flight = self._in_flight.get(request.number)
+            if flight is not None:  # else it was settled with its pair
+                text = (
+                    f"{self._name(node)} {lost} while {self._name(self.node)} waited for the "
+                    f"answer to {_called(request)}. {why}Run again: it is replaced."
+                )
+                self._settle(flight, error(request, text))
+
+    # -- both ways ----------------------------------------------------------------
 
     def _put(self, call: Call) -> int:
         if self._closed:
@@ -218,10 +244,8 @@ class Requests:
                 f"this store belongs to run {self._run}, which has ended. "
                 "Make a new one with kvstore.create(...) inside the function that is run."
             )
-        if self._given_up:
-            raise KVStoreError(self._given_up)
         request = call.kind(self._run, self.node, self._next, *call.fields)
-        self._depart(call.to, request)
+        self._take_off(call.to, request)
         self._outbox.setdefault(call.to, []).append(request)
         return request.number
 
@@ -231,14 +255,14 @@ class Requests:
         push = self._in_flight[number]
         assert isinstance(push.request, Push)
         push.request.pull = self._next
-        push.request.receipt = int(push.asking.recorded)  # a trace tells when it was accepted
+        push.request.receipt = int(push.asking.recorded)  # a trace shows when it was accepted
         pull = push.request.then
         assert pull is not None
-        push.pair = self._depart(call.to, pull)
+        push.pair = self._take_off(call.to, pull)
         push.pair.pair = push
         return pull.number
 
-    def _depart(self, to: int, request: Request) -> _InFlight:
+    def _take_off(self, to: int, request: Request) -> _InFlight:
         self._next += 1
         step, self.step = self.step, None
         asking = Asking(request, None if self._local else to, step)
@@ -256,71 +280,13 @@ class Requests:
         for message in self._link.receive(wait=wait):
             if message.run == self._run and isinstance(message, Answer):
                 flight = self._in_flight.get(message.number)
-                if flight is not None:
+                if isinstance(message, Departed):
+                    self.depart(message.who, message.how)
+                elif flight is not None:  # else nobody waits for it
                     self._settle(flight, message)
-                else:
-                    self._hear(message)
-        for node, how in self._lost.items():
-            self._give_up(node, how)
         for node in self._link.again():
             self._repeat(node)
-
-    @property
-    def _lost(self) -> dict[int, str]:
-        """The node that no longer answers, by the scheduler or since nobody replaced it."""
-        lost = self._link.lost()
-        return lost | self._departed if self._departed else lost
-
-    def _hear(self, news: Message) -> None:
-        """Handle a notice of the scheduler; everything else is an answer that nobody waits for."""
-        if isinstance(news, Departed):
-            self._departed[news.who] = news.how
-        elif isinstance(news, Replaced):
-            self._departed.pop(news.who, None)
-            self._link.renew(news.who, news.endpoint)
-        elif isinstance(news, Error) and news.number == self._greeted:
-            self._given_up = news.text
-            for number, flight in list(self._in_flight.items()):
-                if number in self._in_flight:
-                    self._settle(flight, error(flight.request, news.text))
-
-    def _repeat(self, node: int) -> None:
-        """It is there again, or another in its place: ask again what was not answered."""
-        again = [
-            f.request
-            for f in self._in_flight.values()
-            if f.to == node and (f.pair is None or isinstance(f.request, Push))
-        ]
-        if node in self.greetings:
-            kind, fields = self.greetings[node]
-            again.insert(0, kind(self._run, self.node, self._next, *fields))
-            self._greeted, self._next = self._next, self._next + 1
-        self._link.send(node, again)
-
-    def _give_up(self, node: int, how: str) -> None:
-        """Whoever waits for this node hears that it is gone."""
-        waiting = [f.request for f in self._in_flight.values() if f.to == node]
-        if not waiting:
-            return
-        keys = [key for r in waiting if (key := getattr(r, "key", None)) is not None]
-        lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
-        stopped = f"{STOPPED} " if SILENT in how else ""
-        loss = self.loss(node, list(dict.fromkeys(keys)))
-        for request in waiting:
-            flight = self._in_flight.get(request.number)
-            if flight is not None:  # else it was settled with its pair
-                what = type(request).__name__.lower()
-                self._settle(
-                    flight,
-                    error(
-                        request,
-                        (
-                            f"{self._name(node)} {lost} while {self._name(self.node)} waited "
-                            f"for its answer to {what}{_of(request)}. {stopped}{loss}"
-                            "Run again: it is replaced."
-                        ),
-                    ),
-                )
+        self._give_up()
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
         """It has its answer; that of a pull counts for the push that it travelled with."""
@@ -356,6 +322,12 @@ class Requests:
                     one.asking.failed()
 
 
-def _of(request: Request) -> str:
+_WITHOUT_SCHEDULER = (
+    "Without it no worker can register or meet the others at a barrier, and nobody hears who has "
+    "ended, so the run ends. "
+)
+
+
+def _called(request: Request) -> str:
     key = getattr(request, "key", None)
-    return "" if key is None else f" of {key!r}"
+    return type(request).__name__.lower() + ("" if key is None else f" of {key!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,10 +34,10 @@ from distkit.kvstore.client.tensors import (
 )
 from distkit.kvstore.protocol import messages, sparse
 from distkit.kvstore.protocol.compression import Codec, Compression, unpack
-from distkit.kvstore.protocol.messages import COUNT, GIVE, VALUE, Key, Reply
+from distkit.kvstore.protocol.messages import COUNT, VALUE, Key, Reply
 from distkit.kvstore.protocol.optimizer import Optimizer, from_spec, rule_of, to_spec
 from distkit.kvstore.protocol.placement import Layout, Part
-from distkit.kvstore.protocol.replication import ring
+from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.protocol.sparse import Rows
 from distkit.kvstore.protocol.terms import canonical
 from distkit.kvstore.transport.recording import Step, gates, stepped
@@ -61,8 +60,10 @@ class KVStore(KVStoreBase):
         scheduler: the id of the node where workers meet; None if there is one worker.
         bound: number of elements from which an array is split over all servers.
         check_finite: refuse gradients with NaN or infinity.
-        elastic: workers may come later, so that servers are told who waits at a barrier.
+        replaces: another process takes the place of a dead worker, so that servers must know who
+            waits at a barrier.
         barriers: how many barriers the run has passed.
+        giver: the worker whose values are the first ones of keys.
 
     >>> from distkit import kvstore
     >>> kv = kvstore.create("local")
@@ -82,14 +83,16 @@ class KVStore(KVStoreBase):
         scheduler: int | None,
         bound: int,
         check_finite: bool = False,
-        elastic: bool = False,
+        replaces: bool = False,
         barriers: int = 0,
+        giver: int = 0,
     ) -> None:
         self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
         self._mode = canonical(type)
         self._requests, self._scheduler = requests, scheduler
         self._shards = KeyDirectory(requests, servers, bound)
-        self._check_finite, self._elastic, self._barriers = check_finite, elastic, barriers
+        self._check_finite, self._replaces, self._barriers = check_finite, replaces, barriers
+        self._giver = giver
         self._compression: Compression | None = None
         self._optimizer: Optimizer | None = None
         self._function: tuple[int, int] | None = None  # whose pushes count once, and the floor
@@ -138,8 +141,8 @@ class KVStore(KVStoreBase):
     def init(self, key: Keys, value: Values) -> None:
         """Give keys their first value: that of worker 0, whatever the others give.
 
-        Every worker calls it, and it returns when the value is there. If worker 0 has ended and
-        the others go on, the first of them gives the value.
+        Every worker calls it, and it returns when the value is there. If worker 0 was not there
+        when the run began, the first of the others gives the value.
 
         Args:
             key: a key or a list of keys: numbers or strings.
@@ -155,17 +158,10 @@ class KVStore(KVStoreBase):
                 f"init of {', '.join(map(repr, twice))} twice in one call. Give each key once."
             )
         layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
+        gives = self.rank == self._giver
         if gates:
-            self._step(
-                [*layouts],
-                [sparse.weight(t, layouts[k]) for k, t in found] if self.rank == 0 else (),
-            )
-        first = self.rank == 0
-        said = self._requests.ask([c for k, t in found for c in self._inits(k, t, gives=first)])
-        asked = [isinstance(a, Reply) and a.version == GIVE for a in said]
-        if any(asked):  # in place of worker 0, which has ended
-            anew = (c for k, t in found for c in self._inits(k, t, gives=True))
-            self._requests.ask([*itertools.compress(anew, asked)])
+            self._step([*layouts], [sparse.weight(t, layouts[k]) for k, t in found if gives])
+        self._requests.ask([c for k, t in found for c in self._inits(k, t, gives=gives)])
         self._shards.layouts |= layouts
         if self._mode.startswith("dist_sync") and self._optimizer is None:
             self._guard.initialised(found)
@@ -519,10 +515,11 @@ class KVStore(KVStoreBase):
         if self._scheduler is not None:
             if gates:
                 self._step([])
-            calls = [Call(self._scheduler, messages.Barrier, (self._barriers,))]
-            if self._elastic:
-                calls += [Call(s, messages.Rest, (self._barriers,)) for s in self._shards.servers]
-            done = self._requests.ask(calls)[0]
+            if self._replaces:
+                self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._shards.servers])
+            (done,) = self._requests.ask(
+                [Call(self._scheduler, messages.Barrier, (self._barriers,))]
+            )
             assert isinstance(done, Reply)
             self._barriers = done.version
 
@@ -536,7 +533,7 @@ class KVStore(KVStoreBase):
         if self._scheduler is None:
             raise KVStoreError(f'a "{self._type}" store has no other workers to leave notes for.')
         (told,) = self._requests.ask([Call(self._scheduler, messages.Note, (name, text))])
-        assert isinstance(told, messages.Noted)
+        assert isinstance(told, messages.NoteStored)
         return told.text
 
     _barrier, _set_updater = barrier, set_updater  # MXNet's names
@@ -570,13 +567,13 @@ class KVStore(KVStoreBase):
         names = ", ".join(map(repr, keys[:_NAMED])) + f" and {len(keys) - _NAMED} more" * (
             len(keys) > _NAMED
         )
-        held = [f"{n}" for n in sorted(ring(index, all_of, replication))]
-        where = f"servers {' and '.join(held)}" if held[1:] else f"server {index}"
+        backup, remedy = backup_of(index, all_of), ""
+        where = f"server {index}" if replication == 1 else f"servers {index} and {backup}"
+        if replication == 1:
+            remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
         return (
             f"Lost with it: {'the values of ' + names if keys else 'its part of the values'}, "
-            f"which only {where} had. To survive this, create the store with "
-            f"replication={replication + 1}, in a cluster with {replication + 1} servers or more; "
-            "and regularly save what kv.pull returns, to init from it. "
+            f"which only {where} had. {remedy}Save what kv.pull returns, to init from it later. "
         )
 
     def close(self, *, flush: bool = True) -> None:
@@ -641,7 +638,7 @@ class KVStore(KVStoreBase):
             total = add_up(tensors, "stay", Traffic()) if stays else fresh(tensors)
         for part in self._shards.place(key, layout):
             value = (None, "") if total is None else _part_of(total, part)
-            fields = key, layout.shape, layout.dtype, *value
+            fields = key, layout.shape, layout.dtype, *value, self._giver
             yield Call(self._shards.node_of(part), messages.Init, fields)
 
     def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor | Rows:
@@ -696,9 +693,7 @@ class KVStore(KVStoreBase):
                 layout.shape,
                 version,
                 value,
-                self._requests.settled,
                 codec,
-                self._barriers,
                 *((-1, 1, once) if once else ()),
             )
             yield Call(self._shards.node_of(part), messages.Push, fields)

@@ -19,6 +19,10 @@ from distkit.trace.calls import SILENT
 #: Names a parameter array: a number or a string, as in MXNet.
 Key: TypeAlias = int | str
 
+#: A process that takes the place of another in a run counts its requests from here, the next one
+#: from twice this.
+LIFE = 1 << 40
+
 
 class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=False):
     """The head of every message.
@@ -51,26 +55,16 @@ class Answer(Message):
 
 
 class Register(Request):
-    """I am here: who I am, where I listen, and which cluster I believe to be in.
+    """Take part in the run: as which node, where it listens, and in which cluster it believes.
 
-    Workers listen nowhere; servers leave it to the workers to choose the ``terms``. ``pid`` is
-    its process.
+    Workers listen nowhere; servers leave it to the workers to choose the ``terms``. ``number`` is
+    :data:`LIFE` times how many processes had this place in the run before. ``pid`` is its process.
     """
 
     endpoint: str
     workers: int
     servers: int
     terms: Terms | None = None
-    pid: int = 0
-
-
-class Present(Request):
-    """I take part in this run, and listen here: to a scheduler that may not know it.
-
-    It may be another one than before; or another process serves as this node than before.
-    """
-
-    endpoint: str
     pid: int = 0
 
 
@@ -84,36 +78,29 @@ class Barrier(Request):
 
 
 class Note(Request):
-    """Keep a text under a name for this run; without a text, tell the one that is kept."""
+    """Store a text under a name for this run; without a text, return the one that is stored."""
 
     name: str
     text: str | None = None
 
 
-class Noted(Answer):
-    """The text that is kept under the name that was asked for, "" if there is none."""
+class NoteStored(Answer):
+    """The text that is stored under the name, "" if there is none."""
 
     text: str
 
 
 class Leave(Request):
-    """``node`` has ended, and how: said by whoever looks after its process."""
+    """``node`` has ended, and how, in this ``life``: from whoever watches its process."""
 
     how: str
-
-
-class Missed(Request):
-    """From a server: the connection to ``who`` broke, which had last asked with number ``last``."""
-
-    who: int
-    last: int
-    how: str
+    life: int
 
 
 class Departed(Answer):
-    """``who`` has ended, and how; who takes its place counts from ``first``.
+    """``who`` has ended, and how; requests of whoever takes its place count from ``first``.
 
-    Servers hear it of everybody, workers of a server if nobody has its values.
+    Servers hear it of all nodes, workers of servers.
     """
 
     who: int
@@ -121,49 +108,14 @@ class Departed(Answer):
     first: int
 
 
-class Copied(Request):
-    """From a server: ``who``, whose life this is by ``first``, has a whole copy of its values."""
-
-    who: int
-    first: int
-
-
-class Joined(Answer):
-    """To a server: ``who`` listens at ``endpoint`` and has room for a copy; make it one."""
-
-    who: int
-    endpoint: str
-    first: int
-
-
-class Appointed(Answer):
-    """To a server that has a copy of what ``who`` had: serve in its place.
-
-    ``endpoints`` has the address of that place, and those of the others that have copies.
-    """
-
-    who: int
-    first: int
-    endpoints: dict[int, str]
-
-
-class Replaced(Answer):
-    """To the workers: another process serves as node ``who``, there. Connect to it anew."""
-
-    who: int
-    endpoint: str
-
-
 class AddressBook(Answer):
-    """Everybody is there: tells all about all. ``endpoints`` by node id.
+    """All nodes are there: tells all about all. ``endpoints`` by node id.
 
-    A worker counts its requests from ``first``: who takes a dead one's place has other numbers.
     ``barriers`` counts those that the run has passed.
     """
 
     terms: Terms
     endpoints: dict[int, str]
-    first: int = 0
     barriers: int = 0
 
 
@@ -177,7 +129,7 @@ class RollCall(Answer):
 class Init(Request):
     """The first value of a key.
 
-    Worker 0 gives it; the others send their shape and dtype alone, and hear when it is there.
+    The ``giver`` gives it; the others send their shape and dtype alone, and wait for it.
     ``shape`` is that of the whole array, ``value`` the server's part of it, flat; ``codec`` says
     how that is packed (:mod:`.sparse`), empty if it is not.
     """
@@ -187,27 +139,25 @@ class Init(Request):
     dtype: str
     value: Tensor | None = None
     codec: str = ""
+    giver: int = 0
 
 
 class Push(Request):
     """A gradient, computed from ``version`` of the value.
 
-    ``settled``: the worker has the answers to all its requests with a lower number. ``codec``
-    says how ``value`` is packed (:mod:`.compression`, :mod:`.sparse`); empty if it is the gradient.
-    ``barriers`` counts those that its worker has passed.
-    ``pull`` is the number of a pull of the same key that comes with it, -1 for none: the answer to
-    that one says that the gradient was accepted, too. Who wants to know it before has ``receipt``.
-    ``once`` names a push of a function that may run again, on any worker: the function's number,
-    how many pushes of the key it made before, and the number below which all functions are over.
+    ``codec`` says how ``value`` is packed (:mod:`.compression`, :mod:`.sparse`); empty if it is
+    the gradient. ``pull`` is the number of a pull of the same key that comes with it, -1 for none:
+    the answer to that one says that the gradient was accepted, too; with ``receipt`` there is an
+    answer to the push as well. ``once`` names a push of a function that may run again, on any
+    worker: the function's number, how many pushes of the key it made before, and the number below
+    which all functions are over.
     """
 
     key: Key
     shape: tuple[int, ...]
     version: int
     value: Tensor
-    settled: int = 0
     codec: str = ""
-    barriers: int = 0
     pull: int = -1
     receipt: int = 1
     once: tuple[int, ...] = ()
@@ -216,6 +166,11 @@ class Push(Request):
     def then(self) -> Pull | None:
         """The pull that comes with it."""
         return None if self.pull < 0 else Pull(self.run, self.node, self.pull, self.key)
+
+    @property
+    def author(self) -> tuple[int, int]:
+        """Whose push it is, and its number there: each author's numbers rise."""
+        return (-1 - self.once[0], self.once[1]) if self.once else (self.node, self.number)
 
 
 class Pull(Request):
@@ -228,10 +183,8 @@ class Pull(Request):
     ranges: Tensor | None = None
 
 
-class Rest(Request):
-    """This worker waits at barrier number ``barriers``: meanwhile nobody need wait for it."""
-
-    barriers: int
+class AtBarrier(Request):
+    """This worker is about to wait at a barrier: meanwhile nobody waits for its gradients."""
 
 
 class Describe(Request):
@@ -280,10 +233,6 @@ class SetState(Request):
     value: Tensor
 
 
-#: The version in the answer to an init whose worker is asked to give the value: it has none yet.
-GIVE = -1
-
-
 class Reply(Answer):
     """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
 
@@ -311,18 +260,6 @@ def stale(request: Message, run: int) -> Error:
         request.number,
         f"stale node of run {request.run}, the cluster is at run {run}. "
         "Make a new store with kvstore.create(...) inside the current run.",
-    )
-
-
-def given_up(request: Request, name: str) -> Error:
-    """The answer to a node that was taken for dead: others may have its place by now."""
-    return error(
-        request,
-        (
-            f"stale: {name} was given up because its connection was lost or it sent no heartbeat "
-            "for too long, and the others continued without it. Its later requests are ignored. If "
-            "it was only stopped for a while, give dk.Cluster a longer heartbeat_timeout."
-        ),
     )
 
 

@@ -27,12 +27,12 @@ from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import sparse
 from distkit.kvstore.protocol.compression import unpack
-from distkit.kvstore.protocol.entry import Entry, ServerState, Update
+from distkit.kvstore.protocol.entry import Entry, Update
 from distkit.kvstore.protocol.messages import (
     COUNT,
-    GIVE,
     VALUE,
     Answer,
+    AtBarrier,
     Describe,
     GetState,
     Init,
@@ -41,13 +41,11 @@ from distkit.kvstore.protocol.messages import (
     Push,
     Reply,
     Request,
-    Rest,
     SetOptimizer,
     SetState,
     SetUpdater,
     ended,
     error,
-    given_up,
 )
 from distkit.kvstore.protocol.optimizer import Optimizer, Turn, from_spec
 from distkit.kvstore.protocol.placement import NARROW, dtype_name
@@ -66,10 +64,9 @@ class KVServer:
     Args:
         rule: the consistency model.
         workers: those whose gradients make the updates.
-        on_crash: what becomes of the others when one of them has left: they "halt", and hear
-            so when they would wait for it; they "continue" without it; or they wait until it
-            is there again ("replace"). Without rounds nobody waits for it anyway.
-        elastic: workers may begin late: nobody waits for those who have finished.
+        on_crash: what becomes of the others when one of them has left: "halt": they get an error
+            when they would wait for it; "continue": they go on without it; "replace": they wait
+            until another has its place. Without rounds nobody waits for it anyway.
         must_update: refuse gradients while no optimizer is set. Without one the sum of a round
             *replaces* the value, which makes sense only if the round is everybody's.
         watch: a context manager around each update.
@@ -94,22 +91,25 @@ class KVServer:
         workers: Collection[int],
         *,
         on_crash: str = "halt",
-        elastic: bool = False,
         must_update: bool = False,
         watch: Watch = nullcontext,
     ) -> None:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
-        self.elastic = elastic
-        self.state = ServerState(set(workers), set(workers))
+        self.members = set(workers)  # whose gradients make the updates
+        self.gone: dict[int, str] = {}  # who has ended, and how
+        self.at_barrier: set[int] = set()  # who waits there: nobody waits for its gradients
+        #: By worker that has ended: the number from which requests in its place count.
+        self.firsts: dict[int, int] = {}
         self.optimizer: Optimizer | None = None
         self.updater: Updater | None = None
+        self.updates = 0  # of the most updated key
         self.entries: dict[Key, Entry] = {}
-        self._early: dict[Key, dict[int, Init]] = defaultdict(dict)  # by worker
+        self._early: dict[Key, list[Init]] = defaultdict(list)
 
     def handle(self, request: Request) -> list[Answer]:
         """Answers to this request, and to others that waited for it."""
-        if self.state.over and self.late(request):
-            return [given_up(request, f"worker {request.node}")]
+        if request.number < self.firsts.get(request.node, 0):
+            return []  # its worker has ended
         try:
             match request:
                 case Init():
@@ -121,8 +121,8 @@ class KVServer:
                     return self._pull(request)
                 case Describe():
                     return [self._entry(request.what, request.key).reply(request)]
-                case Rest():
-                    return self._rest(request)
+                case AtBarrier():
+                    return self._arrive(request)
                 case SetOptimizer():
                     return self._set_optimizer(request)
                 case SetUpdater():
@@ -134,53 +134,36 @@ class KVServer:
         except KVStoreError as refusal:
             return [error(request, refusal)]
 
-    def late(self, request: Request) -> bool:
-        """True if a worker that was taken for dead still says something."""
-        return request.number < self.state.over.get(request.node, 0)
-
     def _init(self, init: Init) -> list[Answer]:
-        """Worker 0's value counts; the others' must have its shape, and wait for it."""
+        """The first worker's value counts; the others' must have its shape, and wait for it."""
         entry = self.entries.get(init.key)
-        if entry is not None:
-            entry.layout.check("init of", init.key, init.shape, init.dtype)
-            again = entry.first == (init.node, init.number) or init.node in self.state.newcomers
-            if (
-                init.value is not None
-                and not again
-                and (init.key, init.node) not in self.state.asked
-            ):
-                raise KVStoreError(
-                    f"init of {init.key!r}, which this run has already initialised. "
-                    "Change its value with push, or use another key."
-                )
-            return [entry.reply(init)]
-        early = self._early[init.key]
-        if init.value is None:
-            early[init.node] = init
-            return self._ask_to_give(init.key)
-        entry = self.entries[init.key] = Entry.of(init)
-        del self._early[init.key]
-        return [entry.reply(init), *(answer for i in early.values() for answer in self.handle(i))]
-
-    def _ask_to_give(self, key: Key) -> list[Answer]:
-        """Worker 0 has ended, and the others go on: who is the first now gives the value."""
-        giver = min(self.state.givers, default=0)
-        init = self._early[key].pop(giver, None) if giver else None
-        if init is None:
-            return []
-        self.state.asked.add((key, giver))
-        return [Reply(init.run, init.node, init.number, GIVE)]
+        if entry is None:
+            if init.value is None:
+                self._early[init.key].append(init)
+                return self._refuse_early(init.giver)
+            entry = self.entries[init.key] = Entry.of(init)
+            early = self._early.pop(init.key, ())
+            return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
+        entry.layout.check("init of", init.key, init.shape, init.dtype)
+        again = entry.first == (init.node, init.number) or init.node in self.firsts
+        if init.value is not None and not again:
+            raise KVStoreError(
+                f"init of {init.key!r}, which this run has already initialised. "
+                "Change its value with push, or use another key."
+            )
+        return [entry.reply(init)]
 
     def _push(self, push: Push) -> list[Answer]:
         entry = self._entry("push of", push.key)
-        if self.state.ledger.knows(push) or entry.knows(push):
+        if entry.knows(push):
             return [entry.reply(push)]
         push = self._admit(push, entry)
-        self.state.ledger.accept(push)
         entry.accept(push)
-        if push.barriers > self.state.barriers:
-            self._wake(push.barriers)
-        if push.node not in self.state.members:
+        if push.node in self.at_barrier:  # passed by all
+            for worker in self.at_barrier:
+                self._join(worker)
+            self.at_barrier = set()
+        elif push.node not in self.members:
             self._join(push.node)
         place = self.rule.place(entry.clocks.get(push.node, 0), push.version, entry.version)
         if place is None:
@@ -200,7 +183,7 @@ class KVServer:
 
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
-        while entry.arrived and self.rule.complete(entry.arrived, self.state.members):
+        while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
             with self.watch(Update(entry, entry.version, pushes)):
                 self._apply(entry, _sum([p.value for p in pushes]))
@@ -226,8 +209,8 @@ class KVServer:
 
     def _step(self, entry: Entry, gradient: Tensor, optimizer: Optimizer) -> None:
         entry.updates += 1
-        self.state.updates = max(self.state.updates, entry.updates)
-        turn = Turn(entry.key, entry.updates, self.state.updates)
+        self.updates = max(self.updates, entry.updates)
+        turn = Turn(entry.key, entry.updates, self.updates)
         value = _seen(optimizer, entry)
         if optimizer.whole:
             gradient = (gradient.to_dense() if gradient.is_sparse else gradient).view(value.shape)
@@ -262,59 +245,52 @@ class KVServer:
         return due
 
     def _awaited(self, entry: Entry, clock: int) -> set[int]:
-        return self.rule.awaits(
-            clock, entry.version, entry.arrived, self.state.members, entry.clocks
-        )
+        return self.rule.awaits(clock, entry.version, entry.arrived, self.members, entry.clocks)
 
     # -- workers that leave and join --------------------------------------------
 
     def leave(self, worker: int, how: str, first: int) -> list[Answer]:
         """A worker has ended: answers to those who waited for it.
 
-        Who takes its place counts requests from ``first``; what the dead one asked is over.
+        Requests of whoever takes its place count from ``first``; earlier ones are its own.
         """
-        if self.state.ledger.over(worker, first):
+        if first <= self.firsts.get(worker, 0):
             return []
-        self.state.ledger.end(worker, first)
-        self.state.over[worker] = first
-        self.state.resting.pop(worker, None)
-        self.state.newcomers.add(worker)
+        self.firsts[worker], self.gone[worker] = first, how
+        self.at_barrier.discard(worker)
         if self.on_crash == "continue" or not self.rule.halts:
-            self.state.members.discard(worker)
-            self.state.givers.discard(worker)
-        elif self.on_crash == "halt":
-            self.state.gone[worker] = how
+            self.members.discard(worker)
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
-        for early in self._early.values():
-            early.pop(worker, None)
-        asked = [a for key in list(self._early) for a in self._ask_to_give(key)]
-        return [*asked, *self._go_on()]
+        return [*self._refuse_early(worker), *self._go_on()]
+
+    def _refuse_early(self, giver: int) -> list[Answer]:
+        """Nobody gives the first values that are waited for, if this worker has ended."""
+        if giver not in self.gone or self.on_crash == "replace":
+            return []
+        early = [i for inits in self._early.values() for i in inits if i.giver == giver]
+        for init in early:
+            self._early[init.key].remove(init)
+        text = "init of {!r} waits for the value of worker {}, which {}. Run again."
+        return [error(i, text.format(i.key, giver, ended(self.gone[giver]))) for i in early]
 
     def finish(self, worker: int, last: int) -> list[Answer]:
-        """A worker has hung up in order after this request."""
-        another = last < self.state.over.get(worker, 0)  # has its place: it was taken for dead
-        if not self.elastic or another:
+        """A worker has ended in order after this request.
+
+        Whoever has a dead one's place may have more to do: nobody waits for those who are done.
+        """
+        if self.on_crash != "replace" or last < self.firsts.get(worker, 0):
             return []
-        self.state.members.discard(worker)
-        self.state.resting.pop(worker, None)
+        self.members.discard(worker)
+        self.at_barrier.discard(worker)
         return self._go_on()
 
-    def _rest(self, rest: Rest) -> list[Answer]:
-        """A late worker may need rounds while others wait for it."""
-        done = Reply(rest.run, rest.node, rest.number)
-        if not self.elastic or rest.barriers < self.state.barriers:
-            return [done]
-        self.state.resting[rest.node] = rest.barriers
-        self.state.members.discard(rest.node)
-        return [done, *self._go_on()]
-
-    def _wake(self, barriers: int) -> None:
-        """So many barriers were passed: those who waited at one of them are awaited again."""
-        self.state.barriers = barriers
-        for worker in [w for w, nth in self.state.resting.items() if nth < barriers]:
-            del self.state.resting[worker]
-            self._join(worker)
+    def _arrive(self, request: AtBarrier) -> list[Answer]:
+        """A worker waits at a barrier, perhaps for one that has a dead one's place: see above."""
+        if self.on_crash == "replace":
+            self.at_barrier.add(request.node)
+            self.members.discard(request.node)
+        return [Reply(request.run, request.node, request.number), *self._go_on()]
 
     def _go_on(self) -> list[Answer]:
         for entry in self.entries.values():
@@ -322,24 +298,25 @@ class KVServer:
         return [answer for entry in self.entries.values() for answer in self._due(entry)]
 
     def _join(self, worker: int) -> None:
-        """A worker counts from its first push, in place of another or later than the others.
+        """A worker counts from its first push, in place of another or after a barrier.
 
         It begins as far as the slowest: nobody waits until it has caught up.
         """
         for entry in self.entries.values():
-            slowest = min((entry.clocks.get(m, 0) for m in self.state.members), default=0)
+            slowest = min((entry.clocks.get(m, 0) for m in self.members), default=0)
             entry.clocks[worker] = max(entry.clocks.get(worker, 0), slowest)
-        self.state.members.add(worker)
+        self.members.add(worker)
 
     def _missed(self, entry: Entry, awaited: set[int]) -> set[int]:
         """Those awaited who have ended, if their round cannot be complete without them."""
-        if not (missed := awaited & self.state.gone.keys()):
+        missed = awaited & self.gone.keys() if self.on_crash == "halt" else set()
+        if not missed:
             return missed
-        possible = (self.state.members - self.state.gone.keys()).union(entry.arrived)
-        return set() if self.rule.complete(possible, self.state.members) else missed
+        possible = (self.members - self.gone.keys()).union(entry.arrived)
+        return set() if self.rule.complete(possible, self.members) else missed
 
     def _halted(self, pull: Pull, missed: set[int]) -> str:
-        who = " and ".join(f"worker {w}, which {ended(self.state.gone[w])}" for w in sorted(missed))
+        who = " and ".join(f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed))
         return (
             f"pull of {pull.key!r} waits for a gradient of {who}: dist_sync needs "
             "every worker in every round. To continue with the others, create the store with "
@@ -350,8 +327,9 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         optimizer = from_spec(request.name, request.options)
-        if request.node in self.state.newcomers and not request.anew and self.optimizer is not None:
-            return [Reply(request.run, request.node, request.number)]  # it may have changed since
+        done = Reply(request.run, request.node, request.number)
+        if request.node in self.firsts and not request.anew and self.optimizer is not None:
+            return [done]  # it may have changed since
         if self.optimizer not in (None, optimizer) and not request.anew:
             raise KVStoreError(
                 f"set_optimizer with {optimizer}, but the servers have {self.optimizer}. "
@@ -361,8 +339,7 @@ class KVServer:
             for entry in self.entries.values():
                 entry.slots = {k: v for k, v in entry.slots.items() if k == "master"}
         self.optimizer, self.updater = optimizer, None
-        self.state.rule = request.name, request.options
-        return [Reply(request.run, request.node, request.number)]
+        return [done]
 
     def _state(self, request: GetState | SetState) -> Reply:
         """The optimizer's state of a key."""
@@ -398,7 +375,7 @@ class KVServer:
             entry.value, entry.slots, entry.updates = value, {}, 0
         elif slot == COUNT:
             entry.updates = int(value)
-            self.state.updates = max(self.state.updates, entry.updates)
+            self.updates = max(self.updates, entry.updates)
         else:
             entry.slots[slot] = value.view(like.shape).clone()
 

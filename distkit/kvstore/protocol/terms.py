@@ -15,7 +15,7 @@ BIGARRAY_BOUND = 1_000_000
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
 #: What else than a number a term may be.
-_NONE = {"staleness": ", or None for any", "wait_for": ", or None for all"}
+_NONE = {"staleness": ", or None for any"}
 
 #: What becomes of the others when a worker crashes, where they would wait for it.
 ON_CRASH = ("halt", "continue", "replace")
@@ -30,9 +30,8 @@ class Terms:
         bound: number of elements from which an array is split over all servers.
         staleness: by how many gradients a worker may run ahead of the slowest; None for any.
         backup: how many of the workers a round does not wait for.
-        replication: on how many servers each value is.
+        replication: on how many servers each value is: 1, or 2 with a backup.
         on_crash: one of :data:`ON_CRASH`.
-        wait_for: how many workers must be there for the run to begin; None for all.
 
     Raises:
         KVStoreError: they do not go together.
@@ -47,19 +46,14 @@ class Terms:
     backup: int = 0
     replication: int = 1
     on_crash: str = "halt"
-    wait_for: int | None = None
 
     def __post_init__(self) -> None:
-        whole = "bound", "staleness", "backup", "replication", "wait_for"
+        whole = "bound", "staleness", "backup", "replication"
         given = {name: getattr(self, name) for name in whole}
         for name, n in given.items():
             if n is not None and type(n) is not int:
                 raise KVStoreError(f"{name}={n!r}: give a whole number{_NONE.get(name, '')}.")
         for wrong, what in (
-            (
-                self.wait_for is not None and self.wait_for < 1,
-                f"wait_for={self.wait_for}: at least 1 worker is needed.",
-            ),
             (self.bound < 0, f"bigarray_bound={self.bound}: give 0 or more elements."),
             (self.mode not in MODES, _no_mode(self.mode)),
             (
@@ -81,9 +75,8 @@ class Terms:
             ),
             (self.backup < 0, f"backup={self.backup}: give 0 or more workers."),
             (
-                self.replication < 1,
-                f"replication={self.replication}: it counts the value itself, so 1 means no "
-                "copy, and 2 means one.",
+                self.replication not in (1, 2),
+                f"replication={self.replication}: give 1, or 2 for a backup of each server.",
             ),
         ):
             if wrong:
@@ -100,11 +93,6 @@ class Terms:
         return rule_of(self.mode, staleness=self.staleness, backup=self.backup)
 
     @property
-    def spares(self) -> bool:
-        """True if the others go on when a worker has ended."""
-        return self.aftermath == "continue"
-
-    @property
     def aftermath(self) -> str:
         """The effect of a worker's end on the run.
 
@@ -112,11 +100,6 @@ class Terms:
         """
         halts = self.on_crash == "halt" and self.sync and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
-
-    @property
-    def elastic(self) -> bool:
-        """True if workers may begin late: then nobody waits for those who have finished."""
-        return self.on_crash == "replace" or self.wait_for is not None
 
     def fit(self, workers: int, servers: int) -> None:
         """Check that a cluster can keep them.
@@ -127,7 +110,6 @@ class Terms:
         for asked, there, what in (
             (self.replication, servers, "replication"),
             (self.backup + 1, workers, "backup"),
-            (self.wait_for or 1, workers, "wait_for"),
         ):
             if asked > there:
                 raise KVStoreError(

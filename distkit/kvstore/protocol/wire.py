@@ -37,25 +37,18 @@ _AnyMessage = (
     | messages.Init
     | messages.Push
     | messages.Pull
-    | messages.Rest
+    | messages.AtBarrier
     | messages.Describe
     | messages.SetOptimizer
     | messages.GetState
     | messages.SetState
-    | replication.Copy
     | messages.Note
-    | messages.Noted
+    | messages.NoteStored
     | messages.Leave
     | messages.Departed
     | messages.Reply
     | messages.Error
-    | messages.Present
-    | messages.Missed
-    | messages.Replaced
-    | messages.Copied
-    | messages.Joined
-    | messages.Appointed
-    | replication.Portion
+    | replication.Copy
 )
 
 #: Small tensors begin at multiples of so many bytes, as all dtypes like it.
@@ -68,17 +61,17 @@ _HEADER_LIMIT = 1 << 20
 class Batch(NamedTuple):
     """Messages that travel together.
 
-    ``back`` numbers what was lent before (:mod:`.memory`); ``line`` is the number of the sender's
-    connection to this receiver.
+    ``back`` numbers what was lent before (:mod:`.memory`); ``to`` is the server that is asked, in
+    whose place another may answer.
     """
 
     messages: list[Message]
     back: list[int]
-    line: int
+    to: int
 
 
 def encode(
-    *messages: Message, back: Sequence[int] = (), lend: Lend = lambda tensor: None, line: int = 0
+    *messages: Message, back: Sequence[int] = (), lend: Lend = lambda tensor: None, to: int = 0
 ) -> list[Frame]:
     r"""Messages as frames, at least one.
 
@@ -86,7 +79,7 @@ def encode(
         messages: to one node.
         back: numbers of what that node has lent, and gets back.
         lend: tells where the node finds a tensor; None if it must be sent.
-        line: number of the sender's connection to that node; a later one has a higher number.
+        to: the server that is asked.
 
     >>> encode(messages.Describe(0, 1, 2, "w"))
     [b'\x1b\x00\x00\x00\x93\x00\x90\x91\x96\xa8Describe\x00\x01\x02\xa1w\xa7pull of']
@@ -100,7 +93,7 @@ def encode(
             return [[*tensor.shape], tensor.reshape(-1)]
         return [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
 
-    return payload.frames(Encoder(enc_hook=enclose).encode((line, back, messages)))
+    return payload.frames(Encoder(enc_hook=enclose).encode((to, back, messages)))
 
 
 def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
@@ -129,13 +122,13 @@ def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
             f"a message that is none of distkit's: {type(e).__name__}: {e}. "
             "Let only nodes of one cluster, with one version of distkit, use its folder."
         ) from None
-    return Batch([*letter.messages], letter.back, letter.line)
+    return Batch([*letter.messages], letter.back, letter.to)
 
 
 class _Letter(Struct, array_like=True, forbid_unknown_fields=True):
     """A header; its fields are those of :class:`Batch`."""
 
-    line: int
+    to: int
     back: list[int]
     messages: list[_AnyMessage]
 

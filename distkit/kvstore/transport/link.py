@@ -1,11 +1,10 @@
-"""Links from who asks to who answers: by ZeroMQ, a DEALER for each node; or by a function call."""
+"""Links to the nodes that answer: ZeroMQ, a DEALER for each; or a function call."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 from msgspec.structs import replace
@@ -15,23 +14,40 @@ from distkit.kvstore.protocol.messages import Message, Reply, Request
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.memory import Exchange, NotShown, Pool
+from distkit.kvstore.transport.memory import Exchange, HiddenMemory
 from distkit.kvstore.transport.recording import updating
-from distkit.kvstore.transport.sockets import BROKEN, LAST_BREATH, Ends, open_socket, receive, send
+from distkit.kvstore.transport.sockets import REFUSED, Ends, open_socket, receive, send
 
-#: A batch without a message: its sender hangs up, and has not crashed.
-BYE = encode()
+#: A batch without a message: its sender closes the connection, and has not crashed.
+GOODBYE = encode()
 
-#: The same of one that goes on by another connection.
-MOVED = -1
+
+class Link(Protocol):
+    """Carries requests to nodes and answers back."""
+
+    def send(self, to: int, requests: Sequence[Request]) -> None:
+        """Hand requests to node ``to``, without waiting."""
+
+    def receive(self, *, wait: bool) -> list[Message]:
+        """The answers that are here; if ``wait``, after one came or a connection changed."""
+
+    def redirect(self, node: int, by: int) -> None:
+        """Node ``by`` answers in the place of ``node``, which has ended."""
+
+    def lost(self) -> dict[int, str]:
+        """The nodes that cannot be reached any more, and why."""
+
+    def again(self) -> set[int]:
+        """The nodes whose connections broke and are there again, each returned once."""
+
+    def close(self) -> None:
+        """Close all connections at once; what was not sent is lost."""
 
 
 class Line:
-    """A connection to a node that is asked: its socket, what both lend, and its end.
+    """A connection to a node that answers: its socket, and the memory that both lend.
 
-    ``number`` tells a later connection to the same node from an earlier one: what is still under
-    way by the earlier one may be read last. Memory of the ``pool`` is lent to nodes of this host
-    alone: not to one at the other end of a TCP connection.
+    Memory is lent to nodes of this host alone: not to one at the other end of a TCP connection.
     """
 
     def __init__(
@@ -39,160 +55,126 @@ class Line:
         context: Any,
         endpoint: str,
         keys: tuple[str, str] | None,
-        number: int = 0,
-        pool: Callable[[], Pool | None] = memory.shared,
+        heartbeat_timeout: float = 0.0,
     ) -> None:
-        self.number = number
-        self.socket = open_socket(context, zmq.DEALER, keys)
-        self.ends, self.endpoint = Ends(self.socket), endpoint
-        near = endpoint.startswith("ipc://")
-        self.exchange = Exchange(pool() if near else None, writable=False)
+        self.socket = open_socket(context, zmq.DEALER, keys, heartbeat_timeout)
+        self.ends, self.endpoint, self.broken = Ends(self.socket), endpoint, ""
+        pool = memory.shared() if endpoint.startswith("ipc://") else None
+        self.exchange = Exchange(pool, writable=False)
         self.socket.connect(endpoint)
 
-    def close(self, *, moved: bool = False) -> None:
-        """Hang up, with a last word; ``moved``: another connection takes its place."""
-        self.ends.hang_up(self.socket, encode(line=MOVED) if moved else BYE)
+    def close(self) -> None:
+        """Close it, with a goodbye."""
+        self.ends.close(self.socket, GOODBYE)
 
-    def send(self, messages: Iterable[Message]) -> None:
-        """Send a letter."""
+    def send(self, messages: Iterable[Message], to: int = 0) -> None:
+        """Send a batch for node ``to``."""
         exchange = self.exchange
-        frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend, line=self.number)
+        frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend, to=to)
         send(self.socket, frames)
 
     def receive(self) -> Iterator[Message]:
-        """All messages that are here.
+        """All messages that are here; those whose memory ended with their sender are lost.
 
         Raises:
-            NotShown: the other has lent memory that cannot be opened (any more).
+            HiddenMemory: the memory of a process that lives cannot be opened.
         """
         while (frames := receive(self.socket)) is not None:
-            batch = decode([f.buffer for f in frames], self.exchange.borrow)
+            try:
+                batch = decode([f.buffer for f in frames], self.exchange.borrow)
+            except HiddenMemory as e:
+                if e.sender_lives:
+                    raise
+                continue
             self.exchange.take_back(batch.back)
             yield from batch.messages
 
+    def check(self) -> bool:
+        """Take note of what became of the connection; True if it is there again."""
+        again = False
+        for how in self.ends.changes():
+            again = again or (how is None and bool(self.broken))
+            self.broken = how or ""
+        if again:
+            self.exchange.renew()
+        return again
+
 
 class ZmqLink:
-    """The asking end: one connection for each node that is asked.
+    """Connections to the scheduler and the servers.
 
     Args:
         keys: the cluster's, see :func:`.sockets.open_socket`.
         way: from here to a node, given its endpoint, see :meth:`.Node.way`.
+        scheduler: the node without which nothing goes on: it alone is lost when its connection
+            breaks. What becomes of a server is the scheduler's to say.
     """
 
     def __init__(
-        self, keys: tuple[str, str] | None = None, way: Callable[[str], str] = str
+        self,
+        keys: tuple[str, str] | None = None,
+        way: Callable[[str], str] = str,
+        scheduler: int = -1,
     ) -> None:
         self._context: Any = zmq.Context()
-        self._keys, self._way = keys, way
+        self._keys, self._way, self._scheduler = keys, way, scheduler
         self._poller = zmq.Poller()
         self._lines: dict[int, Line] = {}
-        self._by_end: dict[Any, tuple[int, Line]] = {}
+        self._by_socket: dict[Any, tuple[int, Line]] = {}
         self._lost: dict[int, str] = {}
         self._again: set[int] = set()
-        self._broken: set[int] = set()  # nodes whose connections were, since they were replaced
-        self._patience: dict[int, float] = {}
-        self._until: dict[int, float] = {}  # when those that may come back are given up
-        self._abandoned: list[Exchange] = []
 
-    def connect(self, node: int, endpoint: str, *, patience: float = 0.0) -> None:
-        """Connect to a node; it may come up later.
+    def connect(self, node: int, endpoint: str) -> None:
+        """Connect to a node, which may come up later."""
+        line = self._lines[node] = Line(self._context, self._way(endpoint), self._keys)
+        for sock in (line.socket, line.ends.socket):
+            self._poller.register(sock, zmq.POLLIN)
+            self._by_socket[sock] = node, line
 
-        Args:
-            node: its id.
-            endpoint: where it listens.
-            patience: when its connection breaks it counts as lost only after this long [s].
-        """
-        self._patience[node] = patience
-        before = self._lines.get(node)
-        number = 0 if before is None else before.number + 1
-        line = self._lines[node] = Line(self._context, self._way(endpoint), self._keys, number)
-        for end in (line.socket, line.ends.socket):
-            self._poller.register(end, zmq.POLLIN)
-            self._by_end[end] = node, line
-
-    def renew(self, node: int, endpoint: str) -> None:
-        """Another process is in this node's place: connect to it, unless that was done.
-
-        The one before may only be stopped: what it was lent stays as it is, for good. Who was
-        never connected to it has nothing to renew. Where ``endpoint`` is that of the one before,
-        a connection that broke has led to the new one since.
-        """
-        line = self._lines.get(node)
-        broken = node in self._broken
-        self._broken.discard(node)
-        if line is None or (broken and self._way(endpoint) == line.endpoint):
-            return
-        for end in (line.socket, line.ends.socket):
-            self._poller.unregister(end)
-            del self._by_end[end]
-        line.close(moved=True)
-        self._abandoned.append(line.exchange)
-        self._lost.pop(node, None)
-        self._until.pop(node, None)
-        self.connect(node, endpoint, patience=self._patience[node])
-        self._again.add(node)
+    def redirect(self, node: int, by: int) -> None:
+        """Node ``by`` answers in the place of ``node``, which has ended."""
+        if (line := self._lines.pop(node, None)) is not None:
+            for sock in (line.socket, line.ends.socket):
+                self._poller.unregister(sock)
+                del self._by_socket[sock]
+            line.close()
+        self._lines[node] = self._lines[by]
 
     def send(self, to: int, requests: Sequence[Request]) -> None:
         """Hand over requests. Their tensors are not copied: they must not change any more."""
-        self._lines[to].send(requests)
+        self._lines[to].send(requests, to)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """The answers that are here; if ``wait``, after one came or a node was lost."""
-        found: list[Message] = []
+        """The answers that are here; if ``wait``, after one came or a connection changed."""
         if not wait:
-            for node, line in self._lines.items():
-                found += self._read(node, line)
-            return found
-        left = min(self._until.values(), default=None)
-        most = None if left is None else max(0, int(1000 * (left - time.monotonic())) + 1)  # ms
-        for end, _ in self._poller.poll(most):
-            node, line = self._by_end[end]
-            if end is not line.socket:
-                self._listen(node, line)
-            found += self._read(node, line)  # also its last answers, before it was lost
+            return [m for line in {*self._lines.values()} for m in line.receive()]
+        found: list[Message] = []
+        for sock, _ in self._poller.poll():
+            node, line = self._by_socket[sock]
+            if sock is not line.socket:
+                self._check(node, line)
+            found += line.receive()  # also its last answers, before it was lost
         return found
 
-    def _read(self, node: int, line: Line) -> Iterator[Message]:
-        """What came by this line; an answer whose tensors ended with the node is asked again."""
-        try:
-            yield from line.receive()
-        except NotShown:
-            while node not in self._broken and line.ends.socket.poll(LAST_BREATH):
-                self._listen(node, line)
-            if node not in self._broken:
-                raise
+    def _check(self, node: int, line: Line) -> None:
+        if line.check():
+            self._again |= {n for n, other in self._lines.items() if other is line}
+        self._lost.pop(node, None)
+        if line.broken and (node == self._scheduler or line.broken == REFUSED):
+            self._lost[node] = line.broken
 
     def lost(self) -> dict[int, str]:
-        """The nodes whose connections are broken, and how that came about."""
-        for node in list(self._lost):  # it may be there again
-            self._listen(node, self._lines[node])
-        if self._until:
-            now = time.monotonic()
-            self._until = {n: until for n, until in self._until.items() if until > now}
-            return {n: how for n, how in self._lost.items() if n not in self._until}
+        """The nodes that cannot be reached any more, and why."""
         return self._lost
 
     def again(self) -> set[int]:
-        """The nodes that were lost since and are there again, told once: repeat what was asked."""
-        nodes, self._again = self._again - self._lost.keys(), self._again & self._lost.keys()
+        """The nodes whose connections broke and are there again, each returned once."""
+        nodes, self._again = self._again, set()
         return nodes
 
-    def _listen(self, node: int, line: Line) -> None:
-        for how in line.ends.heard():
-            if how is not None:
-                self._lost[node] = how
-                self._broken.add(node)
-                if how == BROKEN and self._patience[node]:
-                    self._until[node] = time.monotonic() + self._patience[node]
-            elif self._lost.pop(node, None):
-                self._until.pop(node, None)
-                self._again.add(node)
-                line.exchange.renew()
-
     def close(self) -> None:
-        """Hang up at once."""
-        for line in self._lines.values():
-            self._poller.unregister(line.ends.socket)
+        """Close all connections at once."""
+        for line in {*self._lines.values()}:
             line.close()
         self._lines.clear()
         self._context.term()
@@ -218,19 +200,19 @@ class LocalLink:
         self._answers.clear()
         return answers
 
-    def renew(self, node: int, endpoint: str) -> None:
-        """Nobody takes its place."""
+    def redirect(self, node: int, by: int) -> None:
+        """There is no other server."""
 
     def lost(self) -> dict[int, str]:
-        """Nobody: it is here."""
+        """None: it is here."""
         return {}
 
     def again(self) -> set[int]:
-        """Nobody was away."""
+        """None: it was never away."""
         return set()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget the answers."""
         self._answers.clear()
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
+from distkit.kvstore.transport.sockets import outlives_connection
 
 if sys.platform == "linux":
     import fcntl
@@ -37,8 +38,20 @@ LARGE = 1 << 16
 _FILE = 1 << 26
 
 
-class NotShown(KVStoreError):
-    """A process's memory cannot be opened: it has ended, or is hidden from this one."""
+class HiddenMemory(KVStoreError):
+    """The memory of process ``pid`` cannot be opened: it has ended, or is hidden from this one."""
+
+    def __init__(self, pid: int, why: OSError) -> None:
+        super().__init__(
+            f"the memory of process {pid} cannot be opened: {why}. Run all nodes of a cluster as "
+            "one user, where /proc shows them to each other."
+        )
+        self.pid = pid
+
+    @property
+    def sender_lives(self) -> bool:
+        """True if the process is there, so that its memory should be, too."""
+        return outlives_connection(self.pid)
 
 
 class Place(NamedTuple):
@@ -177,7 +190,7 @@ class Exchange:
         """The bytes of a tensor that the other lends, as :meth:`lend` described them.
 
         Raises:
-            NotShown: the other's memory cannot be opened.
+            HiddenMemory: the other's memory cannot be opened.
             ValueError: there is no such memory, or not so much.
         """
         *numbers, number = where
@@ -209,10 +222,7 @@ class Exchange:
             try:
                 self._maps[key] = _mapped(*key, self._writable)
             except OSError as e:
-                raise NotShown(
-                    f"the memory of process {place.pid} cannot be opened: {e}. Run all nodes of a "
-                    "cluster as one user, where /proc shows them to each other."
-                ) from None
+                raise HiddenMemory(place.pid, e) from None
         return self._maps[key]
 
 
@@ -253,11 +263,6 @@ with warnings.catch_warnings():  # that memory may be read-only is said once, he
 # -- the pool of this process -----------------------------------------------------------
 
 _pool: Pool | None = None
-
-
-def own() -> Pool | None:
-    """A pool for a thread that shares none; None where there is none."""
-    return Pool() if sys.platform == "linux" else None
 
 
 def shared() -> Pool | None:

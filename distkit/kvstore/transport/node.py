@@ -8,9 +8,6 @@ from pathlib import Path
 
 from distkit.errors import KVStoreError
 
-#: So long another may take to be there when a node has ended, without a word of the scheduler [s].
-PATIENCE = 10.0
-
 ROLES = ("worker", "server", "scheduler")
 
 #: A Unix socket's path ends at 107 bytes on Linux, 103 on macOS.
@@ -30,15 +27,12 @@ class Node:
             sockets in it are protected by its permissions.
         run: number of the present run of the cluster; -1 before the first one.
         keys: public and secret key of the cluster (CurveZMQ); None to rely on the folder alone.
-        life: how many had its place in this run before.
-        heartbeat_timeout: who gives no sign of life for so long counts as dead [s]. Who does so
-            for less than half of it never does. The signs come from ZeroMQ's own thread: a
-            process that computes, whatever it holds, goes on giving them.
-        start: how often a server was started in this place before: each listens elsewhere, since
-            another may serve at the address of the one before.
+        life: how many processes had its place in this run before.
+        heartbeat_timeout: a node whose heartbeats are missing for this long counts as dead [s],
+            and none before half of it. Heartbeats come from ZeroMQ's own thread: a process that
+            computes, whatever lock it holds, goes on sending them.
         address: where nodes have several hosts: of this host's interface that leads to the others.
         chief: where the scheduler listens, if that is another host.
-        ports: where this one may listen to other hosts; none for any free port.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -53,10 +47,8 @@ class Node:
     keys: tuple[str, str] | None = field(default=None, repr=False)
     life: int = 0
     heartbeat_timeout: float = 30.0
-    start: int = 0
     address: str = ""
     chief: str = ""
-    ports: range = range(0)
 
     def __post_init__(self) -> None:
         count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))
@@ -84,8 +76,6 @@ class Node:
         """
         if node == self.scheduler:
             return "the scheduler"
-        if node > self.scheduler:  # a stand-in
-            node -= self.servers + 1
         return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
 
     def path(self, node: int) -> Path:
@@ -94,8 +84,7 @@ class Node:
         Raises:
             KVStoreError: the folder's path is too long for a socket.
         """
-        again = f".{self.start}" if self.start and node == self.id else ""
-        path = Path(self.folder, f"kv{node}{again}")
+        path = Path(self.folder, f"kv{node}")
         length = len(os.fsencode(path))
         if length > _PATH_LIMIT:
             raise KVStoreError(
@@ -111,7 +100,7 @@ class Node:
         return f"ipc://{self.path(node)}"
 
     def way(self, endpoint: str) -> str:
-        """The way from this node to an endpoint: TCP, but for who is in the same folder.
+        """The way from this node to an endpoint: TCP, unless both are in the same folder.
 
         >>> node = Node("worker", 0, workers=4, servers=2, folder="/tmp/f")
         >>> node.way("tcp://10.0.0.2:4711 ipc:///tmp/f/kv4")
@@ -123,12 +112,3 @@ class Node:
         if not far.startswith("tcp://"):  # all nodes are on one host
             return endpoint
         return near if Path(near.removeprefix("ipc://")).parent == Path(self.folder) else far
-
-    def here(self, endpoint: str) -> Path:
-        """The socket by which nodes of this host come to an endpoint that a node here takes over.
-
-        >>> node = Node("server", 0, workers=4, servers=2, folder="/tmp/f")
-        >>> str(node.here("tcp://10.0.0.3:4711 ipc:///tmp/of-another-host/kv5"))
-        '/tmp/f/kv5'
-        """
-        return Path(self.folder, Path(endpoint).name)

@@ -1,8 +1,8 @@
-"""ZeroMQ sockets that keep strangers out, lose nothing, and tell when the other end is gone.
+"""ZeroMQ sockets that refuse strangers, drop nothing, and report when the other end is gone.
 
-On one host sockets are ``ipc://`` files in the cluster's own folder, which nobody but its user may
+On one host sockets are ``ipc://`` files in the cluster's own folder, which only its user may
 enter; between hosts they are ports of the one interface that leads to the others. Where the
-cluster has keys (CurveZMQ), who does not know them cannot even shake hands.
+cluster has keys (CurveZMQ), a process without them cannot even shake hands.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any
 
 import zmq
 
-from distkit.errors import KVStoreError
+#: How long the last message of a closed socket may take to leave [ms]: if it is lost, its process
+#: counts as dead.
+CLOSE_LINGER_MS = 2000
 
-#: So long a last word may take to leave [ms]: where it is lost, a live process counts as dead.
-LAST_WORD = 2000
-
-#: Whose connections have broken since it ends is gone within this time [ms].
-LAST_BREATH = 200
+#: A process whose connections break because it ends is gone within this time [ms].
+_EXIT_MS = 200
 
 
 def context() -> zmq.Context[Any]:
@@ -43,14 +42,14 @@ def _context_of(pid: int) -> zmq.Context[Any]:
 def open_socket(
     context: Any, kind: int, keys: tuple[str, str] | None, heartbeat_timeout: float = 0.0
 ) -> Any:
-    """A socket that never drops a message for want of room.
+    """A socket that never drops a message because its queue is full.
 
     Args:
         context: ZeroMQ's.
         kind: ``zmq.ROUTER`` to answer, ``zmq.DEALER`` to ask.
-        keys: the cluster's public and secret key; None to leave it to the folder's permissions.
-        heartbeat_timeout: connections over which nothing came for so long are broken [s]; 0: none.
-            ZeroMQ's own threads ask and answer (ZMTP's PING and PONG).
+        keys: the cluster's public and secret key; None to rely on the folder's permissions.
+        heartbeat_timeout: a connection that is silent for this long counts as broken [s]; 0: none
+            does. ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG).
     """
     sock = context.socket(kind)
     sock.linger = sock.sndhwm = sock.rcvhwm = 0
@@ -74,7 +73,7 @@ def new_keys() -> tuple[str, str]:
 
 
 def listens(path: Path) -> bool:
-    """True if a process listens at this socket; what one that has ended left does not count."""
+    """True if a process listens at this socket; the file of one that has ended does not count."""
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(str(path))
@@ -83,21 +82,10 @@ def listens(path: Path) -> bool:
     return True
 
 
-def lives(pid: int) -> bool:
-    """True if there is such a process."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def outlives_connection(pid: int) -> bool:
+    """True if a process is still there shortly after its connection broke: it hangs, or lives on.
 
-
-def goes_on(pid: int) -> bool:
-    """True if a process whose connections have broken hangs: one that ends is soon gone.
-
-    Only Linux tells; elsewhere it counts as one that has ended.
+    Only Linux tells; elsewhere it counts as ended.
     """
     if sys.platform != "linux":
         return False
@@ -108,26 +96,25 @@ def goes_on(pid: int) -> bool:
     try:
         gone = select.poll()
         gone.register(process, select.POLLIN)
-        return not gone.poll(LAST_BREATH)
+        return not gone.poll(_EXIT_MS)
     finally:
         os.close(process)
 
 
 #: How a connection that was good ended, and one that never was.
 BROKEN = "its connection was lost"
-REFUSED = "it does not talk to this process: they have not the keys of one cluster"
+REFUSED = "it does not talk to this process: they do not have the keys of one cluster"
 
 
 #: As plain numbers: each use of ZeroMQ's own, which are enums, costs a microsecond.
 _EVENTS, _READABLE, _NOBLOCK, _MORE = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK, zmq.SNDMORE))
 
-
-#: What a monitor's first frame holds: an event and its value. zmq.utils.monitor imports asyncio.
+#: A monitor's first frame: an event and its value. zmq.utils.monitor imports asyncio.
 _MONITORED = struct.Struct("=Hi")
 
 
 class Ends:
-    """Hears when connections of a socket begin and end: at once when the other process ends.
+    """Reports when connections of a socket begin and end: at once when the other process ends.
 
     Args:
         sock: the socket that is watched; :attr:`socket` is to be polled.
@@ -142,7 +129,7 @@ class Ends:
         self.socket.linger = 0
         self._good, self._refused = False, 0
 
-    def heard(self) -> list[str | None]:
+    def changes(self) -> list[str | None]:
         """The state of a DEALER's one connection: how it ended, None when it is good."""
         found: list[str | None] = []
         for event, _ in self._events():
@@ -159,14 +146,14 @@ class Ends:
                 found.append(BROKEN)
         return found
 
-    def hang_up(self, sock: Any, word: Sequence[Any]) -> None:
-        """Close the DEALER with a last word, which is not long in leaving if nobody is there."""
-        self.heard()
+    def close(self, sock: Any, goodbye: Sequence[Any]) -> None:
+        """Close the DEALER with a last message, which expires soon if nobody is connected."""
+        self.changes()
         sock.disable_monitor()
         self.socket.close()
-        sock.linger = LAST_WORD if self._good else LAST_WORD // 10
+        sock.linger = CLOSE_LINGER_MS if self._good else CLOSE_LINGER_MS // 10
         with suppress(zmq.Again):
-            sock.send_multipart(word, zmq.NOBLOCK)
+            sock.send_multipart(goodbye, zmq.NOBLOCK)
         sock.close()
 
     def broken(self) -> list[int]:
@@ -175,8 +162,8 @@ class Ends:
 
     def _events(self) -> Iterator[tuple[int, int]]:
         while self.socket.poll(0):
-            said, _ = self.socket.recv_multipart()  # the second frame is the address
-            yield _MONITORED.unpack(said)
+            event, _ = self.socket.recv_multipart()  # the second frame is the address
+            yield _MONITORED.unpack(event)
 
 
 def receive(sock: Any) -> list[Any] | None:
@@ -200,21 +187,10 @@ def send(sock: Any, frames: Sequence[Any]) -> None:
         sock.send(frame, more, copy=len(frame) < zmq.COPY_THRESHOLD)
 
 
-def listen_on(sock: Any, address: str, endpoint: str = "", ports: range = range(0)) -> str:
-    """Have a socket listen to other hosts, too: at a port of this interface, or where it is told.
-
-    Raises:
-        KVStoreError: other processes listen there.
-    """
-    for where in [endpoint] if endpoint else [f"tcp://{address}:{port}" for port in ports or "*"]:
-        with suppress(zmq.ZMQError):
-            sock.bind(where)
-            return str(sock.last_endpoint.decode())
-    among = f", ports {ports.start} to {ports.stop - 1}" if ports else ""
-    raise KVStoreError(
-        f"other processes, perhaps of another cluster, listen at {endpoint or address}{among}. End "
-        "them, or name other ports: dk.Cluster(…, ports='45001-45009')."
-    )
+def listen_on(sock: Any, address: str, endpoint: str = "") -> str:
+    """Have a socket listen to other hosts, too: at a free port of this interface, or there."""
+    sock.bind(endpoint or f"tcp://{address}:*")
+    return str(sock.last_endpoint.decode())
 
 
 def from_afar(frame: Any) -> bool:

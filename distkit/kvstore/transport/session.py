@@ -1,0 +1,178 @@
+"""A server through the runs of its cluster: a fresh :class:`KVServer` for each, and its backup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+from distkit.errors import KVStoreError
+from distkit.kvstore.protocol.messages import (
+    AddressBook,
+    Answer,
+    Departed,
+    Error,
+    Message,
+    Register,
+    Reply,
+    Request,
+    RollCall,
+    stale,
+)
+from distkit.kvstore.protocol.replication import Backup, Copy, backup_of
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.transport.node import Node
+
+#: How a worker departs that has done its work.
+FINISHED = "finished"
+
+#: Called with each update, and with the server whose value it is if that has ended.
+Watch = Callable[..., AbstractContextManager[object]]
+
+
+def _unwatched(*about: object, server: int | None = None) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+class ServerSession:
+    """Registers a server for each run and hands its requests to the run's KVServer; no I/O.
+
+    ``stores`` has its values, by server: with those of a server whose backup it was. ``replicas``
+    has its copies of values of servers that are there.
+
+    Args:
+        node: the server's place in the cluster.
+        watch: a context manager around each update.
+    """
+
+    def __init__(self, node: Node, watch: Watch = _unwatched) -> None:
+        self.node, self._watch, self.run = node, watch, node.run
+        self.endpoint = node.endpoint(node.id)  # where it listens
+        self._clear()
+
+    def _clear(self) -> None:
+        self.begun = False  # the scheduler has said who is there
+        self.stores: dict[int, KVServer] = {}
+        self.replicas: dict[int, KVServer] = {}
+        self.backup = Backup(self.run, self.node.id)
+        self.endpoints: dict[int, str] = {}  # of all nodes
+        self._departed: list[Departed] = []  # workers
+        self._early: list[tuple[Request, int]] = []
+
+    def register(self) -> Register:
+        """The server's own request to the scheduler, with the endpoint it listens on."""
+        n = self.node
+        return Register(self.run, n.id, 0, self.endpoint, n.workers, n.servers, pid=os.getpid())
+
+    def handle(self, request: Request, to: int) -> list[Message]:
+        """Answer a worker's request to server ``to``, or a server whose backup this is.
+
+        The first request of a newer run clears everything.
+        """
+        if request.run < self.run:
+            return [] if isinstance(request, Copy) else [stale(request, self.run)]
+        mine = self._begin(request.run) if request.run > self.run else []
+        if not self.begun:
+            self._early.append((request, to))
+            return mine
+        return [*mine, *self._serve(request, to)]
+
+    def hear(self, answer: Answer) -> list[Message]:
+        """Handle what the scheduler says, or that the backup has a copy.
+
+        Raises:
+            KVStoreError: the scheduler refuses this server.
+        """
+        match answer:
+            case RollCall() if answer.run > self.run:
+                return self._begin(answer.run)
+            case AddressBook() if answer.run == self.run and not self.begun:
+                return self._open(answer)
+            case Departed() if answer.run == self.run and self.begun:
+                return self._depart(answer)
+            case Reply() if answer.run == self.run:
+                return self.backup.arrived(answer.number)
+            case Error():
+                raise KVStoreError(answer.text)
+        return []
+
+    def _begin(self, run: int) -> list[Message]:
+        self.run = run
+        self._clear()
+        return [self.register()]
+
+    def _open(self, book: AddressBook) -> list[Message]:
+        """Serve from now on, first those who were told before this server was."""
+        n, terms = self.node, book.terms
+        workers = [node for node in book.endpoints if node < n.workers]
+        must_update, on_crash = not terms.sync, terms.on_crash
+        fresh = partial(KVServer, terms.rule, workers, on_crash=on_crash, must_update=must_update)
+        self.begun, self.endpoints = True, dict(book.endpoints)
+        self.stores = {n.id: fresh(watch=self._watch)}
+        if terms.replication > 1:
+            self.backup = Backup(self.run, n.id, n.workers + backup_of(n.index, n.servers))
+            others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
+            self.replicas = {n.workers + i: fresh() for i in others}
+        early, self._early = self._early, []
+        return [answer for request, to in early for answer in self._serve(request, to)]
+
+    def _serve(self, request: Request, to: int) -> list[Message]:
+        if isinstance(request, Copy):
+            return self._follow(request)
+        if to != self.node.id:
+            return [*self._in_place_of(to).handle(request)]
+        copies = self.backup.copy(request)
+        return [*copies, *self.backup.hold(self.stores[to].handle(request))]
+
+    # -- as a backup ------------------------------------------------------------
+
+    def _follow(self, copy: Copy) -> list[Message]:
+        """Do as the primary did; its answers are the primary's to give.
+
+        Copies from a server in whose place this one serves are acknowledged to nobody.
+        """
+        replica, message = self.replicas.get(copy.node), copy.message
+        if replica is None:
+            return []
+        if isinstance(message, Departed):
+            _depart(replica, message)
+        else:
+            replica.handle(message)
+        return [Reply(copy.run, copy.node, copy.number)]
+
+    def _in_place_of(self, server: int) -> KVServer:
+        """The store of a server that has ended: its copy, from now on."""
+        if server in self.replicas:
+            store = self.stores[server] = self.replicas.pop(server)
+            store.watch = partial(self._watch, server=server)
+            for departed in self._departed:
+                _depart(store, departed)
+        return self.stores[server]
+
+    # -- others that end --------------------------------------------------------
+
+    def bye(self, node: int, run: int, last: int) -> list[Message]:
+        """A node has ended in order: its work is done, and this was its last request."""
+        if run != self.run or not self.begun or node >= self.node.workers:
+            return []
+        return self._depart(Departed(run, self.node.id, 0, node, FINISHED, last))
+
+    def _depart(self, departed: Departed) -> list[Message]:
+        who, mine = departed.who, self.node.id
+        if who >= self.node.workers:
+            if who in self.replicas:
+                self._in_place_of(who)
+            return self.backup.lost() if who == self.backup.to else []
+        self._departed.append(departed)
+        copies = self.backup.copy(departed)
+        found = self.backup.hold(_depart(self.stores[mine], departed))
+        others = [store for server, store in self.stores.items() if server != mine]
+        return [*copies, *found, *(a for store in others for a in _depart(store, departed))]
+
+
+def _depart(store: KVServer, departed: Departed) -> list[Answer]:
+    """A worker has ended, or finished."""
+    if departed.how == FINISHED:
+        return store.finish(departed.who, departed.first)
+    return store.leave(departed.who, departed.how, departed.first)
