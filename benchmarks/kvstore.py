@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from benchmarks import kvstore_faults, kvstore_peers, kvstore_tensorflow
+from benchmarks import kvstore_peers, kvstore_tensorflow
 from benchmarks.figure import Figure, figure
 
 #: Workers and servers.
@@ -48,8 +48,7 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
                 for who, found in turns.items()
                 for what, times in found.items()
             }
-    found, seen = kvstore_faults.measure(say)
-    return figures + found, details | seen
+    return figures, details
 
 
 def _turns(

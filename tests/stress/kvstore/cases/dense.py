@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.kvstore_cases.catalogue import (
+from distkit import kvstore
+from distkit.kvstore import KVStore, KVStoreBase
+from distkit.kvstore.testing import InProcess
+from tests.stress.kvstore.cases.catalogue import (
     ALONE,
     SHAPE,
     adding,
@@ -17,9 +20,6 @@ from benchmarks.kvstore_cases.catalogue import (
     same,
     store,
 )
-from distkit import kvstore
-from distkit.kvstore import KVStore, KVStoreBase
-from distkit.kvstore.testing import InProcess
 
 #: What needs an optimizer is another case.
 SUMS = "local", "device", "dist_sync"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kvstore_cases.catalogue import case, near, ones, refused, same, store
 from distkit import kvstore
 from distkit.kvstore import KVStore
 from distkit.kvstore.protocol import lr_scheduler as sched
 from distkit.kvstore.testing import InProcess
+from tests.stress.kvstore.cases.catalogue import case, near, ones, refused, same, store
 
 Array = Any
 #: Of a weight, a gradient, what is kept, and the how manieth update it is: the next weight.

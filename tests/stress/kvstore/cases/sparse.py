@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.kvstore_cases.catalogue import (
+from distkit.kvstore import KVStore
+from distkit.kvstore.protocol.messages import Push
+from distkit.kvstore.testing import InProcess
+from tests.stress.kvstore.cases.catalogue import (
     ALONE,
     SHAPE,
     adding,
@@ -17,9 +20,6 @@ from benchmarks.kvstore_cases.catalogue import (
     same,
     store,
 )
-from distkit.kvstore import KVStore
-from distkit.kvstore.protocol.messages import Push
-from distkit.kvstore.testing import InProcess
 
 SUMS = "local", "device", "dist_sync"
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.kvstore_cases.catalogue import case, near, refused, same
 from distkit import kvstore
 from distkit.kvstore import KVStore, KVStoreBase, Trainer
 from distkit.kvstore.protocol.lr_scheduler import FactorScheduler
 from distkit.kvstore.testing import InProcess
+from tests.stress.kvstore.cases.catalogue import case, near, refused, same
 
 OPTIONS = {"learning_rate": 1.0, "momentum": 0.5}
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kvstore_cases.catalogue import adding, case, ones, refused, same, store
 from distkit.kvstore import KVStore
 from distkit.kvstore.testing import InProcess
+from tests.stress.kvstore.cases.catalogue import adding, case, ones, refused, same, store
 
 RATE = 2.0
 

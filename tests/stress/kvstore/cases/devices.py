@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kvstore_cases.catalogue import adding, case, ones, refused, same, store
 from distkit.kvstore import KVStore, split_and_load, split_data
 from distkit.kvstore.testing import InProcess
+from tests.stress.kvstore.cases.catalogue import adding, case, ones, refused, same, store
 
 STORES = "local", "device", "dist_sync", "dist_device_sync", "dist_async", "dist_device_async"
 

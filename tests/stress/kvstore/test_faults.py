@@ -1,0 +1,96 @@
+"""Processes that are killed, and random bytes, while a parameter server is at work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distkit as dk
+from distkit import kvstore
+from tests.support.kvstore_nodes import throw
+
+WORKERS, SERVERS = 4, 2
+#: Seconds until somebody is killed, and until the others have seen enough.
+KILL, END = 0.5, 1.5
+
+
+def go_on(server: int | None, **options: Any) -> tuple[float, int, list[float]]:
+    """Push and pull while somebody is killed: a server, or else the last worker.
+
+    The longest pause afterwards [s], how often this worker pushed each key, and their values.
+    """
+    kv = kvstore.create("dist_async", **options)
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    keys, ones = list(range(8)), torch.ones(1000, dtype=torch.float64)  # on both servers
+    kv.init(keys, [torch.zeros_like(ones)] * len(keys))
+    kv.barrier()
+    start = last = time.monotonic()
+    pause, sent = 0.0, 0
+    armed = kv.rank == (kv.num_workers - 1 if server is None else 0)
+    while last < start + END:
+        if armed and last > start + KILL:
+            armed = False
+            os.kill(os.getpid() if server is None else server, signal.SIGKILL)
+        kv.push(keys, [ones] * len(keys))
+        kv.pull(keys)
+        sent += 1
+        now = time.monotonic()
+        if last > start + KILL:
+            pause = max(pause, now - last)
+        last = now
+    kv.barrier()
+    return pause, sent, [value[0].item() for value in kv.pull(keys)]
+
+
+def test_a_killed_worker_stops_nobody_in_dist_async() -> None:
+    with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
+        with pytest.warns(dk.CommunicationWarning, match="rank 3 ended"):
+            found = cluster.run(go_on, None).results
+    assert found.pop() is None
+    assert max(pause for pause, _, _ in found) < 5
+
+
+def test_killed_servers_lose_no_acknowledged_push() -> None:
+    with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
+        for time_ in range(4):
+            victim = cluster.wait()._room.nodes.children[WORKERS + time_ % SERVERS].pid
+            with pytest.warns(dk.CommunicationWarning, match=r"its backup answered"):
+                found = cluster.run(go_on, victim, replication=2).results
+            cluster._room.settled.wait()  # another has its place
+            assert max(pause for pause, _, _ in found) < 5
+            total = sum(sent for _, sent, _ in found)
+            assert [values for _, _, values in found] == [[total] * 8] * WORKERS
+
+
+def add_up(flag: str) -> tuple[float, float]:
+    """Push ones until the flag is written; the value that came of it, and what it should be."""
+    kv = kvstore.create("dist_async")
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
+    kv.init(["w", "pushes"], [torch.zeros(1, dtype=torch.float64)] * 2)
+    mine = 0
+    while not Path(flag).exists():
+        kv.push("w", torch.ones(1, dtype=torch.float64))
+        kv.pull("w")
+        mine += 1
+    kv.push("pushes", torch.tensor([mine], dtype=torch.float64))
+    kv.barrier()
+    value, pushes = kv.pull(["w", "pushes"])
+    return value.item(), pushes.item()
+
+
+def test_random_bytes_change_no_value(tmp_path: Path) -> None:
+    with dk.Cluster(workers=2, servers=1) as cluster:
+        cluster.wait()
+        paths = [p for p in Path(cluster._room.folder).iterdir() if p.is_socket()]
+        run = cluster.submit(add_up, str(tmp_path / "flag"))
+        for path in paths:
+            throw(path, 10_000)
+        (tmp_path / "flag").touch()
+        for value, expected in run.wait(60).results:
+            assert value == expected > 0
