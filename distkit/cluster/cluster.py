@@ -84,8 +84,6 @@ class Cluster:
             ``"10.0.0.1:45000"``; or a socket that listens. Found out by default.
         timeout: with other machines: seconds that they may take to come; a job's wait in a queue
             does not count.
-        ports: with servers on other machines: those where they and their scheduler listen, such as
-            "45001-45009"; free ones by default.
         keep: how long the cluster stays without a kernel: "1h", "30min", or seconds. When the
             kernel ends, is restarted or is killed, what it ran is ended and all else stays, with
             the variables on the ranks, until :meth:`attach` has it again or the time is over.
@@ -122,7 +120,6 @@ class Cluster:
         engines: str = "",
         interface: str | socket.socket = "",
         timeout: float = 60.0,
-        ports: str = "",
         keep: str | float | None = None,
         name: str = "",
         **options: Any,
@@ -131,6 +128,11 @@ class Cluster:
             raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
+        if "ports" in options:
+            raise StartError(
+                "ports= is no option any more: parameter servers listen at free ports of the "
+                "kernel's range, which a site may set (sysctl net.ipv4.ip_local_port_range)."
+            )
         given = ranks if ranks is not None else workers
         far = site.asked(given, hosts, engines, options, os.environ)
         if options and not far:
@@ -156,7 +158,6 @@ class Cluster:
                 threads,
                 mps,
                 memory_fraction,
-                site.ports(far.pop("ports", ports), servers),
                 0.0 if kept is None else kept.seconds,
             )
             self._open_far(wish, servers, heartbeat_timeout, kept)
@@ -189,7 +190,6 @@ class Cluster:
         memory_fraction: float | None = None,
         interface: str | socket.socket = "",
         timeout: float = 60.0,
-        ports: str = "",
     ) -> Cluster:
         """A cluster that was kept, or ranks in ipyparallel's engines that somebody has started.
 
@@ -211,7 +211,6 @@ class Cluster:
             memory_fraction: see ``device``.
             interface: see ``device``.
             timeout: see ``device``.
-            ports: see ``device``.
 
         Raises:
             StartError: there is no such cluster, it has no engines, or another kernel has it.
@@ -236,7 +235,6 @@ class Cluster:
             threads,
             mps,
             memory_fraction,
-            site.ports(ports, servers),
         )
         self = cls.__new__(cls)
         _of_cells.add(cell(), self)
@@ -282,7 +280,7 @@ class Cluster:
     ) -> None:
         """Start the processes on other machines; what these have is known when they are there."""
         count, note = wish.count, "on other machines"
-        plan = Plan(count, servers, "gloo", (CPU,) * count, 1, note, ports=wish.ports)
+        plan = Plan(count, servers, "gloo", (CPU,) * count, 1, note)
         self._open(plan, heartbeat_timeout, wish, keep=keep)
 
     def _open(

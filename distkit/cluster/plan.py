@@ -28,8 +28,7 @@ class Plan:
 
     ``seats`` has one entry per rank; ``note`` says why this backend, for the status card;
     ``crowd`` what to expect where processes have few cores, or no room on a GPU; ``far`` are
-    the arguments of ``dk.Cluster`` that tell other machines; ``insists``: MPS was asked for;
-    ``ports``: where servers and the scheduler may listen to other machines, none for any.
+    the arguments of ``dk.Cluster`` that tell other machines; ``insists``: MPS was asked for.
     """
 
     ranks: int
@@ -41,7 +40,6 @@ class Plan:
     crowd: str = ""
     far: str = ""
     insists: bool = False
-    ports: range = range(0)
 
     @property
     def devices(self) -> tuple[str, ...]:

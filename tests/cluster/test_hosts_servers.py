@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import waiting
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster.processes.forkserver import end
-from distkit.cluster.processes.rank_spec import free_port
 from distkit_strategies import ClusterCoordinator, ParameterServerStrategy, TFConfig
 from tests.support.kvstore_nodes import LARGE, keeps_on
 from tests.support.laboratories import laboratory, needs
@@ -253,48 +250,9 @@ def test_a_worker_that_hangs_is_ended_and_named(tmp_path) -> None:
             run.wait(60)
 
 
-def listening(mode: str) -> list[int]:
-    """The ports at which other machines reach servers and the scheduler."""
-    kv = kvstore.create(mode)
-    kv.barrier()
-    link = kv._requests._link
-    ways = [line.endpoint for line in link._lines.values()]
-    return sorted(int(way.rpartition(":")[2]) for way in ways if way.startswith("tcp:"))
-
-
-def test_the_ports_of_servers_are_chosen() -> None:
-    first = free_port()
-    ports = f"{first}-{first + 9}"
-    with two_machines(1, 1, servers=1, ports=ports) as cluster:
-        here, there = cluster.run(listening, "dist_sync").results
-        assert here == []
-        assert len(there) == 2 and first <= min(there) <= max(there) <= first + 9
-    with (
-        socket.create_server((ALPHA, first)),
-        two_machines(1, 1, servers=1, ports=ports) as cluster,
-    ):
-        assert first not in cluster.run(listening, "dist_sync").results[1]
-
-
-@contextmanager
-def two_taken_ports() -> Iterator[int]:
-    """Take two ports in a row; the first one's number."""
-    with socket.create_server((ALPHA, 0)) as one, ExitStack() as taken:
-        first = one.getsockname()[1]
-        try:
-            taken.enter_context(socket.create_server((ALPHA, first + 1)))
-        except OSError:  # another's: look elsewhere, with this one still taken
-            first = taken.enter_context(two_taken_ports())
-        yield first
-
-
-def test_no_port_for_the_scheduler_is_said() -> None:
-    with (
-        two_taken_ports() as first,
-        two_machines(1, 1, servers=1, ports=f"{first}-{first + 1}") as cluster,
-    ):
-        with pytest.raises(dk.StartError, match=rf"listen at {ALPHA}, ports {first} to"):
-            cluster.wait()
+def test_chosen_ports_are_no_option_any_more() -> None:
+    with pytest.raises(dk.StartError, match="ip_local_port_range"):
+        two_machines(1, 1, servers=1, ports="45001-45009")
 
 
 def addresses(mode: str) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distkit.cluster.hosts.fleet import Wish
-from distkit.cluster.hosts.site import asked, deal, ports
+from distkit.cluster.hosts.site import asked, deal
 from distkit.cluster.plan import make_plan
 from distkit.errors import StartError
 
@@ -77,12 +77,6 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(StartError) as refused:
         asked(ranks, hosts, engines, {}, site)
     assert said in str(refused.value)
-
-
-@pytest.mark.parametrize("said", ["45001", "45001-45002", "9-1", "0-9", "65530-65540", "a-b", 7])
-def test_ports_that_cannot_be_are_refused(said: str | int) -> None:
-    with pytest.raises(StartError, match="ports='45001-45009'"):
-        ports(said, servers=2)
 
 
 def test_an_error_says_how_to_make_the_cluster_again() -> None:

@@ -45,7 +45,6 @@ class Wish:
         timeout: how long the machines may take to come [s].
         options: of the launcher.
         device, backend, threads, mps, memory_fraction: as of a cluster.
-        ports: where parameter servers and their scheduler may listen; none for any.
         keep: how long ranks stay when the kernel ends [s].
     """
 
@@ -60,7 +59,6 @@ class Wish:
     threads: int | None = None
     mps: str = "off"
     memory_fraction: float | None = None
-    ports: range = range(0)
     keep: float = 0.0
 
     def plan(self, places: list[Place], servers: int) -> Plan:
@@ -71,7 +69,7 @@ class Wish:
         ranks = (rank for place in places for rank in place.ranks)
         seats = dict(zip(ranks, plan.seats, strict=True))
         in_order = tuple(seats[rank] for rank in sorted(seats))
-        return replace(plan, far=self.call, ports=self.ports, seats=in_order)
+        return replace(plan, far=self.call, seats=in_order)
 
     @property
     def count(self) -> int:

@@ -128,28 +128,6 @@ def _hosts(environ: Mapping[str, str]) -> list[str] | None:
     return names
 
 
-def ports(said: str | int, servers: int) -> range:
-    """The ports that a call names for so many parameter servers and their scheduler; "": any.
-
-    Raises:
-        StartError: these are no ports, or too few if all servers are on one machine.
-
-    >>> ports("45001-45009", servers=2)
-    range(45001, 45010)
-    """
-    first, _, last = str(said).partition("-")
-    try:
-        found = range(int(first), int(last or first) + 1) if said else range(0)
-    except ValueError:
-        found = range(1)
-    if said and not (0 < found.start and servers < len(found) and found.stop <= 1 << 16):
-        raise StartError(
-            f"ports={said!r}: give the first and the last one, at most 65535, and one more than "
-            f"there are servers: ports='45001-{45001 + max(servers, 8)}'."
-        )
-    return found
-
-
 def _options(environ: Mapping[str, str]) -> dict[str, Any]:
     said = environ.get(OPTIONS) or "{}"
     try:
