@@ -136,28 +136,18 @@ def test_devices_are_added_before_one_push(name: str, copied: int, device: str) 
 # -- rows, priorities, updaters, guards -------------------------------------------
 
 
-@given(st.lists(st.integers(0, 6), max_size=10), st.integers(0, 2))
-def test_rows_are_those_of_the_value(ids: list[int], trailing: int) -> None:
-    kv, value = kvstore.create("local"), noise(7 * 3**trailing).view(7, *[3] * trailing)
-    kv.init("e", value)
-    rows = kv.row_sparse_pull("e", row_ids=torch.tensor(ids, dtype=torch.int64))
-    expected = torch.zeros_like(value)
-    expected[ids] = value[ids]
-    assert torch.equal(rows.to_dense(), expected)
-    out = torch.full_like(value, 9.0)
-    kv.row_sparse_pull("e", out, row_ids=torch.tensor(ids, dtype=torch.int64))
-    assert torch.equal(out[ids], value[ids])
-    assert int((out == 9).all(-1).sum() if trailing else (out == 9).sum()) >= 7 - len(set(ids))
+@pytest.mark.parametrize("call", ["init", "push", "pushpull"])
+def test_sparse_tensors_are_refused_with_a_remedy(call: str) -> None:
+    kv, sparse = kvstore.create("local"), torch.eye(3).to_sparse()
+    if call != "init":
+        kv.init("e", torch.zeros(3, 3))
+    with pytest.raises(KVStoreError, match=r"to_dense\(\), or .* sparse=False"):
+        getattr(kv, call)("e", sparse)
 
 
-def test_rows_that_there_are_not() -> None:
-    kv = kvstore.create("local")
-    kv.init(["e", "s"], [torch.ones(4, 2), torch.tensor(1.0)])
-    for key, rows in (("e", [4]), ("e", [-1]), ("s", [0])):
-        with pytest.raises(KVStoreError, match=f"of rows .* of '{key}'"):
-            kv.row_sparse_pull(key, row_ids=torch.tensor(rows))
-    with pytest.raises(KVStoreError, match="float32\\[4\\], but"):
-        kv.row_sparse_pull("e", torch.ones(4), row_ids=torch.tensor([1]))
+def test_a_method_that_was_removed_says_what_to_do() -> None:
+    with pytest.raises(AttributeError, match=r"row_sparse_pull was removed: .*kv.pull"):
+        kvstore.create("local").row_sparse_pull  # noqa: B018
 
 
 def test_an_updater_of_ones_own() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.tensors import Keys, Values, each, pairs, whole, write
 from distkit.kvstore.protocol.messages import Answer, Describe, Key, Pull, Reply
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, home, place
-from distkit.kvstore.protocol.sparse import Rows, ranges_of
 
 #: For each key the tensors to write its value to.
 Outs: TypeAlias = "list[tuple[Key, list[Tensor]]]"
@@ -37,26 +34,6 @@ class KeyDirectory:
         self._parts: dict[Key, list[Part]] = {}
         self.versions: dict[tuple[Key, int], int] = {}
         self.dropped: dict[Key, int] = {}
-
-    def rows(self, wanted: Sequence[tuple[Key, Tensor]]) -> list[Rows]:
-        """Rows of keys, their numbers in ascending order, from the parts they lie in."""
-        calls, found = [], []
-        for nth, (key, ids) in enumerate(wanted):
-            width = math.prod(self.layout(key).shape[1:])
-            for part in self.parts(key):
-                if len(ranges := ranges_of(ids, width, part)):
-                    calls.append(Call(self.node_of(part), Pull, (key, ranges.flatten())))
-                    found.append((nth, part))
-        values: dict[int, list[Tensor]] = {}
-        for (nth, part), reply in zip(found, self._requests.ask(calls), strict=True):
-            values.setdefault(nth, []).append(self._value(wanted[nth][0], part, reply))
-        self._requests.check([key for key, _ in wanted])
-        return [self._rows(key, ids, values.get(nth, [])) for nth, (key, ids) in enumerate(wanted)]
-
-    def _rows(self, key: Key, ids: Tensor, values: list[Tensor]) -> Rows:
-        layout = self.layout(key)
-        empty = torch.empty(0, dtype=getattr(torch, layout.dtype))
-        return Rows(ids, torch.cat(values or [empty]).view(len(ids), *layout.shape[1:]))
 
     def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
         """Note the result of a pull: from now on gradients are computed from this version."""
@@ -86,15 +63,11 @@ class KeyDirectory:
         if out is None:
             return None
         outs = pairs("pull", key, out)
-        self.shaped(outs)
-        return outs
-
-    def shaped(self, outs: Outs) -> None:
-        """Check that tensors to write to have their key's shape; the dtype is converted."""
         for k, tensors in outs:
             layout = self.layout(k)
             for tensor in tensors:
-                layout.check("pull of", k, tensor.shape, layout.dtype)
+                layout.check("pull of", k, tensor.shape, layout.dtype)  # its dtype is converted
+        return outs
 
     def hand_out(
         self, key: Keys, outs: Outs | None, values: dict[Key, list[Tensor]]

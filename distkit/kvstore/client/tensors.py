@@ -96,6 +96,11 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
             if what == "push" and tensors and t is None:
                 remedy = "There is no gradient yet: call backward() first."
             raise KVStoreError(f"{what} of {key!r} got {_kind(value)}. {remedy}")
+        if t.layout is not torch.strided:
+            raise KVStoreError(
+                f"{what} of {key!r} with a sparse tensor, which no server takes. Give "
+                "tensor.to_dense(), or make such gradients dense: Embedding(..., sparse=False)."
+            )
         if dtype_name(t) not in DTYPES:
             raise KVStoreError(
                 f"{what} of {key!r} with {t.dtype}, which cannot be added up. "
@@ -155,10 +160,6 @@ def whole(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
     """Write the parts of an array to a tensor on any device."""
-    if out.layout is not torch.strided:
-        with torch.no_grad():  # a detached one would keep its own rows
-            out.copy_(whole(values, tuple(out.shape)).to(out.device, out.dtype).to_sparse(1))
-        return
     out = out.detach()
     if not out.is_contiguous():
         out.copy_(whole(values, tuple(out.shape)))

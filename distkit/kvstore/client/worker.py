@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from distkit.errors import KVStoreError
 from distkit.kvstore.client import states
 from distkit.kvstore.client.base import KVStoreBase
-from distkit.kvstore.client.key_directory import KeyDirectory, Outs
+from distkit.kvstore.client.key_directory import KeyDirectory
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
     Copies,
@@ -32,21 +32,20 @@ from distkit.kvstore.client.tensors import (
     pairs,
     write,
 )
-from distkit.kvstore.protocol import messages, sparse
+from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Codec, Compression, unpack
 from distkit.kvstore.protocol.messages import COUNT, VALUE, Key, Reply
 from distkit.kvstore.protocol.optimizer import Optimizer, from_spec, rule_of, to_spec
 from distkit.kvstore.protocol.placement import Layout, Part
 from distkit.kvstore.protocol.replication import backup_of
-from distkit.kvstore.protocol.sparse import Rows
 from distkit.kvstore.protocol.terms import canonical
 from distkit.kvstore.transport.recording import Step, gates, stepped
 
-#: For one key the rows of each of its outputs, or for each of several keys.
-RowIds: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Sequence[Tensor]]"
-
-#: So many keys are named that are lost.
+#: How many keys are named that are lost.
 _NAMED = 12
+
+#: What to do instead of methods that were removed.
+_REMOVED = {"row_sparse_pull": "push dense gradients, and get the whole value with kv.pull"}
 
 
 class KVStore(KVStoreBase):
@@ -105,6 +104,11 @@ class KVStore(KVStoreBase):
         self.traffic = Traffic()
         self._copies = Copies()
 
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do instead of what was removed."""
+        removed = f"KVStore.{name} was removed: {_REMOVED[name]}." if name in _REMOVED else ""
+        raise AttributeError(removed or f"KVStore has no attribute {name!r}")
+
     def __repr__(self) -> str:
         return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"
 
@@ -146,7 +150,7 @@ class KVStore(KVStoreBase):
 
         Args:
             key: a key or a list of keys: numbers or strings.
-            value: a tensor for each; of a sparse one only its rows travel.
+            value: a tensor for each.
 
         Raises:
             KVStoreError: initialised already in this run, or with another shape or dtype; or a
@@ -160,7 +164,7 @@ class KVStore(KVStoreBase):
         layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
         gives = self.rank == self._giver
         if gates:
-            self._step([*layouts], [sparse.weight(t, layouts[k]) for k, t in found if gives])
+            self._step([*layouts], layouts.values() if gives else ())
         self._requests.ask([c for k, t in found for c in self._inits(k, t, gives=gives)])
         self._shards.layouts |= layouts
         if self._mode.startswith("dist_sync") and self._optimizer is None:
@@ -181,8 +185,7 @@ class KVStore(KVStoreBase):
         Args:
             key: a key or a list of keys.
             value: for each key a tensor like the first, or a list of such: their sum is sent. A
-                key that is given twice is sent once, with the sum. Of sparse tensors only the
-                rows travel.
+                key that is given twice is sent once, with the sum.
             priority: of the keys, or of each: keys of higher priority are sent first.
 
         Raises:
@@ -207,7 +210,6 @@ class KVStore(KVStoreBase):
         key: Keys,
         out: Values | None = None,
         priority: int | Sequence[int] = 0,
-        ignore_sparse: bool = True,
     ) -> Tensor | list[Tensor] | None:
         """Get the values; under ``dist_sync`` those with this worker's pushes merged in.
 
@@ -215,8 +217,6 @@ class KVStore(KVStoreBase):
             key: a key or a list of keys.
             out: for each key a tensor to write to, or a list of such; of any dtype.
             priority: of the keys, or of each: keys of higher priority are asked for first.
-            ignore_sparse: leave sparse tensors in ``out`` alone, with a warning: all rows are
-                hardly meant (:meth:`row_sparse_pull` gets some). False: write to them.
 
         Returns:
             The tensor, or the list of tensors, if there is no ``out``.
@@ -225,9 +225,6 @@ class KVStore(KVStoreBase):
             KVStoreError: not initialised, ``out`` does not fit, or an earlier push was refused.
         """
         keys, outs = each(key), self._shards.outs(key, out)
-        if outs is not None and ignore_sparse:
-            outs = self._guard.without_sparse(outs)
-            key = keys = [k for k, _ in outs]
         self._guard.pulled(keys)
         if gates:
             self._step(keys, map(self._shards.layout, keys))
@@ -271,13 +268,13 @@ class KVStore(KVStoreBase):
     ) -> Any:
         if gates:  # two steps
             self._send(key, value, priority)
-            return self.pull(key, out, priority, ignore_sparse=False)
+            return self.pull(key, out, priority)
         found = pairs("push", key, value)
         size = sum(t[0].numel() * t[0].element_size() for _, t in found)
         if size > LETTER or self._requests.clocks is not None:
             try:
                 self._push(key, value, priority)
-                return self.pull(key, out, priority, ignore_sparse=False)
+                return self.pull(key, out, priority)
             finally:
                 self._requests.dispatch()
         outs, local = self._shards.outs(key, out), self._scheduler is None
@@ -285,64 +282,6 @@ class KVStore(KVStoreBase):
         asked = list(dict.fromkeys(k for k, _ in by_priority(found, priority)))
         values = self._shards.taken(asked, self._requests.ride(calls))
         return self._shards.hand_out(key, outs, values)
-
-    def row_sparse_pull(
-        self,
-        key: Keys,
-        out: Values | None = None,
-        priority: int | Sequence[int] = 0,
-        row_ids: RowIds | None = None,
-    ) -> Tensor | list[Tensor] | None:
-        """Get some rows of a value: of an embedding those that the next batch needs.
-
-        Args:
-            key: a key whose value has rows, of shape ``(n, …)``, or a list of keys.
-            out: for each key a tensor of that shape, or a list of such: a sparse one has these
-                rows and no others afterwards, of a dense one only the rows are written.
-            priority: as in :meth:`pull`.
-            row_ids: for each of ``out`` the numbers of its rows, in any order and shape; one
-                tensor for all of them.
-
-        Returns:
-            Sparse tensors of the value's shape that have these rows, if there is no ``out``.
-
-        Raises:
-            KVStoreError: not initialised, no such rows, not as many ``row_ids`` as outputs, or
-                ``out`` does not fit.
-        """
-        keys, many = each(key), isinstance(key, (list, tuple))
-        outs = None if out is None else pairs("pull", key, out)
-        if outs is not None:
-            self._shards.shaped(outs)
-        wanted = [(k, self._ids(k, ids)) for k, ids in _wanted(keys, many, outs, row_ids)]
-        if gates:
-            layouts = ((self._shards.layout(k), ids) for k, ids in wanted)
-            self._step(keys, [Layout((len(ids), *of.shape[1:]), of.dtype) for of, ids in layouts])
-        order = by_priority(
-            [(k, i) for i, (k, _) in enumerate(wanted)], priority if len(wanted) == len(keys) else 0
-        )
-        rows = dict(
-            zip(
-                (i for _, i in order), self._shards.rows([wanted[i] for _, i in order]), strict=True
-            )
-        )
-        if outs is None:
-            found = [
-                sparse.tensor_of(rows[i], self._shards.layout(k).shape)
-                for i, (k, _) in enumerate(wanted)
-            ]
-            return found if many or len(found) > 1 else found[0]
-        for i, tensor in enumerate(t for _, tensors in outs for t in tensors):
-            sparse.write(tensor, rows[i])
-        return None
-
-    def _ids(self, key: Key, given: Tensor) -> Tensor:
-        """Rows of a key, each once and in ascending order."""
-        layout = self._shards.layout(key)
-        ids: Tensor = torch.unique(given.detach().reshape(-1).to("cpu", torch.int64))
-        if not layout.shape or (len(ids) and (ids[0] < 0 or ids[-1] >= layout.shape[0])):
-            raise KVStoreError(f"pull of rows {ids.tolist()[:9]} of {key!r}, which is {layout}.")
-        return ids
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Send this worker's gradients in fewer bits; what is lost is added to the next push.
@@ -592,7 +531,7 @@ class KVStore(KVStoreBase):
 
     # -- requests of one key ----------------------------------------------------
 
-    def _step(self, keys: list[Key], layouts: Iterable[Layout | Rows] = ()) -> None:
+    def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
         """A call with these keys, which sends or gets such tensors, is one step."""
         if self._scheduler is not None:  # else there is nobody to ask
             self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
@@ -616,13 +555,13 @@ class KVStore(KVStoreBase):
             for k, tensors in together:
                 for tensor in tensors:
                     self._compression.check(k, tensor)
-        sums: Iterable[tuple[Key, Tensor | Rows]]
+        sums: Iterable[tuple[Key, Tensor]]
         gathered = ((k, self._gathered(k, tensors, copy)) for k, tensors in together)
         sums = ((k, self._copies.wait(total)) for k, total in ahead(gathered))
         if self._check_finite:  # all of them, before the first leaves
             sums = [(k, self._finite(k, total)) for k, total in sums]
         if gates:
-            self._step([*layouts], [sparse.weight(t, layouts[k]) for k, t in together])
+            self._step([*layouts], [layouts[k] for k, _ in together])
         for k, total in sums:
             yield from self._pushes(k, layouts[k], total)
 
@@ -630,26 +569,17 @@ class KVStore(KVStoreBase):
         if len(tensors) > 1:
             raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Give one.")
         layout = Layout.of(tensors[0])
-        total: Tensor | Rows | None = None
-        if gives and sparse.is_sparse(tensors[0]):
-            total = sparse.rows_of(tensors)
-        elif gives:
+        total: Tensor | None = None
+        if gives:
             stays = self._mode == "device"
             total = add_up(tensors, "stay", Traffic()) if stays else fresh(tensors)
         for part in self._shards.place(key, layout):
-            value = (None, "") if total is None else _part_of(total, part)
-            fields = key, layout.shape, layout.dtype, *value, self._giver
+            value = None if total is None else cut(total, part)
+            fields = key, layout.shape, layout.dtype, value, self._giver
             yield Call(self._shards.node_of(part), messages.Init, fields)
 
-    def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor | Rows:
-        """One gradient of those of the devices: flat, or rows if all are sparse."""
-        scattered = [t for t in tensors if sparse.is_sparse(t)]
-        if len(scattered) == len(tensors):
-            rows = sparse.rows_of(tensors)
-            self.traffic.gradients += rows.nbytes
-            return rows
-        if scattered:
-            tensors = [t.to_dense() for t in tensors]
+    def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor:
+        """One gradient of those of the devices, flat."""
         if self._compression is not None and self._mode == "device":
             return self._compressed(key, tensors, self._compression)
         place = "device" if self._mode.endswith("_device") else "host"
@@ -666,8 +596,8 @@ class KVStore(KVStoreBase):
             self.traffic.sent += packed.nbytes
         return add_up(said, "stay", self.traffic)
 
-    def _finite(self, key: Key, total: Tensor | Rows) -> Tensor | Rows:
-        if not bool(torch.isfinite(total.values if isinstance(total, Rows) else total).all()):
+    def _finite(self, key: Key, total: Tensor) -> Tensor:
+        if not bool(torch.isfinite(total).all()):
             raise KVStoreError(
                 f"push of {key!r} on worker {self.rank} contains NaN or infinity, which would "
                 "spread to every worker and stay. Look for the operation that made it, or lower "
@@ -675,14 +605,14 @@ class KVStore(KVStoreBase):
             )
         return total
 
-    def _pushes(self, key: Key, layout: Layout, total: Tensor | Rows) -> Iterable[Call]:
+    def _pushes(self, key: Key, layout: Layout, total: Tensor) -> Iterable[Call]:
         once: tuple[int, ...] = ()
         if self._function is not None:
             once = self._function[0], self._made[key], self._function[1]
             self._made[key] += 1
         for part in self._shards.parts(key):
             version = self._shards.versions.get((key, part.server), 0)
-            value, codec = _part_of(total, part)
+            value, codec = cut(total, part), ""
             if self._compression is not None and self._mode != "device":
                 value = self._compression.pack(key, part.server, value)
                 codec = str(self._compression.codec)
@@ -699,48 +629,9 @@ class KVStore(KVStoreBase):
             yield Call(self._shards.node_of(part), messages.Push, fields)
 
 
-def _part_of(total: Tensor | Rows, part: Part) -> tuple[Tensor, str]:
-    """A server's part of a tensor, and how it is packed."""
-    if isinstance(total, Rows):
-        return sparse.pack(total, part), sparse.codec_of(total)
-    return cut(total, part), ""
-
-
 def _can_hold(tensor: Tensor) -> bool:
     """True if each of its elements has a place in memory: not in an expanded one."""
-    if sparse.is_sparse(tensor):
-        return True
     return all(stride or n < 2 for stride, n in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _wanted(
-    keys: list[Key], many: bool, outs: Outs | None, row_ids: RowIds | None
-) -> list[tuple[Key, Tensor]]:
-    """For each output of each key, in order, the rows that are wanted of it."""
-    if row_ids is None:
-        raise KVStoreError("row_sparse_pull without row_ids. Name the rows: row_ids=tensor.")
-    given: list[Any] = list(row_ids) if isinstance(row_ids, (list, tuple)) else [row_ids]
-    if not many:
-        given = [given]
-    elif len(given) == 1:
-        given = given * len(keys)
-    if len(given) != len(keys):
-        raise KVStoreError(
-            f"row_sparse_pull of {len(keys)} keys with {len(given)} row_ids. "
-            "Give one for each key, or one for all."
-        )
-    found = []
-    for i, (k, ids) in enumerate(zip(keys, given, strict=True)):
-        mine = list(ids) if isinstance(ids, (list, tuple)) else [ids]
-        count = len(mine) if outs is None else len(outs[i][1])
-        mine = mine * count if len(mine) == 1 else mine
-        if len(mine) != count or not all(isinstance(one, Tensor) for one in mine):
-            raise KVStoreError(
-                f"row_sparse_pull of {k!r} into {count} tensors with {len(mine)} "
-                "row_ids. Give a tensor for each, or one for all."
-            )
-        found += [(k, one) for one in mine]
-    return found
 
 
 class _Guard:
@@ -753,7 +644,7 @@ class _Guard:
 
     def initialised(self, found: list[tuple[Key, list[Tensor]]]) -> None:
         """These keys have their first values."""
-        self._weights |= {k for k, (t, *_) in found if sparse.is_sparse(t) or bool(t.any())}
+        self._weights |= {k for k, (t, *_) in found if bool(t.any())}
 
     def pulled(self, keys: list[Key]) -> None:
         """Somebody looks at these values."""
@@ -771,17 +662,3 @@ class _Guard:
                 stacklevel=4,
             )
         self._weights.difference_update(keys)
-
-    def without_sparse(self, outs: Outs) -> Outs:
-        """The outputs that are left."""
-        if not any(sparse.is_sparse(t) for _, tensors in outs for t in tensors):
-            return outs
-        if "sparse" not in self._told:
-            self._told.add("sparse")
-            warnings.warn(
-                "pull into a sparse tensor is ignored. Use kv.row_sparse_pull(key, out, "
-                "row_ids=...), or ignore_sparse=False.",
-                stacklevel=4,
-            )
-        dense = [(k, [t for t in tensors if not sparse.is_sparse(t)]) for k, tensors in outs]
-        return [(k, tensors) for k, tensors in dense if tensors]

@@ -107,17 +107,12 @@ class Compression:
         """Refuse what cannot be packed.
 
         Raises:
-            KVStoreError: it has no fractions to lose, or is sparse.
+            KVStoreError: it has no fractions to lose.
         """
         if not gradient.is_floating_point():
             raise KVStoreError(
                 f"push of {key!r}: {gradient.dtype} cannot be compressed. "
                 "Compress floating-point gradients only."
-            )
-        if gradient.layout is not torch.strided:
-            raise KVStoreError(
-                f"push of {key!r}: sparse gradients cannot be compressed. Use dense "
-                "ones, or no compression."
             )
 
     def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:

@@ -7,10 +7,8 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from torch import Tensor
 
-from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Describe, Init, Key, Pull, Push, Reply, Request
-from distkit.kvstore.protocol.placement import Layout, dtype_name
-from distkit.kvstore.protocol.sparse import unpack
+from distkit.kvstore.protocol.placement import Layout
 
 
 class Entry(Struct, eq=False):
@@ -41,18 +39,9 @@ class Entry(Struct, eq=False):
 
     @classmethod
     def of(cls, init: Init) -> Entry:
-        """A new key, with its first value.
-
-        Raises:
-            KVStoreError: the value is packed, and not of this key.
-        """
+        """A new key, with its first value."""
         assert init.value is not None
         layout, value = Layout(init.shape, init.dtype), init.value
-        if init.codec:
-            value = unpack(init.codec, value)
-            if value.numel() > layout.size or dtype_name(value) != layout.dtype:
-                raise KVStoreError(f"init of {init.key!r} as {layout} with other rows.")
-            value = value.to_dense()
         return cls(init.key, layout, value, (init.node, init.number))
 
     @property

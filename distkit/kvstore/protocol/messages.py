@@ -130,22 +130,20 @@ class Init(Request):
     """The first value of a key.
 
     The ``giver`` gives it; the others send their shape and dtype alone, and wait for it.
-    ``shape`` is that of the whole array, ``value`` the server's part of it, flat; ``codec`` says
-    how that is packed (:mod:`.sparse`), empty if it is not.
+    ``shape`` is that of the whole array, ``value`` the server's part of it, flat.
     """
 
     key: Key
     shape: tuple[int, ...]
     dtype: str
     value: Tensor | None = None
-    codec: str = ""
     giver: int = 0
 
 
 class Push(Request):
     """A gradient, computed from ``version`` of the value.
 
-    ``codec`` says how ``value`` is packed (:mod:`.compression`, :mod:`.sparse`); empty if it is
+    ``codec`` says how ``value`` is packed (:mod:`.compression`); empty if it is
     the gradient. ``pull`` is the number of a pull of the same key that comes with it, -1 for none:
     the answer to that one says that the gradient was accepted, too; with ``receipt`` there is an
     answer to the push as well. ``once`` names a push of a function that may run again, on any
@@ -174,13 +172,9 @@ class Push(Request):
 
 
 class Pull(Request):
-    """Asks for the value, as soon as this worker may see it.
-
-    ``ranges``: only these elements of the server's part, from and to, int64[n, 2] flattened.
-    """
+    """Asks for the value, as soon as this worker may see it."""
 
     key: Key
-    ranges: Tensor | None = None
 
 
 class AtBarrier(Request):

@@ -23,7 +23,6 @@ from distkit.kvstore.protocol import lr_scheduler as schedulers
 from distkit.kvstore.protocol.lr_scheduler import LRScheduler
 from distkit.kvstore.protocol.messages import Key
 from distkit.kvstore.protocol.placement import NARROW
-from distkit.kvstore.protocol.sparse import Rows, tensor_of
 from distkit.kvstore.transport.memory import empty_like
 
 #: What an optimizer keeps of a key, by name: tensors of the weight's shape, and single numbers.
@@ -52,8 +51,6 @@ class Optimizer:
             workers' gradients: 1 / number of workers makes it their mean.
         clip_gradient: bound on the absolute value of each rescaled element; None for none.
         multi_precision: update weights of 16 bits in a float32 copy, and round that.
-        lazy_update: a row-sparse gradient changes weights and states of its rows alone. False:
-            weight decay and momentum go on for all rows.
         lr_scheduler: one of :mod:`distkit.kvstore.protocol.lr_scheduler`; its ``base_lr`` counts,
             unless another ``learning_rate`` than the default is given.
         lr_mult: factors on the learning rate, by key.
@@ -68,7 +65,6 @@ class Optimizer:
     rescale_grad: float = 1.0
     clip_gradient: float | None = None
     multi_precision: bool = False
-    lazy_update: bool = True
     lr_scheduler: LRScheduler | None = None
     lr_mult: Mapping[Key, float] = field(default_factory=dict)
     wd_mult: Mapping[Key, float] = field(default_factory=dict)
@@ -122,19 +118,10 @@ class Optimizer:
 
         Args:
             value: not changed.
-            gradient: of its shape; dense, or sparse with the rows or elements that change.
+            gradient: of its shape.
             state: what the last call returned; handed over, it may be changed.
             turn: which update it is.
         """
-        if not gradient.is_sparse:
-            return self._dense(value, gradient, state, turn)
-        if not self.lazy_update or self.whole:
-            return self._dense(value, gradient.to_dense(), state, turn)
-        return self._rows(value, gradient.coalesce(), state, turn)
-
-    def _dense(
-        self, value: Tensor, gradient: Tensor, state: State, turn: Turn
-    ) -> tuple[Tensor, State]:
         if not (self.multi_precision and value.dtype in NARROW):
             fits = gradient.dtype is value.dtype
             return self.step(value, gradient if fits else gradient.to(value.dtype), state, turn)
@@ -142,29 +129,6 @@ class Optimizer:
         master = value.float() if master is None else master
         master, kept = self.step(master, gradient.float(), state, turn)
         return master.to(value.dtype), {**kept, "master": master}
-
-    def _rows(
-        self, value: Tensor, gradient: Tensor, state: State, turn: Turn
-    ) -> tuple[Tensor, State]:
-        """Update what the gradient touches, as if the rest were not there."""
-        at = gradient.indices()[0]
-        if not len(at):
-            return value, state
-        part = {name: kept[at] if kept.dim() else kept for name, kept in state.items()}
-        new, kept = self._dense(value[at], gradient.values(), part, turn)
-        out = empty_like(value).copy_(value)
-        out[at] = new
-        for name, rows in kept.items():
-            if rows.dim():
-                full = state.get(name)
-                full = self.initial(name, value, rows.dtype) if full is None else full
-                full[at] = rows
-                kept[name] = full
-        return out, kept
-
-    def initial(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """The initial state of elements that were never updated."""
-        return value.to(dtype, copy=True) if name == "master" else torch.zeros_like(value).to(dtype)
 
     def step(
         self, weight: Tensor, gradient: Tensor, state: State, turn: Turn
@@ -475,7 +439,7 @@ def _moments(
 #: How torch computes, not what.
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 #: Those that need more than a gradient.
-_NOT = {"Optimizer", "LBFGS"}
+_NOT = {"Optimizer", "LBFGS", "SparseAdam"}
 
 _TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: kind
@@ -560,16 +524,6 @@ class Torch(Optimizer):
         """Muon is for matrices."""
         return "it updates matrices only" if self.kind == "Muon" and len(shape) != 2 else ""
 
-    def initial(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """The initial state, as in torch."""
-        begin = {
-            "sum": self.options.get("initial_accumulator_value", 0.0),
-            "step_size": self.learning_rate,
-        }
-        if name in begin:
-            return torch.full_like(value, begin[name], dtype=dtype)
-        return super().initial(name, value, dtype)
-
     def _names(self, dims: int) -> set[str]:
         """The state of arrays of so many dimensions; with a part of that it begins anew."""
         known: dict[int, set[str]] = self.__dict__.setdefault("_known", {})
@@ -585,12 +539,9 @@ class Torch(Optimizer):
         if "weight_decay" in group:
             group["weight_decay"] = by.wd
         optimizer.state.clear()
-        sparse = self.kind == "SparseAdam"
-        new.grad = tensor_of(Rows(torch.arange(len(g)), g), g.shape) if sparse else g
+        new.grad = g
         if state and state.keys() >= self._names(w.dim()):
-            optimizer.state[new].update(
-                {k: int(v) if sparse and not v.dim() else v for k, v in state.items()}
-            )
+            optimizer.state[new].update(state)
         optimizer.step()
         kept = {k: torch.as_tensor(v) for k, v in optimizer.state[new].items() if v is not None}
         optimizer.state.clear()

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
-from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -25,7 +24,6 @@ from torch import Tensor
 
 from distkit.consistency import Rule
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol import sparse
 from distkit.kvstore.protocol.compression import unpack
 from distkit.kvstore.protocol.entry import Entry, Update
 from distkit.kvstore.protocol.messages import (
@@ -194,8 +192,6 @@ class KVServer:
         if self.optimizer is not None:
             self._step(entry, gradient, self.optimizer)
             return
-        if gradient.is_sparse:
-            gradient = gradient.to_dense()
         if gradient.dtype is not entry.value.dtype:
             gradient = gradient.to(entry.value.dtype)
         if self.updater is not None:
@@ -213,7 +209,7 @@ class KVServer:
         turn = Turn(entry.key, entry.updates, self.updates)
         value = _seen(optimizer, entry)
         if optimizer.whole:
-            gradient = (gradient.to_dense() if gradient.is_sparse else gradient).view(value.shape)
+            gradient = gradient.view(value.shape)
         value, entry.slots = optimizer.apply(value, gradient, entry.slots, turn)
         entry.value = value.view(-1)
 
@@ -221,15 +217,9 @@ class KVServer:
         entry = self._entry("pull of", pull.key)
         clock = entry.clocks.get(pull.node, 0)
         if not entry.waiting and not self._awaited(entry, clock):
-            return [self._reply(entry, pull)]
+            return [entry.reply(pull, entry.value)]
         entry.waiting[pull.node, pull.number] = pull, clock
         return self._due(entry)
-
-    def _reply(self, entry: Entry, pull: Pull) -> Reply:
-        value = entry.value
-        if pull.ranges is not None:
-            value = value[sparse.elements(pull.ranges.view(-1, 2), len(value))]
-        return entry.reply(pull, value)
 
     def _due(self, entry: Entry) -> list[Answer]:
         """The pulls that wait no longer: answered, or refused if they wait for the dead."""
@@ -240,7 +230,9 @@ class KVServer:
             if missed or not awaited:
                 del entry.waiting[name]
                 due.append(
-                    error(pull, self._halted(pull, missed)) if missed else self._reply(entry, pull)
+                    error(pull, self._halted(pull, missed))
+                    if missed
+                    else entry.reply(pull, entry.value)
                 )
         return due
 
@@ -394,7 +386,8 @@ class KVServer:
     def _admit(self, push: Push, entry: Entry) -> Push:
         """Refuse what could not be applied: an accepted gradient is applied exactly once."""
         if push.codec:
-            push = replace(push, value=_unpacked(push, entry))
+            value = unpack(push.codec, push.value, entry.value.numel(), entry.value.dtype)
+            push = replace(push, value=value)
         entry.layout.check("push of", push.key, push.shape, dtype_name(push.value))
         if push.value.shape != entry.value.shape:
             raise KVStoreError(
@@ -410,12 +403,6 @@ class KVServer:
         if self.optimizer is not None:
             _fits(self.optimizer, entry)
         return push
-
-
-def _unpacked(push: Push, entry: Entry) -> Tensor:
-    if push.codec.startswith(sparse.ROWS):
-        return sparse.unpack(push.codec, push.value)
-    return unpack(push.codec, push.value, entry.value.numel(), entry.value.dtype)
 
 
 def _seen(optimizer: Optimizer, entry: Entry) -> Tensor:
@@ -442,21 +429,12 @@ def _fits(optimizer: Optimizer, entry: Entry) -> None:
 
 
 def _sum(gradients: list[Tensor]) -> Tensor:
-    """The sum, in the order given; of several of 16 bits in float32: it is rounded once.
-
-    One gradient is its own sum; of sparse ones alone it is sparse.
-    """
-    total: Any = gradients[0]
+    """The sum, in the order given; of several of 16 bits in float32: it is rounded once."""
     if len(gradients) == 1:
-        return total  # type: ignore[no-any-return]
-    if any(g.is_sparse for g in gradients):
-        if not all(g.is_sparse for g in gradients):
-            gradients = [g.to_dense() if g.is_sparse else g for g in gradients]
-    if total.dtype in NARROW:
+        return gradients[0]
+    if gradients[0].dtype in NARROW:
         gradients = [g.float() for g in gradients]
-    if gradients[0].is_sparse:
-        return sum(gradients[1:], gradients[0]).coalesce()
-    total = torch.add(gradients[0], gradients[1], out=empty_like(gradients[0]))
+    total: Tensor = torch.add(gradients[0], gradients[1], out=empty_like(gradients[0]))
     for g in gradients[2:]:
         total += g
-    return total  # type: ignore[no-any-return]
+    return total

@@ -20,7 +20,6 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages, replication
 from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.placement import DTYPES, dtype_name
-from distkit.kvstore.protocol.sparse import Rows, tensor_of
 from distkit.kvstore.transport.memory import LARGE, over
 
 Frame: TypeAlias = "bytes | memoryview"
@@ -87,10 +86,6 @@ def encode(
     payload = _Payload()
 
     def enclose(tensor: Any) -> list[Any]:
-        if tensor.is_sparse:
-            return [[*tensor.shape], tensor.indices()[0], tensor.values()]
-        if tensor.dim() != 1:
-            return [[*tensor.shape], tensor.reshape(-1)]
         return [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
 
     return payload.frames(Encoder(enc_hook=enclose).encode((to, back, messages)))
@@ -211,9 +206,6 @@ class _Tensors:
     def read(self, said: Any) -> Tensor:
         """A tensor where its header says: among the small ones, lent, or the next large."""
         name, *numbers = said
-        if isinstance(name, list):  # its shape: it is not flat, or sparse
-            first, *values = (self.read(part) for part in numbers)
-            return tensor_of(Rows(first, *values), name) if values else first.view(name)
         if not set(map(type, numbers)) <= {int}:
             raise ValueError(f"{numbers!r:.40} where whole numbers were expected")
         dtype, where = DTYPES[name], numbers

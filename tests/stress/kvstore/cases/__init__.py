@@ -13,7 +13,7 @@ from importlib import import_module
 from tests.stress.kvstore.cases.catalogue import CASES as CASES
 from tests.stress.kvstore.cases.catalogue import Case as Case
 
-INTERFACES = ("dense", "sparse", "optimizers", "compressed", "devices", "trainer")
+INTERFACES = ("dense", "optimizers", "compressed", "devices", "trainer")
 
 for _name in INTERFACES:
     import_module(f"{__name__}.{_name}")

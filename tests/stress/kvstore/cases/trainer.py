@@ -440,59 +440,6 @@ def own_stores_train() -> None:
     refused(lambda: Trainer([x], kvstore=Reducing(), update_on_kvstore=True), "cannot update")
 
 
-def embedding(sparse: bool) -> torch.nn.Embedding:
-    """Six rows of three, the same in every thread."""
-    weights = torch.arange(18.0).view(6, 3) / 9 - 1
-    return torch.nn.Embedding(6, 3, sparse=sparse, _weight=weights)
-
-
-@case(*((kind, on) for kind in ("local", "device", "dist_sync") for on in (True, False)))
-def sparse_gradients_train_as_dense_ones(kind: str, on: bool) -> None:
-    found = []
-    for sparse in (True, False):
-        net = embedding(sparse)
-        kv: Any = InProcess(1, 2, bound=5).store() if kind == "dist_sync" else kvstore.create(kind)
-        trainer = Trainer(net.parameters(), "sgd", {"learning_rate": 0.5}, kv, update_on_kvstore=on)
-        for ids in ([1, 2, 2], [2, 5], [0]):
-            net.zero_grad()
-            net(torch.tensor(ids)).square().sum().backward()
-            trainer.step(1)
-        found.append(net.weight.detach())
-    torch.testing.assert_close(found[0], found[1])
-
-
-@case(True, False)
-def sparse_gradients_of_devices(on: bool) -> None:
-    one, two = embedding(True), embedding(True)
-    trainer = Trainer(
-        [[one.weight, two.weight]], "sgd", {"learning_rate": 1.0}, update_on_kvstore=on
-    )
-    before = one.weight.detach().clone()
-    one(torch.tensor([1])).sum().backward()
-    two(torch.tensor([1, 4])).sum().backward()
-    trainer.step(1)
-    before[1] -= 2
-    before[4] -= 1
-    for net in (one, two):
-        same(net.weight.detach(), before)
-
-
-@case(2, 3)
-def sparse_gradients_of_workers(workers: int) -> None:
-    def work(kv: KVStore) -> torch.Tensor:
-        net = embedding(True)
-        trainer = Trainer(net.parameters(), "sgd", {"learning_rate": 1.0}, kv)
-        net(torch.tensor([kv.rank, 5])).sum().backward()
-        trainer.step(1)
-        return net.weight.detach()
-
-    expected = embedding(True).weight.detach().clone()
-    expected[:workers] -= 1
-    expected[5] -= workers
-    for found in InProcess(workers, 2, bound=5).run(work):
-        same(found, expected)
-
-
 def misuses() -> dict[str, tuple[Callable[[], object], str]]:
     """Things that a Trainer refuses."""
     w = parameter()
