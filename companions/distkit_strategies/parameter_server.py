@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 from distkit import kvstore
 from distkit.errors import StrategyError
 from distkit.kvstore.protocol.messages import Key
-from distkit.kvstore.protocol.optimizer import from_torch
+from distkit.kvstore.protocol.optimizer import groups_of
 from distkit_strategies.replica import ReplicaContext
 from distkit_strategies.strategy import ReplicatedStrategy
 from distkit_strategies.synchronous import (
@@ -74,7 +73,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._variables: list[Tensor] = []
         self._shards: list[tuple[Tensor, range]] = []  # parameters, and the keys of their shards
         self._optimized: set[int] = set()
-        self._rule: Any = None  # the optimizer that the servers have
+        self._specs: list[tuple[Any, list[Key]]] = []  # the optimizers that the servers have
         self._decisions = 0
 
     # -- who takes part ------------------------------------------------------------------------
@@ -219,16 +218,15 @@ class ParameterServerStrategy(ReplicatedStrategy):
                 "one. Give one optimizer all parameters, in groups if their rates differ."
             )
         keys_of = {id(w): keys for w, keys in self._shards}
-        rule = from_torch(optimizer, {one: one for one in keys_of})
-        mults: list[dict[Key, float]] = [
-            {key: mult[one] for one, keys in keys_of.items() if one in mult for key in keys}
-            for mult in (rule.lr_mult, rule.wd_mult)
-        ]
-        rule = replace(rule, lr_mult=mults[0], wd_mult=mults[1])
-        if rule != self._rule:
-            again = self._rule is not None or self.mode == "async"  # others may be ahead
-            self.store.set_optimizer(rule, anew=again)
-            self._rule = rule
+        groups, specs = groups_of(optimizer), []
+        for spec, params in groups:
+            keys = [k for w in params for k in keys_of.get(id(w), ())] if groups[1:] else []
+            specs.append((spec, keys))
+        if specs != self._specs:
+            again = bool(self._specs) or self.mode == "async"  # others may be ahead
+            for spec, keys in specs:
+                self.store.set_optimizer(spec, keys=keys, anew=again)
+            self._specs = specs
 
     # -- checkpoints ----------------------------------------------------------------------------
 

@@ -18,35 +18,30 @@ MXNet's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distkit.lazy import attributes
 
 if TYPE_CHECKING:
-    from distkit.kvstore.client.base import KVStoreBase
     from distkit.kvstore.client.create import create, here, release, use
     from distkit.kvstore.client.tensors import split_and_load, split_data
     from distkit.kvstore.client.trainer import Trainer
     from distkit.kvstore.client.worker import KVStore
-    from distkit.kvstore.protocol import lr_scheduler, optimizer
-    from distkit.kvstore.protocol.optimizer import SGD, Adam
+    from distkit.kvstore.protocol.optimizer import SGD, OptimizerSpec
     from distkit.kvstore.protocol.placement import Part
     from distkit.kvstore.transport.node import Node
     from distkit.kvstore.transport.service import Service
 
 __all__ = [
     "SGD",
-    "Adam",
     "KVStore",
-    "KVStoreBase",
     "Node",
+    "OptimizerSpec",
     "Part",
     "Service",
     "Trainer",
     "create",
     "here",
-    "lr_scheduler",
-    "optimizer",
     "release",
     "serve",
     "split_and_load",
@@ -58,21 +53,32 @@ __all__ = [
 _HOMES = {
     name: f"distkit.kvstore.{module}"
     for module, names in {
-        "client.base": ["KVStoreBase"],
         "client.create": ["create", "here", "release", "use"],
         "client.tensors": ["split_and_load", "split_data"],
         "client.trainer": ["Trainer"],
         "client.worker": ["KVStore"],
-        "protocol": ["lr_scheduler", "optimizer"],
-        "protocol.optimizer": ["SGD", "Adam"],
+        "protocol.optimizer": ["SGD", "OptimizerSpec"],
         "protocol.placement": ["Part"],
         "transport.node": ["Node"],
         "transport.service": ["Service"],
     }.items()
     for name in names
 }
+_find = attributes(__name__, _HOMES)
 
-__getattr__ = attributes(__name__, _HOMES)
+#: What to do instead of names that were removed.
+_REMOVED = {
+    "Adam": "kv.set_optimizer(torch.optim.Adam, lr=0.001)",
+    "KVStoreBase": "give Trainer one of the stores that kvstore.create makes",
+    "lr_scheduler": 'kv.set_optimizer(..., lr_scheduler=("StepLR", {"step_size": 10}))',
+    "optimizer": "kv.set_optimizer takes kvstore.SGD, or a class of torch.optim and its options",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _REMOVED:
+        raise AttributeError(f"kvstore.{name} was removed: {_REMOVED[name]}.")
+    return _find(name)
 
 
 def serve(node: Node) -> Service:

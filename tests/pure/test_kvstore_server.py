@@ -194,8 +194,8 @@ def test_a_worker_with_another_shape_hears_it_at_init() -> None:
         (Init, ("w", (2,), "float32", torch.ones(2)), "already initialised"),
         (Init, ("w", (3,), "float32", torch.ones(3)), "init of 'w' with float32[3]"),
         (SetOptimizer, ("sgd", {"learning_rate": 0.5}), "once per run"),
-        (SetOptimizer, ("adamm", {}), "The servers know: sgd"),
-        (SetOptimizer, ("sgd", {"rate": 1.0}), "optimizer SGD with 'rate'. It takes learn"),
+        (SetOptimizer, ("adamm", {}), "no optimizer 'adamm'"),
+        (SetOptimizer, ("sgd", {"rate": 1.0}), "'rate'. It takes lr, momentum"),
     ],
 )
 def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, says) -> None:

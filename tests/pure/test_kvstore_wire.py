@@ -43,6 +43,7 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "str": st.text(),
     "Key": KEYS,
     "tuple[int, ...]": SHAPES,
+    "tuple[Key, ...]": st.lists(KEYS, max_size=3).map(tuple),
     "tuple[tuple[int, ...], str] | None": st.none() | st.tuples(SHAPES, st.text()),
     "Tensor": TENSORS,
     "Tensor | None": TENSORS | st.none(),
@@ -71,8 +72,7 @@ KINDS = [
     m.Describe,
     m.AtBarrier,
     m.SetOptimizer,
-    m.GetState,
-    m.SetState,
+    m.Assign,
     m.Leave,
     m.Departed,
     m.Reply,
@@ -86,7 +86,7 @@ def declared(kind: type) -> list[str]:
 
 
 BUILT = {kind: st.builds(kind, *(BY_TYPE[f] for f in declared(kind))) for kind in KINDS}
-COPIED = [BUILT[kind] for kind in (m.Push, m.AtBarrier, m.SetState, m.Departed, m.Init)]
+COPIED = [BUILT[kind] for kind in (m.Push, m.AtBarrier, m.Assign, m.Departed, m.Init)]
 COPIES = st.builds(Copy, COUNTS, COUNTS, COUNTS, st.one_of(COPIED))
 MESSAGES = st.one_of(*BUILT.values(), COPIES)
 
@@ -242,7 +242,7 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
 
 def said_of(*place: object) -> bytes:
     """A header that says of its one tensor that it is there."""
-    return msgpack.encode([0, [], [["SetState", 0, 0, 0, "w", "s", place]]])
+    return msgpack.encode([0, [], [["Assign", 0, 0, 0, "w", place]]])
 
 
 def header(*bodies: object) -> bytes:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.client.base import KVStoreBase
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
@@ -46,8 +45,7 @@ def create(
             once. ``"dist_async"``: servers update with each gradient as it comes; nobody waits.
             ``"dist_sync_device"``, ``"dist_async_device"``: the same; gradients of a worker's
             several devices are added on a device. MXNet's other spellings, such as
-            ``"dist_device_sync"``, are known, and classes of your own that were registered with
-            :meth:`.KVStoreBase.register`.
+            ``"dist_device_sync"``, are known.
         bigarray_bound: number of elements from which an array is split over all servers.
         staleness: with dist_async: by how many gradients a worker may be ahead of the slowest;
             its pulls wait when it is further (bounded staleness). None: any number.
@@ -73,15 +71,14 @@ def create(
     """
     global _store, _terms
     if unknown:
+        removed = [f" {n} was removed: {_REMOVED[n]}." for n in unknown if n in _REMOVED]
         raise KVStoreError(
-            f"create with {', '.join(map(repr, unknown))}. Its options are: {', '.join(_OPTIONS)}."
+            f"create with {', '.join(map(repr, unknown))}.{''.join(removed)} Its options are: "
+            f"{', '.join(_OPTIONS)}."
         )
     if not isinstance(name, str):
         raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
     spelled, name = name.lower(), canonical(name)
-    if spelled in KVStoreBase.kv_registry:
-        own: Any = KVStoreBase.kv_registry[spelled]()
-        return own  # type: ignore[no-any-return]
     if name in ("local", "device"):
         _hint(name)
         local = Requests(LocalLink(), 0, 0, local=True)
@@ -107,6 +104,9 @@ def create(
         )
     return _store
 
+
+#: What to do instead of options that were removed.
+_REMOVED = {"wait_for": "a run begins when all its workers are there"}
 
 #: What ``create`` takes beside the name.
 _OPTIONS = [n for n in inspect.signature(create).parameters if n not in ("name", "unknown")]

@@ -6,15 +6,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.client import states
-from distkit.kvstore.client.base import KVStoreBase
 from distkit.kvstore.client.key_directory import KeyDirectory
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
@@ -34,8 +31,8 @@ from distkit.kvstore.client.tensors import (
 )
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Codec, Compression, unpack
-from distkit.kvstore.protocol.messages import COUNT, VALUE, Key, Reply
-from distkit.kvstore.protocol.optimizer import Optimizer, from_spec, rule_of, to_spec
+from distkit.kvstore.protocol.messages import Key, Reply
+from distkit.kvstore.protocol.optimizer import OptimizerSpec, spec_of
 from distkit.kvstore.protocol.placement import Layout, Part
 from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.protocol.terms import canonical
@@ -44,11 +41,22 @@ from distkit.kvstore.transport.recording import Step, gates, stepped
 #: How many keys are named that are lost.
 _NAMED = 12
 
+_STATES = (
+    "the servers keep the optimizer's state for one run. To save it, let the workers update: push "
+    "without an optimizer, and apply what kv.pull returns with a torch.optim optimizer, whose "
+    "state_dict() you save"
+)
 #: What to do instead of methods that were removed.
-_REMOVED = {"row_sparse_pull": "push dense gradients, and get the whole value with kv.pull"}
+_REMOVED = {
+    "row_sparse_pull": "push dense gradients, and get the whole value with kv.pull",
+    "set_updater": "use kv.set_optimizer, or push without an optimizer and update on the worker",
+    "save_optimizer_states": _STATES,
+    "load_optimizer_states": _STATES,
+    "is_capable": "every store updates weights once kv.set_optimizer was called",
+}
 
 
-class KVStore(KVStoreBase):
+class KVStore:
     """Weights that several processes share: key → tensor. Made by :func:`distkit.kvstore.create`.
 
     Args:
@@ -86,19 +94,20 @@ class KVStore(KVStoreBase):
         barriers: int = 0,
         giver: int = 0,
     ) -> None:
-        self._type, self._num_workers, self.bigarray_bound = type, num_workers, bound
-        self._mode = canonical(type)
+        #: The name it was created by; how many workers share it; this one's number, from 0.
+        self.type, self.num_workers, self.rank = type, num_workers, requests.node
+        self.bigarray_bound, self._mode = bound, canonical(type)
         self._requests, self._scheduler = requests, scheduler
         self._shards = KeyDirectory(requests, servers, bound)
         self._check_finite, self._replaces, self._barriers = check_finite, replaces, barriers
         self._giver = giver
         self._compression: Compression | None = None
-        self._optimizer: Optimizer | None = None
+        self._optimizer: OptimizerSpec | None = None
         self._function: tuple[int, int] | None = None  # whose pushes count once, and the floor
         self._made: Counter[Key] = Counter()  # its pushes so far
-        self._states: states.States = {}  # loaded, of keys that are not initialised yet
-        self._guard = _Guard()
-        #: Called when a run that did not fail is over, before the store hangs up.
+        self._weights: set[Key] = set()  # keys with other first values than zeros …
+        self._read: set[Key] = set()  # … and those of them that were pulled
+        #: Called when a run that did not fail is over, before the store is closed.
         self.at_end: list[Callable[[], None]] = []
         #: What its pushes came to so far.
         self.traffic = Traffic()
@@ -113,32 +122,9 @@ class KVStore(KVStoreBase):
         return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"
 
     @property
-    def type(self) -> str:
-        """The name it was created by."""
-        return self._type
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, from 0."""
-        return self._requests.node
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers that share the store."""
-        return self._num_workers
-
-    @property
     def dropped(self) -> dict[Key, int]:
         """This worker's gradients of each key that came too late for their round."""
         return dict(self._shards.dropped)
-
-    def is_capable(self, capability: str) -> bool:
-        """True if the store can do this: "optimizer" is to update weights.
-
-        Raises:
-            KVStoreError: an unknown capability.
-        """
-        return super().is_capable(capability) or True
 
     # -- MXNet's calls ----------------------------------------------------------
 
@@ -157,7 +143,7 @@ class KVStore(KVStoreBase):
                 key is given twice.
         """
         found = pairs("init", key, value)
-        if twice := {k for i, (k, _) in enumerate(found) if k in [k for k, _ in found[:i]]}:
+        if twice := [k for k, n in Counter(k for k, _ in found).items() if n > 1]:
             raise KVStoreError(
                 f"init of {', '.join(map(repr, twice))} twice in one call. Give each key once."
             )
@@ -167,10 +153,7 @@ class KVStore(KVStoreBase):
             self._step([*layouts], layouts.values() if gives else ())
         self._requests.ask([c for k, t in found for c in self._inits(k, t, gives=gives)])
         self._shards.layouts |= layouts
-        if self._mode.startswith("dist_sync") and self._optimizer is None:
-            self._guard.initialised(found)
-        if mine := [s for s in self._states if s[0] in layouts]:
-            self._set_states({s: self._states.pop(s) for s in mine})
+        self._weights |= {k for k, (t, *_) in found if bool(t.any())}
 
     def broadcast(
         self, key: Keys, value: Values, out: Values, priority: int | Sequence[int] = 0
@@ -193,23 +176,32 @@ class KVStore(KVStoreBase):
                 that is checked. What only a server can tell is raised by the next call on
                 that key.
         """
-        if self._mode.startswith("dist_sync") and self._optimizer is None:
-            self._guard.pushes(each(key))
+        if self._read and self._optimizer is None and self._mode.startswith("dist_sync"):
+            self._warn_of_sums(each(key))
         self._send(key, value, priority)
 
     def _send(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
         try:
-            self._push(key, value, priority)
+            for call in self._calls(pairs("push", key, value), priority):
+                self._requests.post(call)
         finally:
             self._requests.dispatch()
         if gates and stepped():
             self._requests.arrive()  # what others push afterwards comes later
 
+    def _warn_of_sums(self, keys: list[Key]) -> None:
+        """Weights that were looked at are about to be replaced by gradients."""
+        if lost := self._read.intersection(keys):
+            self._weights, self._read = set(), set()  # once
+            warnings.warn(
+                f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
+                "replaces the value that was pulled before. To update it instead, call "
+                "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
+                stacklevel=3,
+            )
+
     def pull(
-        self,
-        key: Keys,
-        out: Values | None = None,
-        priority: int | Sequence[int] = 0,
+        self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0
     ) -> Tensor | list[Tensor] | None:
         """Get the values; under ``dist_sync`` those with this worker's pushes merged in.
 
@@ -225,7 +217,7 @@ class KVStore(KVStoreBase):
             KVStoreError: not initialised, ``out`` does not fit, or an earlier push was refused.
         """
         keys, outs = each(key), self._shards.outs(key, out)
-        self._guard.pulled(keys)
+        self._read |= self._weights.intersection(keys)
         if gates:
             self._step(keys, map(self._shards.layout, keys))
         asked = [k for k, _ in by_priority([(k, None) for k in keys], priority)]
@@ -266,17 +258,11 @@ class KVStore(KVStoreBase):
     def _push_pull(
         self, key: Keys, value: Values, out: Values | None, priority: int | Sequence[int]
     ) -> Any:
-        if gates:  # two steps
-            self._send(key, value, priority)
-            return self.pull(key, out, priority)
         found = pairs("push", key, value)
         size = sum(t[0].numel() * t[0].element_size() for _, t in found)
-        if size > LETTER or self._requests.clocks is not None:
-            try:
-                self._push(key, value, priority)
-                return self.pull(key, out, priority)
-            finally:
-                self._requests.dispatch()
+        if gates or size > LETTER or self._requests.clocks is not None:  # two requests
+            self._send(key, value, priority)
+            return self.pull(key, out, priority)
         outs, local = self._shards.outs(key, out), self._scheduler is None
         calls = list(self._calls(found, priority, copy=local))  # else they are left alone
         asked = list(dict.fromkeys(k for k, _ in by_priority(found, priority)))
@@ -325,121 +311,43 @@ class KVStore(KVStoreBase):
 
     # -- updates ----------------------------------------------------------------
 
-    def set_optimizer(self, optimizer: object, *, anew: bool = False, **options: Any) -> None:
+    def set_optimizer(
+        self,
+        optimizer: object,
+        *,
+        keys: Sequence[Key] = (),
+        anew: bool = False,
+        **options: Any,
+    ) -> None:
         """Let the servers update the values with each gradient (or sum of gradients).
 
         Every worker calls it with the same optimizer, before the first push.
 
         Args:
-            optimizer: such as ``kvstore.SGD(learning_rate=0.1)``; or a name such as "adam" (see
-                :mod:`distkit.kvstore.protocol.optimizer`); or a class or an instance of
-                ``torch.optim``.
+            optimizer: ``kvstore.SGD(learning_rate=0.1)``, a class or an instance of
+                ``torch.optim``, or a name such as "sgd" or "adam".
+            keys: which keys it updates; by default all without an optimizer of their own.
             anew: change the one that the servers have; between two barriers, on one worker.
-            options: the optimizer's, if it is given by a name or class.
+            options: of a name or class, such as ``lr=0.1``; and those that every optimizer may
+                have: ``rescale_grad``, ``multi_precision`` and ``lr_scheduler``, see
+                :class:`.OptimizerSpec`.
 
         Raises:
             KVStoreError: none that the servers know, or another than they have.
         """
-        rule = rule_of(optimizer, options)
-        fields = (*to_spec(rule), int(anew))
+        spec = spec_of(optimizer, options)
+        fields = spec.name, dict(spec.options), int(anew), tuple(keys)
         if gates:
             self._step([])
         self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._shards.servers])
-        self._optimizer = rule
-
-    def set_updater(self, updater: Callable[[Key, Tensor, Tensor], None]) -> None:
-        """Let a function of yours update the values, in a store of one process.
-
-        Args:
-            updater: called with key, gradient and value, which it changes in place.
-
-        Raises:
-            KVStoreError: a distributed store: code does not travel to servers.
-        """
-        if self._mode.startswith("dist"):
-            raise KVStoreError(
-                f'set_updater on a "{self.type}" store: functions cannot be sent to the servers. '
-                "Use kv.set_optimizer, or update on the workers: kvstore.Trainer(..., "
-                "update_on_kvstore=False)."
-            )
-        self._requests.ask([Call(s, messages.SetUpdater, (updater,)) for s in self._shards.servers])
-
-    def save_optimizer_states(self, fname: str | Path, dump_optimizer: bool = False) -> None:
-        """Save what the optimizer keeps of each key that this worker has used.
-
-        Args:
-            fname: the file, written anew.
-            dump_optimizer: save the optimizer's name and numbers, too.
-
-        Raises:
-            KVStoreError: no optimizer was set by this worker.
-        """
-        if self._optimizer is None:
-            raise KVStoreError(
-                "save_optimizer_states without an optimizer. Call kv.set_optimizer(...) first."
-            )
-        self._requests.flush()
-        found: states.States = dict(self._states)
-        for k in self._shards.layouts:
-            for slot, number in self._slots(k).items():
-                answers = self._requests.ask(
-                    [
-                        Call(self._shards.node_of(p), messages.GetState, (k, slot))
-                        for p in self._shards.parts(k)
-                    ]
-                )
-                kept = [a.value for a in answers if isinstance(a, Reply) and a.value is not None]
-                if kept:
-                    found[k, slot] = kept[0] if number else torch.cat(kept)
-        states.write(fname, found, to_spec(self._optimizer) if dump_optimizer else None)
-
-    def load_optimizer_states(self, fname: str | Path) -> None:
-        """Give the servers what :meth:`save_optimizer_states` saved; one worker is enough.
-
-        Raises:
-            KVStoreError: no such file, not of these keys or this optimizer, or no optimizer.
-        """
-        found, optimizer = states.read(fname)
-        if optimizer is not None:
-            self.set_optimizer(from_spec(*optimizer), anew=True)
-        if self._optimizer is None:
-            raise KVStoreError(
-                f"load_optimizer_states of {fname}, which has no optimizer. "
-                "Call kv.set_optimizer(...) first."
-            )
-        if self._scheduler is None:  # nobody else initialises keys
-            later = {s: v for s, v in found.items() if s[0] not in self._shards.layouts}
-            self._states, found = later, {s: v for s, v in found.items() if s not in later}
-        self._set_states(found)
-
-    def _slots(self, key: Key) -> dict[str, bool]:
-        """The optimizer's state of a key, and a flag for a single number."""
-        assert self._optimizer is not None
-        layout = self._shards.layout(key)
-        if not getattr(torch, layout.dtype).is_floating_point:
-            return {}
-        like = torch.zeros([min(1, n) for n in layout.shape], dtype=getattr(torch, layout.dtype))
-        if not self._optimizer.whole:
-            like = like.view(-1)
-        if self._optimizer.refuses(layout.shape):
-            return {}
-        return {slot: not t.dim() for slot, t in self._optimizer.kept(like).items()} | {COUNT: True}
-
-    def _set_states(self, found: states.States) -> None:
-        calls = []
-        for (k, slot), value in found.items():
-            parts, number = self._shards.parts(k), self._slots(k).get(slot, False)
-            for p in parts:
-                mine = value if number or len(parts) == 1 else value[p.start : p.stop]
-                calls.append(Call(self._shards.node_of(p), messages.SetState, (k, slot, mine)))
-        self._requests.ask(calls)
+        self._optimizer = spec
 
     def _assign(self, key: Key, value: Tensor) -> None:
-        """Replace a value, and forget what the optimizer kept of it: where nobody else uses it."""
+        """Replace a value, and forget what the optimizer kept of it."""
         flat = fresh([value])
         self._requests.ask(
             [
-                Call(self._shards.node_of(p), messages.SetState, (key, VALUE, cut(flat, p)))
+                Call(self._shards.node_of(p), messages.Assign, (key, cut(flat, p)))
                 for p in self._shards.parts(key)
             ]
         )
@@ -456,26 +364,25 @@ class KVStore(KVStoreBase):
                 self._step([])
             if self._replaces:
                 self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._shards.servers])
-            (done,) = self._requests.ask(
-                [Call(self._scheduler, messages.Barrier, (self._barriers,))]
-            )
+            call = Call(self._scheduler, messages.Barrier, (self._barriers,))
+            (done,) = self._requests.ask([call])
             assert isinstance(done, Reply)
             self._barriers = done.version
 
+    _barrier = barrier  # MXNet's name
+
     def note(self, name: str, text: str | None = None) -> str:
-        """A text that the workers of this run keep under a name; "" if there is none.
+        """A text that the workers of this run store under a name; "" if there is none.
 
         Args:
             name: of the text.
-            text: to keep there from now on; None to read it.
+            text: to store there from now on; None to read it.
         """
         if self._scheduler is None:
-            raise KVStoreError(f'a "{self._type}" store has no other workers to leave notes for.')
-        (told,) = self._requests.ask([Call(self._scheduler, messages.Note, (name, text))])
-        assert isinstance(told, messages.NoteStored)
-        return told.text
-
-    _barrier, _set_updater = barrier, set_updater  # MXNet's names
+            raise KVStoreError(f'a "{self.type}" store has no other workers to leave notes for.')
+        (stored,) = self._requests.ask([Call(self._scheduler, messages.Note, (name, text))])
+        assert isinstance(stored, messages.NoteStored)
+        return stored.text
 
     # -- where things are -------------------------------------------------------
 
@@ -492,7 +399,7 @@ class KVStore(KVStoreBase):
         return {k: self._shards.parts(k) for k in wanted}
 
     def loss(self, replication: int, node: int, asked: Sequence[Key]) -> str:
-        """The values lost with a server and all its copies, and what would have kept them.
+        """The values lost with a server and its backup, and what would have kept them.
 
         Args:
             replication: on how many servers each value was.
@@ -503,20 +410,19 @@ class KVStore(KVStoreBase):
             return ""
         index, all_of = self._shards.servers.index(node), len(self._shards.servers)
         keys = list(dict.fromkeys([*asked, *self._shards.held_by(node)]))
-        names = ", ".join(map(repr, keys[:_NAMED])) + f" and {len(keys) - _NAMED} more" * (
-            len(keys) > _NAMED
-        )
-        backup, remedy = backup_of(index, all_of), ""
-        where = f"server {index}" if replication == 1 else f"servers {index} and {backup}"
+        more = f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
+        what = f"the values of {', '.join(map(repr, keys[:_NAMED]))}{more}"
+        where, remedy = f"servers {index} and {backup_of(index, all_of)}", ""
         if replication == 1:
+            where = f"server {index}"
             remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
         return (
-            f"Lost with it: {'the values of ' + names if keys else 'its part of the values'}, "
-            f"which only {where} had. {remedy}Save what kv.pull returns, to init from it later. "
+            f"Lost with it: {what if keys else 'its part of the values'}, which only {where} had. "
+            f"{remedy}Save what kv.pull returns, to init from it later. "
         )
 
     def close(self, *, flush: bool = True) -> None:
-        """Hang up, by default when all pushes have arrived. Called at the end of a run.
+        """End the connections, by default when all pushes have arrived: at the end of a run.
 
         Raises:
             KVStoreError: a push was refused.
@@ -535,10 +441,6 @@ class KVStore(KVStoreBase):
         """A call with these keys, which sends or gets such tensors, is one step."""
         if self._scheduler is not None:  # else there is nobody to ask
             self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
-
-    def _push(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
-        for call in self._calls(pairs("push", key, value), priority):
-            self._requests.post(call)
 
     def _calls(
         self,
@@ -618,47 +520,10 @@ class KVStore(KVStoreBase):
                 codec = str(self._compression.codec)
             if self._compression is None or self._mode != "device":
                 self.traffic.sent += value.nbytes
-            fields = (
-                key,
-                layout.shape,
-                version,
-                value,
-                codec,
-                *((-1, 1, once) if once else ()),
-            )
+            fields = key, layout.shape, version, value, codec, *((-1, 1, once) if once else ())
             yield Call(self._shards.node_of(part), messages.Push, fields)
 
 
 def _can_hold(tensor: Tensor) -> bool:
     """True if each of its elements has a place in memory: not in an expanded one."""
     return all(stride or n < 2 for stride, n in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-class _Guard:
-    """Notices calls that do what they say, and hardly what was meant."""
-
-    def __init__(self) -> None:
-        self._weights: set[Key] = set()  # initialised with other than zeros
-        self._read: set[Key] = set()  # of these, pulled before anything was pushed
-        self._told: set[object] = set()
-
-    def initialised(self, found: list[tuple[Key, list[Tensor]]]) -> None:
-        """These keys have their first values."""
-        self._weights |= {k for k, (t, *_) in found if bool(t.any())}
-
-    def pulled(self, keys: list[Key]) -> None:
-        """Somebody looks at these values."""
-        if self._weights:
-            self._read |= self._weights.intersection(keys)
-
-    def pushes(self, keys: list[Key]) -> None:
-        """Gradients leave for servers that only add them up."""
-        if (lost := self._read.intersection(keys)) and "optimizer" not in self._told:
-            self._told.add("optimizer")
-            warnings.warn(
-                f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
-                "replaces the value that was pulled before. To update it instead, call "
-                "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
-                stacklevel=4,
-            )
-        self._weights.difference_update(keys)

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from torch import Tensor
 
 from distkit.kvstore.protocol.messages import Describe, Init, Key, Pull, Push, Reply, Request
+from distkit.kvstore.protocol.optimizer import Updater
 from distkit.kvstore.protocol.placement import Layout
 
 
@@ -19,8 +20,7 @@ class Entry(Struct, eq=False):
     round and worker; ``clocks`` counts each worker's gradients; ``waiting`` are the pulls that
     wait, with their worker's clock when they came; ``dropped`` counts gradients that were late.
     ``accepted`` is the number of each author's latest push; ``floor`` the number below which all
-    functions are over. ``slots`` are what the optimizer keeps, and ``updates`` counts those that
-    it made.
+    functions are over.
     """
 
     key: Key
@@ -28,8 +28,7 @@ class Entry(Struct, eq=False):
     value: Tensor
     first: tuple[int, int]  # node and number of the init
     version: int = 0
-    slots: dict[str, Tensor] = field(default_factory=dict)
-    updates: int = 0
+    updater: Updater | None = None
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
     waiting: dict[tuple[int, int], tuple[Pull, int]] = field(default_factory=dict)

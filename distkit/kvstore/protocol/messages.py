@@ -7,7 +7,6 @@ A :class:`Request` is asked by a node, and answered by one :class:`Answer` that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -189,41 +188,22 @@ class Describe(Request):
 
 
 class SetOptimizer(Request):
-    """From now on gradients update the value by this rule: a name and plain values, never code.
+    """From now on gradients update values by this rule: a name and plain values, never code.
 
-    ``anew``: 1 to change the one that the servers have.
+    ``anew``: 1 to change the rule that the servers have. ``keys``: those that it is for; none for
+    all without one of their own.
     """
 
     name: str
     options: dict[str, Any]
     anew: int = 0
+    keys: tuple[Key, ...] = ()
 
 
-class SetUpdater(Request):
-    """From now on this function updates the value: only in one process, code does not travel."""
-
-    updater: Callable[[Key, Tensor, Tensor], None]
-
-
-#: States that every key has: how many updates its optimizer made, and the value itself.
-COUNT, VALUE = "count", "value"
-
-
-class GetState(Request):
-    """Asks for what the optimizer keeps of a key under this name, such as "momentum".
-
-    "count" is how many updates it made.
-    """
+class Assign(Request):
+    """From now on this is the value of a key: the server's part of it, flat."""
 
     key: Key
-    slot: str
-
-
-class SetState(Request):
-    """Gives the optimizer what it kept of a key: the server's part of it, flat, or a number."""
-
-    key: Key
-    slot: str
     value: Tensor
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, TypeGuard
 
 from distkit.kvstore.protocol.messages import (
+    Assign,
     AtBarrier,
     Departed,
     Init,
@@ -26,11 +27,10 @@ from distkit.kvstore.protocol.messages import (
     Push,
     Request,
     SetOptimizer,
-    SetState,
 )
 
 #: What changes a server's values, or how they will change.
-Change: TypeAlias = Push | AtBarrier | SetOptimizer | SetState | Departed | Init
+Change: TypeAlias = Push | AtBarrier | SetOptimizer | Assign | Departed | Init
 
 
 class Copy(Request):

@@ -27,12 +27,10 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.compression import unpack
 from distkit.kvstore.protocol.entry import Entry, Update
 from distkit.kvstore.protocol.messages import (
-    COUNT,
-    VALUE,
     Answer,
+    Assign,
     AtBarrier,
     Describe,
-    GetState,
     Init,
     Key,
     Pull,
@@ -40,20 +38,15 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     Request,
     SetOptimizer,
-    SetState,
-    SetUpdater,
     ended,
     error,
 )
-from distkit.kvstore.protocol.optimizer import Optimizer, Turn, from_spec
+from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater
 from distkit.kvstore.protocol.placement import NARROW, dtype_name
 from distkit.kvstore.transport.memory import empty_like
 
 #: Called with each update, entered before it is computed and left after.
 Watch = Callable[[Update], AbstractContextManager[object]]
-
-#: MXNet's: changes the last in place, given the key and the gradient.
-Updater = Callable[[Key, "Tensor", "Tensor"], None]
 
 
 class KVServer:
@@ -98,9 +91,8 @@ class KVServer:
         self.at_barrier: set[int] = set()  # who waits there: nobody waits for its gradients
         #: By worker that has ended: the number from which requests in its place count.
         self.firsts: dict[int, int] = {}
-        self.optimizer: Optimizer | None = None
-        self.updater: Updater | None = None
-        self.updates = 0  # of the most updated key
+        #: By key; None: of all keys without one of their own.
+        self.optimizers: dict[Key | None, OptimizerSpec] = {}
         self.entries: dict[Key, Entry] = {}
         self._early: dict[Key, list[Init]] = defaultdict(list)
 
@@ -123,11 +115,8 @@ class KVServer:
                     return self._arrive(request)
                 case SetOptimizer():
                     return self._set_optimizer(request)
-                case SetUpdater():
-                    self.updater = request.updater
-                    return [Reply(request.run, request.node, request.number)]
-                case GetState() | SetState():
-                    return [self._state(request)]
+                case Assign():
+                    return [self._assign(request)]
             raise KVStoreError(f"a server has no answer to {type(request).__name__}.")
         except KVStoreError as refusal:
             return [error(request, refusal)]
@@ -189,29 +178,17 @@ class KVServer:
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
         """Update the value with a sum, which may be wider than it."""
-        if self.optimizer is not None:
-            self._step(entry, gradient, self.optimizer)
+        if (spec := self._optimizer(entry.key)) is None:
+            fits = gradient.dtype is entry.value.dtype
+            entry.value = gradient if fits else gradient.to(entry.value.dtype)
             return
-        if gradient.dtype is not entry.value.dtype:
-            gradient = gradient.to(entry.value.dtype)
-        if self.updater is not None:
-            value = entry.value.clone()
-            self.updater(
-                entry.key, gradient.view(entry.layout.shape), value.view(entry.layout.shape)
-            )
-            entry.value = value
-        else:
-            entry.value = gradient
+        updater = entry.updater or Updater(spec, entry.value)
+        if updater.spec is not spec:
+            updater = updater.follow(spec, entry.value)
+        entry.updater, entry.value = updater, updater.update(entry.value, gradient)
 
-    def _step(self, entry: Entry, gradient: Tensor, optimizer: Optimizer) -> None:
-        entry.updates += 1
-        self.updates = max(self.updates, entry.updates)
-        turn = Turn(entry.key, entry.updates, self.updates)
-        value = _seen(optimizer, entry)
-        if optimizer.whole:
-            gradient = gradient.view(value.shape)
-        value, entry.slots = optimizer.apply(value, gradient, entry.slots, turn)
-        entry.value = value.view(-1)
+    def _optimizer(self, key: Key) -> OptimizerSpec | None:
+        return self.optimizers.get(key) or self.optimizers.get(None)
 
     def _pull(self, pull: Pull) -> list[Answer]:
         entry = self._entry("pull of", pull.key)
@@ -229,11 +206,8 @@ class KVServer:
             missed = self._missed(entry, awaited)
             if missed or not awaited:
                 del entry.waiting[name]
-                due.append(
-                    error(pull, self._halted(pull, missed))
-                    if missed
-                    else entry.reply(pull, entry.value)
-                )
+                refused = error(pull, self._halted(pull, missed)) if missed else None
+                due.append(refused or entry.reply(pull, entry.value))
         return due
 
     def _awaited(self, entry: Entry, clock: int) -> set[int]:
@@ -282,7 +256,7 @@ class KVServer:
         if self.on_crash == "replace":
             self.at_barrier.add(request.node)
             self.members.discard(request.node)
-        return [Reply(request.run, request.node, request.number), *self._go_on()]
+        return [Reply(*_head(request)), *self._go_on()]
 
     def _go_on(self) -> list[Answer]:
         for entry in self.entries.values():
@@ -318,58 +292,26 @@ class KVServer:
     # -- the optimizer ----------------------------------------------------------
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
-        optimizer = from_spec(request.name, request.options)
-        done = Reply(request.run, request.node, request.number)
-        if request.node in self.firsts and not request.anew and self.optimizer is not None:
-            return [done]  # it may have changed since
-        if self.optimizer not in (None, optimizer) and not request.anew:
-            raise KVStoreError(
-                f"set_optimizer with {optimizer}, but the servers have {self.optimizer}. "
-                "Give the same on every worker, once per run."
-            )
-        if self.optimizer is not None and not optimizer.goes_on(self.optimizer):
-            for entry in self.entries.values():
-                entry.slots = {k: v for k, v in entry.slots.items() if k == "master"}
-        self.optimizer, self.updater = optimizer, None
+        spec = OptimizerSpec(request.name, request.options).check()
+        done = Reply(*_head(request))
+        known = [k for k in request.keys or (None,) if k in self.optimizers]
+        if known and not request.anew:
+            if request.node in self.firsts:
+                return [done]  # it may have changed since
+            if other := [self.optimizers[k] for k in known if self.optimizers[k] != spec]:
+                raise KVStoreError(
+                    f"set_optimizer with {spec}, but the servers have {other[0]}. "
+                    "Give the same on every worker, once per run."
+                )
+            return [done]
+        self.optimizers |= dict.fromkeys(request.keys or (None,), spec)
         return [done]
 
-    def _state(self, request: GetState | SetState) -> Reply:
-        """The optimizer's state of a key."""
-        entry = self._entry("optimizer state of", request.key)
-        if isinstance(request, SetState):
-            self._set_state(request, entry)
-            return entry.reply(request)
-        if request.slot == COUNT:
-            return entry.reply(request, torch.tensor([entry.updates]))
-        kept = entry.slots.get(request.slot)  # the next update may change it in place
-        return entry.reply(request, None if kept is None else kept.reshape(-1).clone())
-
-    def _set_state(self, request: SetState, entry: Entry) -> None:
-        slot, value = request.slot, request.value
-        if slot == VALUE:
-            entry.layout.check("new value of", request.key, entry.layout.shape, dtype_name(value))
-            like: Tensor | None = entry.value
-        elif slot == COUNT:
-            like = torch.zeros(int(value.numel() == 1 and int(value) >= 0), dtype=torch.int64)
-        elif self.optimizer is None:
-            raise KVStoreError(
-                f"{slot} of {request.key!r} without an optimizer. Call kv.set_optimizer(...) first."
-            )
-        else:
-            like = self.optimizer.kept(_seen(self.optimizer, entry)).get(slot)
-        if like is None or like.numel() != value.numel() or like.dtype != value.dtype:
-            has = "has none" if like is None else f"has {like.numel()} of {like.dtype}"
-            raise KVStoreError(
-                f"{slot} of {request.key!r} with {value.numel()} elements of {value.dtype}, but "
-                f"this server's part {has}. Give states of the same keys and optimizer."
-            )
-        if slot == VALUE:
-            entry.value, entry.slots, entry.updates = value, {}, 0
-        elif slot == COUNT:
-            entry.updates = int(value)
-            self.updates = max(self.updates, entry.updates)
-        else:
-            entry.slots[slot] = value.view(like.shape).clone()
+    def _assign(self, request: Assign) -> Reply:
+        entry = self._entry("new value of", request.key)
+        self._check("new value of", entry, entry.layout.shape, request.value)
+        entry.value, entry.updater = request.value, None
+        return entry.reply(request)
 
     # -- what is refused --------------------------------------------------------
 
@@ -388,44 +330,32 @@ class KVServer:
         if push.codec:
             value = unpack(push.codec, push.value, entry.value.numel(), entry.value.dtype)
             push = replace(push, value=value)
-        entry.layout.check("push of", push.key, push.shape, dtype_name(push.value))
-        if push.value.shape != entry.value.shape:
-            raise KVStoreError(
-                f"push of {push.key!r} with {push.value.numel()} elements, "
-                f"but this server's part has {entry.value.numel()}."
-            )
-        if self.must_update and self.optimizer is None and self.updater is None:
+        self._check("push of", entry, push.shape, push.value)
+        spec = self._optimizer(push.key)
+        if self.must_update and spec is None:
             raise KVStoreError(
                 f"push of {push.key!r} without an optimizer: dist_async applies each gradient "
                 "when it arrives, so the servers need an update rule. Call kv.set_optimizer("
                 "kvstore.SGD(learning_rate=...)) on every worker before the first push."
             )
-        if self.optimizer is not None:
-            _fits(self.optimizer, entry)
+        if spec is not None and not entry.value.is_floating_point():
+            raise KVStoreError(
+                f"push of {entry.key!r}: an optimizer cannot update {entry.layout}. "
+                "Use a floating-point tensor, or no optimizer."
+            )
         return push
 
+    def _check(self, what: str, entry: Entry, shape: tuple[int, ...], value: Tensor) -> None:
+        entry.layout.check(what, entry.key, shape, dtype_name(value))
+        if value.shape != entry.value.shape:
+            raise KVStoreError(
+                f"{what} {entry.key!r} with {value.numel()} elements, but this server's part has "
+                f"{entry.value.numel()}."
+            )
 
-def _seen(optimizer: Optimizer, entry: Entry) -> Tensor:
-    """A value as its optimizer wants it: in its shape, or flat."""
-    return entry.value.view(entry.layout.shape) if optimizer.whole else entry.value
 
-
-def _fits(optimizer: Optimizer, entry: Entry) -> None:
-    """Refuse a key that an optimizer cannot update."""
-    if not entry.value.is_floating_point():
-        raise KVStoreError(
-            f"push of {entry.key!r}: an optimizer cannot update {entry.layout}. "
-            "Use a floating-point tensor, or no optimizer."
-        )
-    if optimizer.whole and entry.value.numel() != entry.layout.size:
-        raise KVStoreError(
-            f"push of {entry.key!r}: this optimizer needs whole arrays, and {entry.layout} is "
-            "split over the servers. Create the store with a larger bigarray_bound."
-        )
-    if why := optimizer.refuses(entry.layout.shape):
-        raise KVStoreError(
-            f"push of {entry.key!r}, which is {entry.layout}: {why}. Use another optimizer."
-        )
+def _head(request: Request) -> tuple[int, int, int]:
+    return request.run, request.node, request.number
 
 
 def _sum(gradients: list[Tensor]) -> Tensor:

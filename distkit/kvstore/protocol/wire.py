@@ -39,8 +39,7 @@ _AnyMessage = (
     | messages.AtBarrier
     | messages.Describe
     | messages.SetOptimizer
-    | messages.GetState
-    | messages.SetState
+    | messages.Assign
     | messages.Note
     | messages.NoteStored
     | messages.Leave

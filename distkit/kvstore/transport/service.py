@@ -86,7 +86,7 @@ class Peers:
         self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's name of the connection
         self.ways: dict[int, Peer] = {}
         self._descriptors: dict[int, bytes] = {}  # of connections
-        self._broken: list[bytes] = []
+        self.broken: list[bytes] = []  # connections that have ended
 
     def at(self, name: bytes, *, far: bool = False) -> Peer:
         """The node at the other end of a connection, perhaps of another host.
@@ -109,11 +109,11 @@ class Peers:
 
     def look(self) -> None:
         """The connections that have ended: read before a new one may reuse a descriptor."""
-        self._broken += [self._descriptors.pop(d, b"") for d in self._ends.broken()]
+        self.broken += [self._descriptors.pop(d, b"") for d in self._ends.broken()]
 
     def take_broken(self) -> list[Peer]:
         """Those whose connections have ended without a goodbye, and who have no other."""
-        names, self._broken = self._broken, []
+        names, self.broken = self.broken, []
         return [peer for name in names if (peer := self.forget(name)) is not None]
 
     def forget(self, name: bytes) -> Peer | None:
@@ -260,9 +260,11 @@ class Service:
         ready = dict(self._poller.poll(_RECEIPT_MS if self._letters else None))
         if not ready:
             self._send(list(self._letters))
+        if self._ends.socket in ready:
+            self._peers.look()
         if self._router in ready:
             self._serve_all()
-        if self._ends.socket in ready:
+        if self._peers.broken:
             self._bury()
         for line in list(self._lines.values()):
             if line.socket in ready:
@@ -308,7 +310,6 @@ class Service:
 
         The scheduler tells the others; a server hears it from there.
         """
-        self._peers.look()
         while self._serve_all():
             pass
         for peer in self._peers.take_broken():

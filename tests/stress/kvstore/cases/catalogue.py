@@ -52,7 +52,7 @@ def store(kind: str, servers: int = 1, bound: int = 1_000_000, **options: Any) -
 
 def adding(kv: KVStore) -> KVStore:
     """The same store; what is pushed is added to the value."""
-    kv.set_optimizer("test")
+    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     return kv
 
 

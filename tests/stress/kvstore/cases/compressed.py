@@ -18,7 +18,7 @@ def compressed(kind: str, compression: str, threshold: float = 0.5, servers: int
     """A store that compresses, and adds ``RATE`` times what it gets."""
     kv = store(kind, servers, 5)
     kv.set_gradient_compression({"type": compression, "threshold": threshold})
-    kv.set_optimizer("test", rescale_grad=RATE)
+    kv.set_optimizer("sgd", learning_rate=-RATE)
     return kv
 
 
