@@ -41,6 +41,7 @@ TERMS = st.builds(Terms, st.sampled_from(MODES), COUNTS, on_crash=st.sampled_fro
 BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "int": COUNTS,
     "str": st.text(),
+    "float": st.floats(allow_nan=False),
     "Key": KEYS,
     "tuple[int, ...]": SHAPES,
     "tuple[Key, ...]": st.lists(KEYS, max_size=3).map(tuple),

@@ -30,7 +30,7 @@ from distkit.kvstore.client.tensors import (
     write,
 )
 from distkit.kvstore.protocol import messages
-from distkit.kvstore.protocol.compression import Codec, Compression, unpack
+from distkit.kvstore.protocol.compression import Compression
 from distkit.kvstore.protocol.messages import Key, Reply
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, spec_of
 from distkit.kvstore.protocol.placement import Layout, Part
@@ -270,22 +270,21 @@ class KVStore:
         return self._shards.hand_out(key, outs, values)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Send this worker's gradients in fewer bits; what is lost is added to the next push.
+        """Send 2 bits for each element of a gradient; what is lost is added to the next push.
 
         Args:
-            compression_params: ``{"type": "2bit", "threshold": 0.5}``, or "1bit" with a
-                threshold, or "1bit_means", or "topk" with the "ratio" of elements that are kept.
-                A "device" store compresses the gradient of each device.
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``: the servers get
+                −threshold, 0 or +threshold.
 
         Raises:
-            KVStoreError: unknown type or parameter, or a store that sends nothing.
+            KVStoreError: another type or parameter, or a store that sends nothing.
         """
-        if self._mode == "local":
+        if not self._mode.startswith("dist"):
             raise KVStoreError(
-                'set_gradient_compression on a "local" store has no effect: it sends nothing. '
-                'Use "device" or a "dist_…" store.'
+                f'set_gradient_compression on a "{self.type}" store has no effect: it sends '
+                'nothing. Use a "dist_…" store.'
             )
-        self._compression = Compression(Codec.of(compression_params))
+        self._compression = Compression(compression_params)
 
     @contextmanager
     def once(self, function: int, floor: int = 0) -> Iterator[None]:
@@ -482,21 +481,9 @@ class KVStore:
 
     def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor:
         """One gradient of those of the devices, flat."""
-        if self._compression is not None and self._mode == "device":
-            return self._compressed(key, tensors, self._compression)
         place = "device" if self._mode.endswith("_device") else "host"
         where = "stay" if self._mode == "device" else place
         return add_up(tensors, where, self.traffic, copy=copy, copies=self._copies)
-
-    def _compressed(self, key: Key, tensors: list[Tensor], by: Compression) -> Tensor:
-        """The sum of what each device says of its gradient, in fewer bits."""
-        said = []
-        for device, tensor in enumerate(tensors):
-            flat = tensor.detach().reshape(-1)
-            packed = by.pack(key, device, flat.to("cpu"))
-            said.append(unpack(str(by.codec), packed, len(flat), flat.dtype).to(flat.device))
-            self.traffic.sent += packed.nbytes
-        return add_up(said, "stay", self.traffic)
 
     def _finite(self, key: Key, total: Tensor) -> Tensor:
         if not bool(torch.isfinite(total).all()):
@@ -514,13 +501,12 @@ class KVStore:
             self._made[key] += 1
         for part in self._shards.parts(key):
             version = self._shards.versions.get((key, part.server), 0)
-            value, codec = cut(total, part), ""
-            if self._compression is not None and self._mode != "device":
+            value, threshold = cut(total, part), 0.0
+            if self._compression is not None:
                 value = self._compression.pack(key, part.server, value)
-                codec = str(self._compression.codec)
-            if self._compression is None or self._mode != "device":
-                self.traffic.sent += value.nbytes
-            fields = key, layout.shape, version, value, codec, *((-1, 1, once) if once else ())
+                threshold = self._compression.threshold
+            self.traffic.sent += value.nbytes
+            fields = key, layout.shape, version, value, threshold, -1, 1, once
             yield Call(self._shards.node_of(part), messages.Push, fields)
 
 

@@ -142,19 +142,18 @@ class Init(Request):
 class Push(Request):
     """A gradient, computed from ``version`` of the value.
 
-    ``codec`` says how ``value`` is packed (:mod:`.compression`); empty if it is
-    the gradient. ``pull`` is the number of a pull of the same key that comes with it, -1 for none:
-    the answer to that one says that the gradient was accepted, too; with ``receipt`` there is an
-    answer to the push as well. ``once`` names a push of a function that may run again, on any
-    worker: the function's number, how many pushes of the key it made before, and the number below
-    which all functions are over.
+    With a ``threshold`` it is packed (:mod:`.compression`). ``pull`` is the number of a pull of the
+    same key that comes with it, -1 for none: the answer to that one says that the gradient was
+    accepted, too; with ``receipt`` there is an answer to the push as well. ``once`` names a push of
+    a function that may run again, on any worker: the function's number, how many pushes of the key
+    it made before, and the number below which all functions are over.
     """
 
     key: Key
     shape: tuple[int, ...]
     version: int
     value: Tensor
-    codec: str = ""
+    threshold: float = 0.0
     pull: int = -1
     receipt: int = 1
     once: tuple[int, ...] = ()

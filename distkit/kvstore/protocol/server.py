@@ -327,9 +327,9 @@ class KVServer:
 
     def _admit(self, push: Push, entry: Entry) -> Push:
         """Refuse what could not be applied: an accepted gradient is applied exactly once."""
-        if push.codec:
-            value = unpack(push.codec, push.value, entry.value.numel(), entry.value.dtype)
-            push = replace(push, value=value)
+        if push.threshold:
+            value = unpack(push.value, push.threshold, entry.value.numel())
+            push = replace(push, value=value.to(entry.value.dtype))
         self._check("push of", entry, push.shape, push.value)
         spec = self._optimizer(push.key)
         if self.must_update and spec is None:

@@ -181,7 +181,7 @@ class Schedule:
             return
         value = torch.full((1,), 2.0 ** len(self.sent), dtype=torch.float64)
         pull = self.numbers[worker] + 1 if pulls else -1
-        push = self._ask(worker, server, Push, f"w{server}", (1,), 0, value, "", pull)
+        push = self._ask(worker, server, Push, f"w{server}", (1,), 0, value, 0.0, pull)
         assert isinstance(push, Push)
         if pulls:
             self.numbers[worker] += 1
