@@ -24,7 +24,7 @@ from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     from distkit.kvstore.client.create import create, here, release, use
-    from distkit.kvstore.client.tensors import split_and_load, split_data
+    from distkit.kvstore.client.tensors import split_and_load
     from distkit.kvstore.client.trainer import Trainer
     from distkit.kvstore.client.worker import KVStore
     from distkit.kvstore.protocol.optimizer import SGD, OptimizerSpec
@@ -45,7 +45,6 @@ __all__ = [
     "release",
     "serve",
     "split_and_load",
-    "split_data",
     "use",
 ]
 
@@ -54,7 +53,7 @@ _HOMES = {
     name: f"distkit.kvstore.{module}"
     for module, names in {
         "client.create": ["create", "here", "release", "use"],
-        "client.tensors": ["split_and_load", "split_data"],
+        "client.tensors": ["split_and_load"],
         "client.trainer": ["Trainer"],
         "client.worker": ["KVStore"],
         "protocol.optimizer": ["SGD", "OptimizerSpec"],
@@ -71,6 +70,7 @@ _REMOVED = {
     "Adam": "kv.set_optimizer(torch.optim.Adam, lr=0.001)",
     "KVStoreBase": "give Trainer one of the stores that kvstore.create makes",
     "lr_scheduler": 'kv.set_optimizer(..., lr_scheduler=("StepLR", {"step_size": 10}))',
+    "split_data": "torch.tensor_split(batch, slices)",
     "optimizer": "kv.set_optimizer takes kvstore.SGD, or a class of torch.optim and its options",
 }
 

@@ -41,7 +41,7 @@ def server() -> Iterator[zmq.Socket]:
 
 @pytest.fixture
 def link() -> Iterator[ZmqLink]:
-    link = ZmqLink(scheduler=1)
+    link = ZmqLink()
     with closing(link):
         yield link
 
@@ -78,9 +78,11 @@ def test_an_answer_whose_memory_ended_with_its_sender_is_as_good_as_lost(
             while True:
                 link.receive(wait=True)
     server.close(linger=1_000)
-    while not link.lost():
+    changes: list[tuple[int, str | None]] = []
+    while not changes:
         assert link.receive(wait=True) == []
-    assert link.lost() == {1: BROKEN}
+        changes = link.changes()
+    assert changes == [(1, BROKEN)]
 
 
 # -- what becomes of requests when a node ends -------------------------------------
@@ -92,7 +94,7 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[tuple[int, Request]] = []
         self.comes: list[Message] = []
-        self.gone: dict[int, str] = {}
+        self.changed: list[tuple[int, str | None]] = []
         self.moved: list[tuple[int, int]] = []
 
     def send(self, to: int, requests: list[Request]) -> None:
@@ -100,18 +102,15 @@ class Wire:
         self.sent += [(to, r) for r in requests]
 
     def receive(self, *, wait: bool) -> list[Message]:
-        assert self.comes or self.gone or not wait, "would wait for ever"
+        assert self.comes or self.changed or not wait, "would wait for ever"
         found, self.comes = self.comes, []
         return found
 
     def redirect(self, node: int, by: int) -> None:
         self.moved.append((node, by))
 
-    def lost(self) -> dict[int, str]:
-        return self.gone
-
-    def again(self) -> set[int]:
-        return set()
+    def changes(self) -> list[tuple[int, str | None]]:
+        return self.changed
 
     def close(self) -> None:
         pass
@@ -120,8 +119,10 @@ class Wire:
 def asking(replication: int = 1) -> tuple[Wire, Requests]:
     """A worker of two, with servers 2, 3 and 4, and a push to server 2 that is not answered."""
     wire = Wire()
-    requests = Requests(wire, 0, 0, name=Node("scheduler", 0, 2, 3, "f").name, scheduler=5)
-    requests.serve_by(range(2, 5), {2: 3, 3: 4, 4: 2} if replication == 2 else {})
+    name, servers = Node("scheduler", 0, 2, 3, "f").name, [2, 3, 4]
+    requests = Requests(
+        wire, 0, 0, name=name, scheduler=5, servers=servers, replication=replication
+    )
     requests.post(Call(2, Push, ("w", (1,), 0, torch.ones(1))))
     requests.dispatch()
     return wire, requests
@@ -141,12 +142,11 @@ def test_the_backup_is_asked_again() -> None:
     requests.flush()
 
 
-def test_news_may_come_with_the_address_book_and_find_nothing_open() -> None:
+def test_nothing_is_repeated_if_everything_was_answered() -> None:
     wire, requests = asking(replication=2)
     wire.comes = [Reply(0, 0, 0), departed(3)]
     requests.flush()
-    requests.serve_by(range(2, 5), {2: 3, 3: 4, 4: 2})
-    assert wire.moved == [(3, 4)] * 2
+    assert wire.moved == [(3, 4)]
     wire.comes = [departed(2)]
     with pytest.raises(KVStoreError, match="server 0 has ended"):
         requests.ask([Call(2, Pull, ("w",))])
@@ -163,17 +163,20 @@ def test_values_whose_backup_has_ended_too_are_lost(order: tuple[int, int]) -> N
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        (BROKEN, r"server 0 has ended \(its connection was lost\) while .*Lost with"),
+        (
+            BROKEN,
+            r"server 0 has ended \(its connection was lost\) while .*: the values of 'w', 3,",
+        ),
         (
             silence(1.5),
             r"server 0 gave no sign of life for 1.5 s and was ended while .*SIGSTOP"
-            r".*heartbeat_timeout.*Lost with node 2: \['w'\]",
+            r".*heartbeat_timeout",
         ),
     ],
 )
 def test_a_server_without_a_backup_is_named_with_what_is_lost(how: str, says: str) -> None:
     wire, requests = asking()
-    requests.loss = lambda node, keys: f"Lost with node {node}: {keys}. "
+    requests.held_by = lambda node: [3, "w"]
     wire.comes = [departed(2, how)]
     with pytest.raises(KVStoreError, match=says):
         requests.flush()
@@ -183,7 +186,7 @@ def test_a_server_without_a_backup_is_named_with_what_is_lost(how: str, says: st
 
 def test_without_the_scheduler_every_request_ends() -> None:
     wire, requests = asking()
-    wire.gone = {5: BROKEN}
+    wire.changed = [(5, BROKEN)]
     with pytest.raises(KVStoreError, match=r"the scheduler has ended .* so the run ends"):
         requests.ask([Call(3, Pull, ("v",))])
     with pytest.raises(KVStoreError, match="the scheduler has ended"):

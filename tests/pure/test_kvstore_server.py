@@ -15,7 +15,6 @@ from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.kvstore.protocol.entry import Update
 from distkit.kvstore.protocol.messages import (
     Answer,
-    Describe,
     Error,
     Init,
     Pull,
@@ -185,7 +184,6 @@ def test_a_worker_with_another_shape_hears_it_at_init() -> None:
     ("kind", "fields", "says"),
     [
         (Pull, ("v",), "pull of 'v', a key that this run has not initialised"),
-        (Describe, ("v",), "kv.init('v', value) on every worker"),
         (Push, ("v", (2,), 0, torch.ones(2)), "push of 'v', a key that this run has not"),
         (Push, ("w", (3,), 0, torch.ones(3)), "push of 'w' with float32[3]"),
         (Push, ("w", (2, 1), 0, torch.ones(2)), "push of 'w' with float32[2, 1]"),
@@ -203,37 +201,6 @@ def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, sa
     assert says in refusal(store.ask(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("there", "says"),
-    [
-        (["bias", "weight", 1], "first. The most similar key on this server: 'weight', 'bias', 1."),
-        ([], "on every worker first."),
-        ([*range(9), "weight"], "'weight', 8, 7, 6, 5."),
-    ],
-)
-def test_a_misspelt_key_is_told_those_like_it(there, says: str) -> None:
-    server = KVServer(ASYNC, range(1))
-    for n, key in enumerate(there):
-        server.handle(Init(0, 0, n, key, (1,), "float32", torch.ones(1)))
-    assert refusal(server.handle(Pull(0, 0, 99, "weigth"))).endswith(says)
-
-
-@pytest.mark.parametrize("receipt", [0, 1])
-def test_a_pull_that_came_with_a_push_answers_for_both(receipt: int) -> None:
-    server = KVServer(Synchronous(), range(2))
-    server.handle(Init(0, 0, 0, "w", (1,), "float32", torch.zeros(1)))
-
-    def both(worker: int) -> Push:
-        return Push(0, worker, 5, "w", (1,), 0, torch.ones(1), pull=6, receipt=receipt)
-
-    assert [a.number for a in server.handle(both(0))] == [5] * receipt  # it waits for the other
-    assert [a.number for a in server.handle(both(0))] == [5] * receipt  # it comes again
-    answers = server.handle(both(1))
-    assert sorted((a.node, a.number, a.value.item()) for a in answers) == [(0, 6, 2), (1, 6, 2)]
-    refused = Push(0, 1, 7, "w", (2,), 1, torch.ones(2), pull=8)
-    assert [(type(a), a.number) for a in server.handle(refused)] == [(Error, 7)]
 
 
 def test_async_needs_an_optimizer() -> None:

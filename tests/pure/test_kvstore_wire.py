@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from traceback import walk_tb
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +69,6 @@ KINDS = [
     m.Init,
     m.Push,
     m.Pull,
-    m.Describe,
     m.AtBarrier,
     m.SetOptimizer,
     m.Assign,
@@ -167,25 +165,6 @@ def test_what_is_lent_is_not_sent() -> None:
     assert pool.empty(LARGE, torch.float32).data_ptr() == address
 
 
-def test_page_locked_memory_is_locked_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    locked: list[int] = []
-
-    def lock(address: int, size: int, flags: int) -> int:
-        locked.append(size)
-        return 0
-
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lock))
-    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
-    pool = Pool()
-    values = [pool.pinned(LARGE, torch.float32).fill_(7) for _ in range(2)]
-    assert len(locked) == 1
-    place = values[0].data_ptr()
-    del values
-    pool.trim()  # a GPU would go on writing to pages that are gone
-    assert pool.empty(LARGE, torch.float32).data_ptr() == place
-    assert pool.empty(LARGE, torch.float32).sum() == 7 * LARGE
-
-
 def hostile_places() -> Iterator[list[int]]:
     place = POOL.empty(LARGE, torch.uint8)
     pid, file, inode, start, nbytes = POOL.find(place)
@@ -264,11 +243,11 @@ def header(*bodies: object) -> bytes:
         [letter(msgpack.encode([0, ["w"], []]))],
         [letter(msgpack.encode([0, [], [], []]))],
         [header([])],
-        [header(["Describe", 0, 0, 0, "w", "x"]) + b"more"],
-        [header(["Describe", 0, 0, 0, "w", "x"]), b"more"],
-        [header(["Describe", 0, 0, 0, True, "x"])],
-        [header(["Describe", 0, 0, "w", "x"])],
-        [header(["Describe", 0, 0, 0, "w", "x", "y"])],
+        [header(["Pull", 0, 0, 0, "w"]) + b"more"],
+        [header(["Pull", 0, 0, 0, "w"]), b"more"],
+        [header(["Pull", 0, 0, 0, True])],
+        [header(["Pull", 0, 0, "w"])],
+        [header(["Pull", 0, 0, 0, "w", "y"])],
         [header(["Pickle", 0, 0, 0])],
         [letter(said_of("float32"), b"abcd")],
         [letter(said_of(), b"abcd")],
@@ -285,7 +264,7 @@ def header(*bodies: object) -> bytes:
         [letter(said_of([1], ["int64", 0, 8], ["float32", 0, 0]), b"abcdefgh")],
         [letter(said_of([1]))],
         [letter(said_of([1], 5))],
-        [header(["Describe", 0, 0, 0, "w" * (1 << 20), "x"])],
+        [header(["Pull", 0, 0, 0, "w" * (1 << 20)])],
     ],
     ids=lambda frames: repr(frames[:1])[:40],
 )

@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from distkit.errors import StrategyError
 from distkit.kvstore.protocol.optimizer import SGD
-from distkit.kvstore.testing import InProcess
 from distkit_strategies.coordinator import FunctionQueue, Worker
 from distkit_strategies.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
 )
+from tests.support.in_process import InProcess
 
 
 class Queue(RuleBasedStateMachine):

@@ -109,13 +109,6 @@ class Shop:
         pull = self.sends(worker, Pull, key)
         self.answer([*self.takes(push), *self.takes(pull)])
 
-    def pushpull(self, worker, key="w"):
-        """A push that its pull rides with."""
-        fields = key, (2,), self.pulled.get(worker, 0), ONE
-        push = self.sends(worker, Push, *fields, pull=self.numbers[worker] + 1, receipt=0)
-        self.sends(worker, Pull, key)
-        self.answer(self.takes(push))
-
     def trace(self, **meta):
         events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
         roles = traces.names(*["worker"] * self.workers, "server")
@@ -328,10 +321,9 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     assert words == {"0", "1", "2"}  # whose gradient is missing is named in its empty place
 
 
-@pytest.mark.parametrize("ask", ["both", "pushpull"])
-def test_a_pull_after_both_gradients_were_applied_waits_for_nobody(ask) -> None:
+def test_a_pull_after_both_gradients_were_applied_waits_for_nobody() -> None:
     """Though the inbox is empty again: the next round is none of its business."""
-    run = shop(2, Synchronous(), [(ask, 0), (ask, 1)] * 2)
+    run = shop(2, Synchronous(), [("both", 0), ("both", 1)] * 2)
     run = project(run.trace())
     begins = [u.begin for u in run.story.updates]
     words = [(beat.src, words) for beat, _, words in told(run, "pull")]

@@ -16,7 +16,7 @@ from kvstore_nodes import WAIT, Nodes, forks, started, until
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.kvstore import KVStore, Node, Trainer
-from distkit.kvstore.testing import InProcess
+from tests.support.in_process import InProcess
 
 
 @pytest.fixture(scope="module", autouse=True)

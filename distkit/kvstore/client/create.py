@@ -6,14 +6,12 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
-from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.protocol.terms import BIGARRAY_BOUND, Terms, canonical
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.node import Node
@@ -34,7 +32,6 @@ def create(
     backup: int = 0,
     replication: int = 1,
     on_crash: str = "halt",
-    check_finite: bool = False,
     **unknown: Any,
 ) -> KVStore:
     """A store of this name, the same on every worker of the run.
@@ -59,7 +56,6 @@ def create(
             ``"replace"``: they wait until another has its place. A ``dk.Cluster`` starts it at
             once: it runs the function again from its beginning, and pulls what is there. With
             dist_async, too, where nobody waits.
-        check_finite: refuse gradients with NaN or infinity, on this worker.
         unknown: refused.
 
     Raises:
@@ -81,22 +77,16 @@ def create(
     spelled, name = name.lower(), canonical(name)
     if name in ("local", "device"):
         _hint(name)
-        local = Requests(LocalLink(), 0, 0, local=True)
+        local = Requests(LocalLink(), 0, 0, local=True, servers=[0])
         return KVStore(
-            local,
-            type=spelled,
-            num_workers=1,
-            servers=[0],
-            scheduler=None,
-            bound=bigarray_bound,
-            check_finite=check_finite,
+            local, type=spelled, num_workers=1, servers=[0], scheduler=None, bound=bigarray_bound
         )
     terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash)
     node = _check(name)
     terms.fit(node.workers, node.servers)
     if _store is None:
         _tell(terms.aftermath)  # first: whoever is there may end any time
-        _store, _terms = _join(node, terms, check_finite, spelled), terms
+        _store, _terms = _join(node, terms, spelled), terms
     if _terms != terms:
         raise KVStoreError(
             f"worker {node.index} has a store {_terms} in this run and asks for {terms}. "
@@ -106,7 +96,10 @@ def create(
 
 
 #: What to do instead of options that were removed.
-_REMOVED = {"wait_for": "a run begins when all its workers are there"}
+_REMOVED = {
+    "check_finite": "call torch.isfinite(gradient).all() before kv.push",
+    "wait_for": "a run begins when all its workers are there",
+}
 
 #: What ``create`` takes beside the name.
 _OPTIONS = [n for n in inspect.signature(create).parameters if n not in ("name", "unknown")]
@@ -133,41 +126,44 @@ def _check(name: str) -> Node:
     return _here
 
 
-def _join(node: Node, terms: Terms, check_finite: bool, spelled: str) -> KVStore:
+def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
     """Register with the scheduler, wait for everybody, and connect to the servers."""
-    link = ZmqLink(node.keys, node.way, node.scheduler)
-    requests = Requests(link, node.run, node.id, name=node.name, scheduler=node.scheduler)
-    requests.count_from(LIFE * node.life)
-    servers = range(node.workers, node.scheduler)
+    link, servers = ZmqLink(node.keys, node.way), range(node.workers, node.scheduler)
+    requests = Requests(
+        link,
+        node.run,
+        node.id,
+        first=LIFE * node.life,
+        name=node.name,
+        scheduler=node.scheduler,
+        servers=servers,
+        replication=terms.replication,
+    )
     try:
         link.connect(node.scheduler, node.endpoint(node.scheduler))
         me = ("", node.workers, node.servers, terms, os.getpid())
         (book,) = requests.ask([Call(node.scheduler, Register, me)])
         assert isinstance(book, AddressBook)
-        for server in book.endpoints.keys() & {*servers}:
-            link.connect(server, book.endpoints[server])
-        backups = {n: servers[backup_of(i, len(servers))] for i, n in enumerate(servers)}
-        requests.serve_by(servers, backups if terms.replication > 1 else {})
-        for server in {*servers} - book.endpoints.keys():  # it ended before this worker began
-            requests.depart(server, BROKEN)
+        for server in servers:
+            if server in book.endpoints:
+                link.connect(server, book.endpoints[server])
+            else:
+                requests.depart(server, BROKEN)  # before this worker began
     except BaseException:
         requests.close()
         raise
     requests.clocks = Clocks() if terms.backup else None
-    store = KVStore(
+    return KVStore(
         requests,
         type=spelled,
         num_workers=node.workers,
         servers=servers,
         scheduler=node.scheduler,
         bound=terms.bound,
-        check_finite=check_finite,
         replaces=terms.on_crash == "replace",
         barriers=book.barriers,
         giver=min(n for n in book.endpoints if n < node.workers),
     )
-    requests.loss = partial(store.loss, terms.replication)
-    return store
 
 
 def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> None:

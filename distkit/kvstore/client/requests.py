@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.messages import (
-    Answer,
-    Departed,
-    Error,
-    Key,
-    Push,
-    Reply,
-    Request,
-    ended,
-    error,
-)
+from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
+from distkit.kvstore.protocol.messages import error as refusal
+from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import Asking, Clocks, Step, wait_begins
 from distkit.kvstore.transport.sockets import REFUSED
@@ -27,6 +19,8 @@ from distkit.trace.calls import SILENT, STOPPED
 WINDOW = 1 << 28
 #: How many bytes of pushes leave together.
 LETTER = 1 << 20
+#: How many keys a message names.
+_NAMED = 12
 
 
 class Call(NamedTuple):
@@ -43,7 +37,6 @@ class _InFlight:
     request: Request
     asking: Asking
     pushed: int  # bytes that push's window counts
-    pair: _InFlight | None = None  # of a push the pull that travels with it, and the reverse
 
 
 class Requests:
@@ -53,9 +46,12 @@ class Requests:
         link: carries them.
         run: number of the run.
         node: id of the node that asks.
+        first: number of its first request.
         local: the other end is this process: the trace shows no message.
         name: of a node, for messages.
         scheduler: the node without which nothing goes on.
+        servers: the nodes that hold the values.
+        replication: on how many of them each value is.
     """
 
     def __init__(
@@ -64,24 +60,25 @@ class Requests:
         run: int,
         node: int,
         *,
+        first: int = 0,
         local: bool = False,
         name: Callable[[int], str] = "node {}".format,
         scheduler: int | None = None,
+        servers: Sequence[int] = (),
+        replication: int = 1,
     ) -> None:
         self.node, self._run, self._link, self._local, self._name = node, run, link, local, name
-        self._scheduler = scheduler
-        #: Which node answers in the place of each server, and which has copies of its values.
-        self._serving: dict[int, int] = {}
-        self._backups: dict[int, int] = {}
-        #: What is lost with a server, given the keys of requests that it has not answered.
-        self.loss: Callable[[int, list[Key]], str] = lambda node, keys: ""
+        self._scheduler, self._servers, self._replication = scheduler, servers, replication
+        #: The keys of which a server has a part.
+        self.held_by: Callable[[int], list[Key]] = lambda server: []
         #: The user's call that comes next, on a worker with gates.
         self.step: Step | None = None
         #: Of a store with backup workers.
         self.clocks: Clocks | None = None
-        self._departed: dict[int, str] = {}  # servers that have ended, and how
-        self._lost: dict[int, str] = {}  # those whose values nobody has
-        self._next = 0
+        self._serving = {n: n for n in servers}  # which node answers for each server
+        self._departed: set[int] = set()
+        self._lost: dict[int, str] = {}  # nodes that nobody answers for, and why
+        self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, _InFlight] = {}
         self._answers: dict[int, Answer] = {}
@@ -89,49 +86,30 @@ class Requests:
         self._pushed = 0  # bytes in flight
         self._closed = False
 
-    def count_from(self, first: int) -> None:
-        """Number requests from here on: an earlier process in this place had lower numbers."""
-        self._next = first
-
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
         """Send to several nodes at once, and wait for all the answers.
 
         Raises:
             KVStoreError: the first refusal among them.
         """
-        return self._answers_to([self._put(call) for call in calls])
-
-    def ride(self, calls: Sequence[Call]) -> list[Answer]:
-        """Send pushes, each with a pull of the same key, and wait for the answers to the pulls.
-
-        Raises:
-            KVStoreError: the first refusal among them, of a push or of a pull.
-        """
-        return self._answers_to([self._put_pair(call) for call in calls])
-
-    def _answers_to(self, numbers: list[int]) -> list[Answer]:
+        numbers = [self._put(call) for call in calls]
+        flights = [self._in_flight[n] for n in numbers]
+        waiting = None
         try:
             self._send()
             self._give_up()
-            self._wait_for(numbers)
-        finally:
-            answers = [self._answers.pop(n, None) for n in numbers]
-            self._abandon(numbers)
-        found = [a for a in answers if a is not None]
-        for answer in found:
-            if isinstance(answer, Error):
-                raise KVStoreError(answer.text)
-        return found
-
-    def _wait_for(self, numbers: list[int]) -> None:
-        wanted, flights = set(numbers), map(self._in_flight.get, numbers)
-        watched = None if self._local else wait_begins(f.asking for f in flights if f is not None)
-        try:
-            while not self._answers.keys() >= wanted:
+            waiting = None if self._local else wait_begins(f.asking for f in flights)
+            while not self._answers.keys() >= set(numbers):
                 self._receive(wait=True)
         finally:
-            if watched is not None:
-                watched.wait_ends()
+            if waiting is not None:
+                waiting.wait_ends()
+            answers = [self._answers.pop(n) for n in numbers if n in self._answers]
+            self._abandon(numbers)
+        for answer in answers:
+            if isinstance(answer, Error):
+                raise KVStoreError(answer.text)
+        return answers
 
     def post(self, call: Call) -> None:
         """Send a push with the next :meth:`dispatch`; if it is refused, :meth:`check` raises.
@@ -142,7 +120,6 @@ class Requests:
         if self._pushed > LETTER:
             self.dispatch()
         while self._pushed > WINDOW:
-            self.dispatch()
             self._receive(wait=True)
 
     def dispatch(self) -> None:
@@ -183,58 +160,65 @@ class Requests:
             self._abandon(list(self._in_flight))
             self._link.close()
 
-    # -- servers that end ---------------------------------------------------------
-
-    def serve_by(self, servers: Iterable[int], backups: dict[int, int]) -> None:
-        """These nodes are the servers; ``backups`` says which of them has copies of each."""
-        self._serving, self._backups = {n: n for n in servers}, backups
-        for node, how in list(self._departed.items()):  # news that came with the address book
-            self.depart(node, how)
+    # -- nodes that end -----------------------------------------------------------
 
     def depart(self, node: int, how: str) -> None:
         """A server has ended: its backup answers for it, or its values are lost."""
-        self._departed[node] = how
+        self._departed.add(node)
         for server in [n for n, by in self._serving.items() if by == node]:
-            backup = self._backups.get(server, node)
-            if server == node and backup not in self._departed:
+            backup = self._backup(server)
+            if server == node and self._replication > 1 and backup not in self._departed:
                 self._serving[server] = backup
                 self._link.redirect(server, backup)
                 self._repeat(server)
             else:
                 self._lost[server] = how
 
+    def _backup(self, server: int) -> int:
+        index = backup_of(self._servers.index(server), len(self._servers))
+        return self._servers[index]
+
     def _repeat(self, node: int) -> None:
         """Ask again what was not answered: it is there again, or its backup is in its place."""
-        again = [
-            f.request
-            for f in self._in_flight.values()
-            if f.to == node and (f.pair is None or isinstance(f.request, Push))
-        ]
+        again = [f.request for f in self._in_flight.values() if f.to == node]
         if again:  # a batch without a request is a goodbye
             self._link.send(node, again)
 
     def _give_up(self) -> None:
         """Refuse what waits for nodes that are gone: without the scheduler, everything."""
-        if not (lost := self._link.lost() | self._lost):
-            return
-        for node, how in lost.items():
+        for node, how in self._lost.items():
             mine = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
-            self._refuse([f.request for f in mine], node, how)
-
-    def _refuse(self, waiting: list[Request], node: int, how: str) -> None:
-        keys = [key for r in waiting if (key := getattr(r, "key", None)) is not None]
-        lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
-        why = _WITHOUT_SCHEDULER if node == self._scheduler else ""
-        why += f"{STOPPED} " if SILENT in how else ""
-        why += self.loss(node, list(dict.fromkeys(keys)))
-        for request in waiting:
-            flight = self._in_flight.get(request.number)
-            if flight is not None:  # else it was settled with its pair
+            if not mine:
+                continue
+            lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
+            why = self._loss(node, [f.request for f in mine])
+            why += f"{STOPPED} " if SILENT in how else ""
+            for f in mine:
                 text = (
                     f"{self._name(node)} {lost} while {self._name(self.node)} waited for the "
-                    f"answer to {_called(request)}. {why}Run again: it is replaced."
+                    f"answer to {_called(f.request)}. {why}Run again: it is replaced."
                 )
-                self._settle(flight, error(request, text))
+                self._settle(f, refusal(f.request, text))
+
+    def _loss(self, node: int, asked: list[Request]) -> str:
+        """What is lost with a node, and what would have kept it."""
+        if node == self._scheduler:
+            return _WITHOUT_SCHEDULER
+        if node not in self._servers:
+            return ""
+        used = [*map(_key, asked), *self.held_by(node)]
+        keys = [key for key in dict.fromkeys(used) if key is not None]
+        named = ", ".join(map(repr, keys[:_NAMED]))
+        more = f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
+        who, remedy = self._name(node), ""
+        if self._replication > 1:
+            who += f" and {self._name(self._backup(node))}"
+        else:
+            remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
+        return (
+            f"Lost with it: the values of {named or 'no key yet'}{more}, which only {who} had. "
+            f"{remedy}Save what kv.pull returns, to init from it later. "
+        )
 
     # -- both ways ----------------------------------------------------------------
 
@@ -244,32 +228,15 @@ class Requests:
                 f"this store belongs to run {self._run}, which has ended. "
                 "Make a new one with kvstore.create(...) inside the function that is run."
             )
-        request = call.kind(self._run, self.node, self._next, *call.fields)
-        self._take_off(call.to, request)
-        self._outbox.setdefault(call.to, []).append(request)
-        return request.number
-
-    def _put_pair(self, call: Call) -> int:
-        """A push and the pull that travels with it; the pull's number."""
-        number = self._put(call)
-        push = self._in_flight[number]
-        assert isinstance(push.request, Push)
-        push.request.pull = self._next
-        push.request.receipt = int(push.asking.recorded)  # a trace shows when it was accepted
-        pull = push.request.then
-        assert pull is not None
-        push.pair = self._take_off(call.to, pull)
-        push.pair.pair = push
-        return pull.number
-
-    def _take_off(self, to: int, request: Request) -> _InFlight:
-        self._next += 1
-        step, self.step = self.step, None
-        asking = Asking(request, None if self._local else to, step)
+        number, step = self._next, self.step
+        self._next, self.step = number + 1, None
+        request = call.kind(self._run, self.node, number, *call.fields)
+        asking = Asking(request, None if self._local else call.to, step)
         size = request.value.nbytes if isinstance(request, Push) else 0
-        flight = self._in_flight[request.number] = _InFlight(to, request, asking, size)
+        self._in_flight[number] = _InFlight(call.to, request, asking, size)
         self._pushed += size
-        return flight
+        self._outbox.setdefault(call.to, []).append(request)
+        return number
 
     def _send(self) -> None:
         letters, self._outbox = self._outbox, {}
@@ -278,29 +245,23 @@ class Requests:
 
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
-            if message.run == self._run and isinstance(message, Answer):
+            if isinstance(message, Departed):
+                self.depart(message.who, message.how)
+            elif isinstance(message, Answer) and message.run == self._run:
                 flight = self._in_flight.get(message.number)
-                if isinstance(message, Departed):
-                    self.depart(message.who, message.how)
-                elif flight is not None:  # else nobody waits for it
+                if flight is not None:  # else nobody waits for it
                     self._settle(flight, message)
-        for node in self._link.again():
-            self._repeat(node)
+        for node, how in self._link.changes():
+            if how is None:
+                self._repeat(node)
+            elif node == self._scheduler or how == REFUSED:  # of servers the scheduler tells
+                self._lost[node] = how
         self._give_up()
 
     def _settle(self, flight: _InFlight, answer: Answer) -> None:
-        """It has its answer; that of a pull counts for the push that it travelled with."""
-        request = flight.request
-        del self._in_flight[request.number]
-        self._pushed -= flight.pushed
-        pair, flight.pair = flight.pair, None
-        if pair is not None:
-            pair.pair = None
-            if isinstance(pair.request, Push):
-                self._settle(pair, Reply(self._run, self.node, pair.request.number))
-            elif isinstance(answer, Error):
-                self._settle(pair, error(pair.request, answer.text))
-        if isinstance(answer, Error):
+        request, wrong = flight.request, isinstance(answer, Error)
+        self._land(flight)
+        if wrong:
             flight.asking.failed()
         elif self.clocks is not None and isinstance(request, Push):
             flight.asking.answered(answer, self.clocks.after(flight.to, request, answer))
@@ -308,26 +269,32 @@ class Requests:
             flight.asking.answered(answer)
         if not isinstance(request, Push):
             self._answers[answer.number] = answer
-        elif isinstance(answer, Error) and pair is None:
+        elif isinstance(answer, Error):
             self._refused.setdefault(request.key, answer.text)
 
     def _abandon(self, numbers: Iterable[int]) -> None:
         """Nobody waits for these any more; an answer that still comes is dropped."""
         for number in numbers:
-            flight = self._in_flight.get(number)
-            for one in (flight, flight and flight.pair):
-                if one is not None:
-                    del self._in_flight[one.request.number]
-                    self._pushed -= one.pushed
-                    one.asking.failed()
+            if number in self._in_flight:
+                flight = self._in_flight[number]
+                self._land(flight)
+                flight.asking.failed()
+
+    def _land(self, flight: _InFlight) -> None:
+        del self._in_flight[flight.request.number]
+        self._pushed -= flight.pushed
 
 
 _WITHOUT_SCHEDULER = (
-    "Without it no worker can register or meet the others at a barrier, and nobody hears who has "
+    "Without it no worker can register or meet the others at a barrier, and nobody learns who has "
     "ended, so the run ends. "
 )
 
 
+def _key(request: Request) -> Key | None:
+    return getattr(request, "key", None)
+
+
 def _called(request: Request) -> str:
-    key = getattr(request, "key", None)
-    return type(request).__name__.lower() + ("" if key is None else f" of {key!r}")
+    name = type(request).__name__.lower()
+    return name if _key(request) is None else f"{name} of {_key(request)!r}"

@@ -2,15 +2,13 @@
 
 One gradient is made from those of a worker's devices. Without ``device`` in a store's name each
 device's gradient is copied to host memory and added there; with it they are added on the first of
-the devices, and one sum is copied: fewer copies, more device memory. Sums of several keys leave a
-GPU on a stream of their own: while one is sent, the next is added up and copied. Source: MXNet's
-``device`` and ``dist_sync_device``.
+the devices, and one sum is copied: fewer copies, more device memory. Source: MXNet's ``device``
+and ``dist_sync_device``.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,8 +17,9 @@ from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
-from distkit.kvstore.protocol.placement import DTYPES, NARROW, Part, dtype_name
-from distkit.kvstore.transport.memory import LARGE, empty, pinned
+from distkit.kvstore.protocol.placement import DTYPES, Part, dtype_name
+from distkit.kvstore.protocol.sums import added_up
+from distkit.kvstore.transport.memory import empty
 
 #: One key or several.
 Keys: TypeAlias = "Key | Sequence[Key]"
@@ -95,7 +94,8 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
             )
             if what == "push" and tensors and t is None:
                 remedy = "There is no gradient yet: call backward() first."
-            raise KVStoreError(f"{what} of {key!r} got {_kind(value)}. {remedy}")
+            got = type(t).__name__ if tensors else "no tensor"
+            raise KVStoreError(f"{what} of {key!r} got {got}. {remedy}")
         if t.layout is not torch.strided:
             raise KVStoreError(
                 f"{what} of {key!r} with a sparse tensor, which no server takes. Give "
@@ -109,48 +109,11 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
     return tensors
 
 
-def _kind(value: Any) -> str:
-    """The type of an argument, for messages: a value may be long."""
-    kind = named(type(value))
-    if not isinstance(value, (list, tuple)):
-        return kind
-    kinds = dict.fromkeys(named(type(v)) for v in value)
-    return f"{kind}[{', '.join(kinds)}]" if kinds else f"an empty {kind}"
-
-
-def named(kind: type) -> str:
-    """A type as users know it: ``torch.optim.SGD``, which is in ``torch.optim.sgd``."""
-    name, module = kind.__qualname__, kind.__module__
-    package = module.rpartition(".")[0]
-    if getattr(sys.modules.get(package), name, None) is kind:
-        module = package
-    return name if module == "builtins" else f"{module}.{name}"
-
-
-def fresh(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of a worker's tensors of one key: flat, in host memory, a copy.
-
-    The caller may change its tensors at once, while the copy is on its way.
-    """
-    first, *rest = (t.detach() for t in tensors)
-    total = empty(first.numel(), first.dtype).view(first.shape)
-    if rest and first.dtype in NARROW:
-        total.copy_(sum((t.to("cpu").float() for t in rest), first.to("cpu").float()))
-        return total.view(-1)
-    if len(rest) and first.device.type == "cpu":
-        torch.add(first, rest.pop(0).to("cpu"), out=total)
-    else:
-        total.copy_(first)
-    for t in rest:
-        total += t.to("cpu")
-    return total.view(-1)
-
-
-def unchanged(tensors: Sequence[Tensor]) -> Tensor:
-    """The same for a caller that leaves its tensors alone meanwhile: one small tensor is itself."""
-    first = tensors[0]
-    small = first.nbytes < LARGE and first.device.type == "cpu" and first.is_contiguous()
-    return first.detach().view(-1) if small and len(tensors) == 1 else fresh(tensors)
+def fresh(tensor: Tensor) -> Tensor:
+    """A flat copy in host memory: the caller may change its tensor while the copy is sent."""
+    copy = empty(tensor.numel(), tensor.dtype)
+    copy.view(tensor.shape).copy_(tensor.detach())
+    return copy
 
 
 def whole(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
@@ -195,60 +158,7 @@ class Traffic:
         )
 
 
-class Copies:
-    """Copies of sums to the host; from a GPU they run on a stream of their own.
-
-    >>> copies = Copies()
-    >>> [copies.wait(host) for host in ahead(map(copies.start, [torch.ones(1, 2)]))]
-    [tensor([1., 1.])]
-    """
-
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, Any] = {}
-        self._ends: dict[int, Any] = {}  # of copies on their way: by address
-
-    def start(self, total: Tensor) -> Tensor:
-        """A flat copy, to be waited for."""
-        if not total.is_cuda:
-            return fresh([total])
-        device = total.device
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        side = self._streams[device]
-        side.wait_stream(torch.cuda.current_stream(device))
-        host = pinned(total.numel(), total.dtype)
-        with torch.cuda.stream(side):
-            host.copy_(total.reshape(-1), non_blocking=True)
-        total.record_stream(side)
-        self._ends[host.data_ptr()] = side.record_event()
-        return host
-
-    def wait(self, host: Any) -> Any:
-        """The same once it has arrived; what is no such copy is there already."""
-        if self._ends and isinstance(host, Tensor):
-            if (end := self._ends.pop(host.data_ptr(), None)) is not None:
-                end.synchronize()
-        return host
-
-
-def ahead(items: Iterable[Any]) -> Iterator[Any]:
-    """The same items, each made before the one in front of it is used."""
-    waiting: list[Any] = []
-    for item in items:
-        waiting.append(item)
-        if len(waiting) > 1:
-            yield waiting.pop(0)
-    yield from waiting
-
-
-def add_up(
-    tensors: Sequence[Tensor],
-    where: str,
-    traffic: Traffic,
-    *,
-    copy: bool = True,
-    copies: Copies | None = None,
-) -> Tensor:
+def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True) -> Tensor:
     """The sum of a worker's tensors of one key: flat.
 
     Args:
@@ -256,58 +166,28 @@ def add_up(
         where: "host": copied there, added there. "device": added on the first device, the sum
             copied to the host. "stay": added on the first device, where the sum stays.
         traffic: counts the bytes.
-        copy: whether the caller may change its tensors while the sum is on its way.
-        copies: what copies a sum from the device, and has to be asked whether it is there.
+        copy: whether the caller may change its tensors while the sum is sent.
 
-    >>> import torch
     >>> add_up([torch.ones(2), torch.ones(2)], "device", counted := Traffic())
     tensor([2., 2.])
     >>> counted
     Traffic(gradients=16, to_host=8, held=8, sent=0)
     """
-    size = sum(t.nbytes for t in tensors)
+    first, size = tensors[0].detach(), sum(t.nbytes for t in tensors)
     traffic.gradients += size
     if where == "host":
         traffic.to_host += size
-        return fresh(tensors) if copy else unchanged(tensors)
-    first, *rest = (t.detach() for t in tensors)
-    traffic.held = max(traffic.held, first.nbytes)
-    if rest and first.dtype in NARROW:
-        total = sum((t.to(first.device).float() for t in rest), first.float()).to(first.dtype)
     else:
-        total = first.contiguous() if not rest else first + rest[0].to(first.device)
-        for t in rest[1:]:
-            total += t.to(first.device)
+        traffic.held = max(traffic.held, first.nbytes)
+        traffic.to_host += first.nbytes * (where == "device")
+    if len(tensors) > 1:
+        on = "cpu" if where == "host" else first.device
+        total = added_up([t.detach().to(on) for t in tensors])
+        first, copy = total.to(first.dtype), where == "device" and total.is_cuda
     if where == "stay":
-        return total.reshape(-1).clone() if not rest else total.reshape(-1)
-    traffic.to_host += first.nbytes
-    return copies.start(total) if copies else fresh([total])
-
-
-def split_data(
-    data: Tensor, num_slice: int, batch_axis: int = 0, even_split: bool = True
-) -> list[Tensor]:
-    """A batch in slices, the first ones larger by one if it does not divide.
-
-    Args:
-        data: the batch.
-        num_slice: how many slices.
-        batch_axis: along which axis.
-        even_split: refuse a batch that does not divide.
-
-    Raises:
-        KVStoreError: it does not, or is smaller than the number of slices.
-
-    >>> [len(part) for part in split_data(torch.ones(5, 2), 3, even_split=False)]
-    [2, 2, 1]
-    """
-    size = data.shape[batch_axis]
-    if even_split and size % num_slice:
-        raise KVStoreError(
-            f"a batch of shape {tuple(data.shape)} cannot be split evenly into {num_slice} slices "
-            f"along axis {batch_axis}. Use a multiple of {num_slice}, or even_split=False."
-        )
-    return list(torch.tensor_split(data, num_slice, batch_axis))
+        return first.reshape(-1).clone() if copy else first.reshape(-1)
+    alone = first.device.type == "cpu" and first.is_contiguous() and not copy
+    return first.view(-1) if alone else fresh(first)
 
 
 def split_and_load(
@@ -327,5 +207,11 @@ def split_and_load(
     >>> split_and_load([1, 2, 3, 4], ["cpu", "cpu"])
     [tensor([1, 2]), tensor([3, 4])]
     """
-    parts = split_data(torch.as_tensor(data), len(devices), batch_axis, even_split)
+    batch, slices = torch.as_tensor(data), len(devices)
+    if even_split and batch.shape[batch_axis] % slices:
+        raise KVStoreError(
+            f"a batch of shape {tuple(batch.shape)} cannot be split evenly into {slices} slices "
+            f"along axis {batch_axis}. Use a multiple of {slices}, or even_split=False."
+        )
+    parts = torch.tensor_split(batch, slices, batch_axis)
     return [part.to(device) for part, device in zip(parts, devices, strict=True)]

@@ -135,8 +135,7 @@ class Trainer:
             numbers = [tuple(number[id(p)] for p in ps if id(p) in number) for _, ps in groups]
             one = not groups[1:]
             found = [(s, () if one else ks) for (s, _), ks in zip(groups, numbers, strict=True)]
-        scales = [spec.options.get("rescale_grad", 1) / batch_size for spec, _ in found]
-        return [(s.scaled(scale), ks) for (s, ks), scale in zip(found, scales, strict=True)]
+        return [(spec.divided(batch_size), ks) for spec, ks in found]
 
     @torch.no_grad()
     def _update(self, specs: _Specs, keys: list[int]) -> None:
@@ -252,7 +251,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """The step size of the next step; with an ``lr_scheduler`` of the first."""
-        return self._specs(1)[0][0].learning_rate
+        return float(self._specs(1)[0][0].group["lr"])
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the step size from the next step on; every worker calls it, at the same step.

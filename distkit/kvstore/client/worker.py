@@ -6,40 +6,37 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.client.key_directory import KeyDirectory
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
-    Copies,
     Keys,
     Traffic,
     Values,
     add_up,
-    ahead,
     by_priority,
     cut,
     each,
     fresh,
     grouped,
     pairs,
+    whole,
     write,
 )
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
-from distkit.kvstore.protocol.messages import Key, Reply
+from distkit.kvstore.protocol.messages import Answer, Key, Reply
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, spec_of
 from distkit.kvstore.protocol.placement import Layout, Part
-from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.protocol.terms import canonical
 from distkit.kvstore.transport.recording import Step, gates, stepped
 
-#: How many keys are named that are lost.
-_NAMED = 12
+#: For each key the tensors to write its value to.
+_Outs: TypeAlias = "list[tuple[Key, list[Tensor]]]"
 
 _STATES = (
     "the servers keep the optimizer's state for one run. To save it, let the workers update: push "
@@ -66,12 +63,12 @@ class KVStore:
         servers: the ids of the nodes that hold it.
         scheduler: the id of the node where workers meet; None if there is one worker.
         bound: number of elements from which an array is split over all servers.
-        check_finite: refuse gradients with NaN or infinity.
         replaces: another process takes the place of a dead worker, so that servers must know who
             waits at a barrier.
         barriers: how many barriers the run has passed.
         giver: the worker whose values are the first ones of keys.
 
+    >>> import torch
     >>> from distkit import kvstore
     >>> kv = kvstore.create("local")
     >>> kv.init("w", torch.zeros(2))
@@ -89,7 +86,6 @@ class KVStore:
         servers: Sequence[int],
         scheduler: int | None,
         bound: int,
-        check_finite: bool = False,
         replaces: bool = False,
         barriers: int = 0,
         giver: int = 0,
@@ -97,21 +93,25 @@ class KVStore:
         #: The name it was created by; how many workers share it; this one's number, from 0.
         self.type, self.num_workers, self.rank = type, num_workers, requests.node
         self.bigarray_bound, self._mode = bound, canonical(type)
+        place = "device" if self._mode.endswith("_device") else "host"
+        self._where = "stay" if self._mode == "device" else place  # devices' gradients are added
         self._requests, self._scheduler = requests, scheduler
-        self._shards = KeyDirectory(requests, servers, bound)
-        self._check_finite, self._replaces, self._barriers = check_finite, replaces, barriers
-        self._giver = giver
+        self._keys = KeyDirectory(servers, bound)
+        requests.held_by = self._keys.held_by
+        self._replaces, self._barriers, self._giver = replaces, barriers, giver
         self._compression: Compression | None = None
         self._optimizer: OptimizerSpec | None = None
         self._function: tuple[int, int] | None = None  # whose pushes count once, and the floor
         self._made: Counter[Key] = Counter()  # its pushes so far
         self._weights: set[Key] = set()  # keys with other first values than zeros …
         self._read: set[Key] = set()  # … and those of them that were pulled
+        self._versions: dict[tuple[Key, int], int] = {}  # last pulled, by key and server
+        #: This worker's gradients of each key that came too late for their round.
+        self.dropped: dict[Key, int] = {}
         #: Called when a run that did not fail is over, before the store is closed.
         self.at_end: list[Callable[[], None]] = []
         #: What its pushes came to so far.
         self.traffic = Traffic()
-        self._copies = Copies()
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do instead of what was removed."""
@@ -120,11 +120,6 @@ class KVStore:
 
     def __repr__(self) -> str:
         return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"
-
-    @property
-    def dropped(self) -> dict[Key, int]:
-        """This worker's gradients of each key that came too late for their round."""
-        return dict(self._shards.dropped)
 
     # -- MXNet's calls ----------------------------------------------------------
 
@@ -149,11 +144,21 @@ class KVStore:
             )
         layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
         gives = self.rank == self._giver
-        if gates:
-            self._step([*layouts], layouts.values() if gives else ())
-        self._requests.ask([c for k, t in found for c in self._inits(k, t, gives=gives)])
-        self._shards.layouts |= layouts
+        self._step([*layouts], layouts.values() if gives else ())
+        self._requests.ask([c for k, t in found for c in self._inits(k, layouts[k], t, gives)])
+        self._keys.layouts |= layouts
         self._weights |= {k for k, (t, *_) in found if bool(t.any())}
+
+    def _inits(
+        self, key: Key, layout: Layout, tensors: list[Tensor], gives: bool
+    ) -> Iterable[Call]:
+        if len(tensors) > 1:
+            raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Give one.")
+        value = add_up(tensors, self._where, Traffic()) if gives else None
+        for node, part in self._keys.parts(key, layout):
+            mine = None if value is None else cut(value, part)
+            fields = key, layout.shape, layout.dtype, mine, self._giver
+            yield Call(node, messages.Init, fields)
 
     def broadcast(
         self, key: Keys, value: Values, out: Values, priority: int | Sequence[int] = 0
@@ -172,33 +177,54 @@ class KVStore:
             priority: of the keys, or of each: keys of higher priority are sent first.
 
         Raises:
-            KVStoreError: not initialised, or with another shape or dtype, or not finite where
-                that is checked. What only a server can tell is raised by the next call on
-                that key.
+            KVStoreError: not initialised, or with another shape or dtype. What only a server can
+                tell is raised by the next call on that key.
         """
-        if self._read and self._optimizer is None and self._mode.startswith("dist_sync"):
-            self._warn_of_sums(each(key))
-        self._send(key, value, priority)
+        found = pairs("push", key, value)
+        sums = self._optimizer is None and self._mode.startswith("dist_sync")
+        if sums and (lost := self._read.intersection(k for k, _ in found)):
+            self._weights, self._read = set(), set()  # said once
+            warnings.warn(
+                f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
+                "replaces the value that was pulled before. To update it instead, call "
+                "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
+                stacklevel=2,
+            )
+        self._push(found, priority)
 
-    def _send(self, key: Keys, value: Values, priority: int | Sequence[int]) -> None:
+    def _push(self, found: _Outs, priority: int | Sequence[int]) -> None:
         try:
-            for call in self._calls(pairs("push", key, value), priority):
-                self._requests.post(call)
+            self._post(found, priority)
         finally:
             self._requests.dispatch()
         if gates and stepped():
             self._requests.arrive()  # what others push afterwards comes later
 
-    def _warn_of_sums(self, keys: list[Key]) -> None:
-        """Weights that were looked at are about to be replaced by gradients."""
-        if lost := self._read.intersection(keys):
-            self._weights, self._read = set(), set()  # once
-            warnings.warn(
-                f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
-                "replaces the value that was pulled before. To update it instead, call "
-                "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
-                stacklevel=3,
-            )
+    def _post(self, found: _Outs, priority: int | Sequence[int], *, copy: bool = True) -> None:
+        """Add up each key's gradients, and post the sums in the order of their priority."""
+        self._requests.check(k for k, _ in found)
+        self._keys.check("push of", found, dtype=True)
+        together = grouped(by_priority(found, priority))
+        self._step([k for k, _ in together], (self._keys.layout(k) for k, _ in together))
+        for k, tensors in together:
+            total, once = add_up(tensors, self._where, self.traffic, copy=copy), self._once(k)
+            shape = self._keys.layout(k).shape
+            for node, part in self._keys.parts(k):
+                value, threshold = cut(total, part), 0.0
+                if self._compression is not None and value.is_floating_point():
+                    threshold = self._compression.threshold
+                    value = self._compression.pack(k, part.server, value)
+                self.traffic.sent += value.nbytes
+                version = self._versions.get((k, part.server), 0)
+                fields = k, shape, version, value, threshold, once
+                self._requests.post(Call(node, messages.Push, fields))
+
+    def _once(self, key: Key) -> tuple[int, ...]:
+        """Names the next push of a key by a function that may run again."""
+        if self._function is None:
+            return ()
+        self._made[key] += 1
+        return self._function[0], self._made[key] - 1, self._function[1]
 
     def pull(
         self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0
@@ -216,12 +242,42 @@ class KVStore:
         Raises:
             KVStoreError: not initialised, ``out`` does not fit, or an earlier push was refused.
         """
-        keys, outs = each(key), self._shards.outs(key, out)
+        outs = self._outs(key, out)
+        self._step(keys := each(key), map(self._keys.layout, keys))
+        return self._pull(key, outs, priority)
+
+    def _outs(self, key: Keys, out: Values | None) -> _Outs | None:
+        """The outputs for the values, checked; None if the values are to be returned."""
+        outs = None if out is None else pairs("pull", key, out)
+        self._keys.check("pull of", outs or [], dtype=False)
+        return outs
+
+    def _pull(
+        self, key: Keys, outs: _Outs | None, priority: int | Sequence[int]
+    ) -> Tensor | list[Tensor] | None:
+        keys = each(key)
         self._read |= self._weights.intersection(keys)
-        if gates:
-            self._step(keys, map(self._shards.layout, keys))
-        asked = [k for k, _ in by_priority([(k, None) for k in keys], priority)]
-        return self._shards.hand_out(key, outs, self._shards.values(asked))
+        order = by_priority([(k, None) for k in keys], priority)
+        asked = {k: self._keys.parts(k) for k, _ in order}
+        calls = [Call(node, messages.Pull, (k,)) for k in asked for node, _ in asked[k]]
+        answers = iter(self._requests.ask(calls))
+        self._requests.check(asked)
+        values = {k: [self._value(k, p, next(answers)) for _, p in asked[k]] for k in asked}
+        if outs is not None:
+            for k, tensors in outs:
+                for tensor in tensors:
+                    write(tensor, [part for _, part in asked[k]], values[k])
+            return None
+        found = [whole(values[k], self._keys.layout(k).shape) for k in keys]
+        return found if isinstance(key, (list, tuple)) else found[0]
+
+    def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
+        """The result of a pull: from now on gradients are computed from this version."""
+        assert isinstance(reply, Reply) and reply.value is not None
+        self._versions[key, part.server] = reply.version
+        if reply.dropped:
+            self.dropped[key] = reply.dropped
+        return reply.value
 
     def pushpull(
         self,
@@ -230,7 +286,7 @@ class KVStore:
         out: Values | None = None,
         priority: int | Sequence[int] = 0,
     ) -> Tensor | list[Tensor] | None:
-        """A push, and a pull of what came of it: of small tensors both in one message.
+        """A push, and a pull of what came of it: of small tensors both are sent together.
 
         Args:
             key: a key or a list of keys.
@@ -245,29 +301,19 @@ class KVStore:
         Raises:
             KVStoreError: what :meth:`push` or :meth:`pull` would raise.
         """
-        if out is not None:
-            self._push_pull(key, value, out, priority)
-            return None
-        found: Tensor | list[Tensor] = self._push_pull(key, value, None, priority)
-        pulled = found if isinstance(found, list) else [found]
-        for (_, tensors), new in zip(pairs("push", key, value), pulled, strict=True):
-            for tensor in filter(_can_hold, tensors):
-                write(tensor, [Part(0, 0, new.numel())], [new.reshape(-1)])
-        return found
-
-    def _push_pull(
-        self, key: Keys, value: Values, out: Values | None, priority: int | Sequence[int]
-    ) -> Any:
-        found = pairs("push", key, value)
-        size = sum(t[0].numel() * t[0].element_size() for _, t in found)
-        if gates or size > LETTER or self._requests.clocks is not None:  # two requests
-            self._send(key, value, priority)
-            return self.pull(key, out, priority)
-        outs, local = self._shards.outs(key, out), self._scheduler is None
-        calls = list(self._calls(found, priority, copy=local))  # else they are left alone
-        asked = list(dict.fromkeys(k for k, _ in by_priority(found, priority)))
-        values = self._shards.taken(asked, self._requests.ride(calls))
-        return self._shards.hand_out(key, outs, values)
+        found, outs = pairs("push", key, value), self._outs(key, out)
+        if gates or sum(tensors[0].nbytes for _, tensors in found) > LETTER:
+            self._push(found, priority)
+            self._step(keys := each(key), map(self._keys.layout, keys))
+        else:  # nobody changes the tensors before this returns
+            self._post(found, priority, copy=self._scheduler is None)
+        pulled = self._pull(key, outs, priority)
+        if outs is None:
+            news: Any = pulled if isinstance(pulled, list) else [pulled]
+            for (_, tensors), new in zip(found, news, strict=True):
+                for tensor in filter(_can_hold, tensors):
+                    tensor.detach().copy_(new)
+        return pulled
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Send 2 bits for each element of a gradient; what is lost is added to the next push.
@@ -336,20 +382,15 @@ class KVStore:
         """
         spec = spec_of(optimizer, options)
         fields = spec.name, dict(spec.options), int(anew), tuple(keys)
-        if gates:
-            self._step([])
-        self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._shards.servers])
+        self._step([])
+        self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._keys.servers])
         self._optimizer = spec
 
     def _assign(self, key: Key, value: Tensor) -> None:
         """Replace a value, and forget what the optimizer kept of it."""
-        flat = fresh([value])
-        self._requests.ask(
-            [
-                Call(self._shards.node_of(p), messages.Assign, (key, cut(flat, p)))
-                for p in self._shards.parts(key)
-            ]
-        )
+        flat = fresh(value)
+        parts = self._keys.parts(key)
+        self._requests.ask([Call(n, messages.Assign, (key, cut(flat, p))) for n, p in parts])
 
     def barrier(self) -> None:
         """Wait until every worker is here; this worker's pushes have arrived by then.
@@ -359,10 +400,9 @@ class KVStore:
         """
         self._requests.flush()
         if self._scheduler is not None:
-            if gates:
-                self._step([])
+            self._step([])
             if self._replaces:
-                self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._shards.servers])
+                self._requests.ask([Call(s, messages.AtBarrier, ()) for s in self._keys.servers])
             call = Call(self._scheduler, messages.Barrier, (self._barriers,))
             (done,) = self._requests.ask([call])
             assert isinstance(done, Reply)
@@ -394,31 +434,8 @@ class KVStore:
         Raises:
             KVStoreError: a key is not initialised.
         """
-        wanted = list(self._shards.layouts) if keys is None else each(keys)
-        return {k: self._shards.parts(k) for k in wanted}
-
-    def loss(self, replication: int, node: int, asked: Sequence[Key]) -> str:
-        """The values lost with a server and its backup, and what would have kept them.
-
-        Args:
-            replication: on how many servers each value was.
-            node: its id; that of the scheduler, which has no values, gives "".
-            asked: keys that it was asked for; to them come all that this worker has used.
-        """
-        if node not in self._shards.servers:
-            return ""
-        index, all_of = self._shards.servers.index(node), len(self._shards.servers)
-        keys = list(dict.fromkeys([*asked, *self._shards.held_by(node)]))
-        more = f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
-        what = f"the values of {', '.join(map(repr, keys[:_NAMED]))}{more}"
-        where, remedy = f"servers {index} and {backup_of(index, all_of)}", ""
-        if replication == 1:
-            where = f"server {index}"
-            remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
-        return (
-            f"Lost with it: {what if keys else 'its part of the values'}, which only {where} had. "
-            f"{remedy}Save what kv.pull returns, to init from it later. "
-        )
+        wanted = list(self._keys.layouts) if keys is None else each(keys)
+        return {k: [part for _, part in self._keys.parts(k)] for k in wanted}
 
     def close(self, *, flush: bool = True) -> None:
         """End the connections, by default when all pushes have arrived: at the end of a run.
@@ -434,80 +451,10 @@ class KVStore:
         finally:
             self._requests.close()
 
-    # -- requests of one key ----------------------------------------------------
-
     def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
         """A call with these keys, which sends or gets such tensors, is one step."""
-        if self._scheduler is not None:  # else there is nobody to ask
+        if gates and self._scheduler is not None:  # else there is nobody to ask
             self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
-
-    def _calls(
-        self,
-        found: list[tuple[Key, list[Tensor]]],
-        priority: int | Sequence[int],
-        *,
-        copy: bool = True,
-    ) -> Iterable[Call]:
-        """The pushes of these gradients, in the order of their priority."""
-        self._requests.check(k for k, _ in found)
-        layouts = self._shards.fitting("push of", found)
-        together = grouped(by_priority(found, priority))
-        if self._compression is not None:
-            for k, tensors in together:
-                for tensor in tensors:
-                    self._compression.check(k, tensor)
-        sums: Iterable[tuple[Key, Tensor]]
-        gathered = ((k, self._gathered(k, tensors, copy)) for k, tensors in together)
-        sums = ((k, self._copies.wait(total)) for k, total in ahead(gathered))
-        if self._check_finite:  # all of them, before the first leaves
-            sums = [(k, self._finite(k, total)) for k, total in sums]
-        if gates:
-            self._step([*layouts], [layouts[k] for k, _ in together])
-        for k, total in sums:
-            yield from self._pushes(k, layouts[k], total)
-
-    def _inits(self, key: Key, tensors: list[Tensor], *, gives: bool) -> Iterable[Call]:
-        if len(tensors) > 1:
-            raise KVStoreError(f"init of {key!r} with {len(tensors)} tensors. Give one.")
-        layout = Layout.of(tensors[0])
-        total: Tensor | None = None
-        if gives:
-            stays = self._mode == "device"
-            total = add_up(tensors, "stay", Traffic()) if stays else fresh(tensors)
-        for part in self._shards.place(key, layout):
-            value = None if total is None else cut(total, part)
-            fields = key, layout.shape, layout.dtype, value, self._giver
-            yield Call(self._shards.node_of(part), messages.Init, fields)
-
-    def _gathered(self, key: Key, tensors: list[Tensor], copy: bool) -> Tensor:
-        """One gradient of those of the devices, flat."""
-        place = "device" if self._mode.endswith("_device") else "host"
-        where = "stay" if self._mode == "device" else place
-        return add_up(tensors, where, self.traffic, copy=copy, copies=self._copies)
-
-    def _finite(self, key: Key, total: Tensor) -> Tensor:
-        if not bool(torch.isfinite(total).all()):
-            raise KVStoreError(
-                f"push of {key!r} on worker {self.rank} contains NaN or infinity, which would "
-                "spread to every worker and stay. Look for the operation that made it, or lower "
-                "the learning rate."
-            )
-        return total
-
-    def _pushes(self, key: Key, layout: Layout, total: Tensor) -> Iterable[Call]:
-        once: tuple[int, ...] = ()
-        if self._function is not None:
-            once = self._function[0], self._made[key], self._function[1]
-            self._made[key] += 1
-        for part in self._shards.parts(key):
-            version = self._shards.versions.get((key, part.server), 0)
-            value, threshold = cut(total, part), 0.0
-            if self._compression is not None:
-                value = self._compression.pack(key, part.server, value)
-                threshold = self._compression.threshold
-            self.traffic.sent += value.nbytes
-            fields = key, layout.shape, version, value, threshold, -1, 1, once
-            yield Call(self._shards.node_of(part), messages.Push, fields)
 
 
 def _can_hold(tensor: Tensor) -> bool:

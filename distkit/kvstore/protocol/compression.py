@@ -46,19 +46,6 @@ class Compression:
             raise KVStoreError(f"{_TAKES} {params!r:.60}.")
         self._lost: dict[tuple[Key, int], Tensor] = {}
 
-    @staticmethod
-    def check(key: Key, gradient: Tensor) -> None:
-        """Refuse what cannot be packed.
-
-        Raises:
-            KVStoreError: it is no floating-point tensor.
-        """
-        if not gradient.is_floating_point():
-            raise KVStoreError(
-                f"push of {key!r}: {gradient.dtype} cannot be compressed. Compress floating-point "
-                "gradients only."
-            )
-
     def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
         """A server's part of a gradient in 2 bits per element, with what was lost of it before."""
         lost = self._lost.get((key, server))

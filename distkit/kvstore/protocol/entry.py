@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from torch import Tensor
 
-from distkit.kvstore.protocol.messages import Describe, Init, Key, Pull, Push, Reply, Request
+from distkit.kvstore.protocol.messages import Init, Key, Pull, Push, Reply, Request
 from distkit.kvstore.protocol.optimizer import Updater
 from distkit.kvstore.protocol.placement import Layout
 
@@ -75,9 +75,7 @@ class Entry(Struct, eq=False):
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
         """Done, at the present version."""
         head = request.run, request.node, request.number
-        asked = isinstance(request, Describe)
-        layout = (self.layout.shape, self.layout.dtype) if asked else None
-        return Reply(*head, self.version, value, self.dropped.get(request.node, 0), layout)
+        return Reply(*head, self.version, value, self.dropped.get(request.node, 0))
 
 
 class Update(NamedTuple):

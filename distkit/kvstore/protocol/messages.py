@@ -142,11 +142,9 @@ class Init(Request):
 class Push(Request):
     """A gradient, computed from ``version`` of the value.
 
-    With a ``threshold`` it is packed (:mod:`.compression`). ``pull`` is the number of a pull of the
-    same key that comes with it, -1 for none: the answer to that one says that the gradient was
-    accepted, too; with ``receipt`` there is an answer to the push as well. ``once`` names a push of
-    a function that may run again, on any worker: the function's number, how many pushes of the key
-    it made before, and the number below which all functions are over.
+    With a ``threshold`` it is packed (:mod:`.compression`). ``once`` names a push of a function
+    that may run again, on any worker: the function's number, how many pushes of the key it made
+    before, and the number below which all functions are over.
     """
 
     key: Key
@@ -154,14 +152,7 @@ class Push(Request):
     version: int
     value: Tensor
     threshold: float = 0.0
-    pull: int = -1
-    receipt: int = 1
     once: tuple[int, ...] = ()
-
-    @property
-    def then(self) -> Pull | None:
-        """The pull that comes with it."""
-        return None if self.pull < 0 else Pull(self.run, self.node, self.pull, self.key)
 
     @property
     def author(self) -> tuple[int, int]:
@@ -177,13 +168,6 @@ class Pull(Request):
 
 class AtBarrier(Request):
     """This worker is about to wait at a barrier: meanwhile nobody waits for its gradients."""
-
-
-class Describe(Request):
-    """Asks for the shape and dtype of a key that another worker initialised, to do ``what``."""
-
-    key: Key
-    what: str = "pull of"
 
 
 class SetOptimizer(Request):
@@ -210,13 +194,11 @@ class Reply(Answer):
     """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
 
     ``dropped`` counts this worker's gradients of the key that came too late for their round.
-    ``layout`` is its shape and dtype, for who has asked.
     """
 
     version: int = 0
     value: Tensor | None = None
     dropped: int = 0
-    layout: tuple[tuple[int, ...], str] | None = None
 
 
 class Error(Answer):

@@ -13,12 +13,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor
 from torch.optim import lr_scheduler as schedulers
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.client.tensors import named
-from distkit.kvstore.protocol.placement import NARROW
+from distkit.kvstore.protocol.sums import NARROW
 from distkit.kvstore.transport.memory import empty_like
 
 #: MXNet's names of torch's options.
@@ -75,15 +75,17 @@ _TORCH: dict[str, Any] = {
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and name not in _NOT
 }
-_KINDS = {
-    **{name.lower(): kind for name, kind in _TORCH.items()},
-    **{f"torch.optim.{name}": kind for name, kind in _TORCH.items()},
-    "sgd": _SGD,
-}
-_THERE_ARE = (
-    "Give kvstore.SGD(learning_rate=0.1), or a class of torch.optim and its options, such as "
-    f"(torch.optim.Adam, lr=0.001). Servers know: {', '.join(sorted(_TORCH))}."
-)
+#: By name in lower case: "sgd" is MXNet's.
+_KINDS = {name.lower(): kind for name, kind in _TORCH.items()}
+_KINDS |= {f"torch.optim.{name}": kind for name, kind in _KINDS.items()} | {"sgd": _SGD}
+
+
+def _unknown(given: str) -> KVStoreError:
+    return KVStoreError(
+        f"servers know no optimizer {given}. Give kvstore.SGD(learning_rate=0.1), or a class of "
+        "torch.optim and its options, such as (torch.optim.Adam, lr=0.001). There are: "
+        f"{', '.join(sorted(_TORCH))}."
+    )
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,9 @@ class OptimizerSpec:
         Raises:
             KVStoreError: there is none.
         """
-        kind = _KINDS.get(self.name) or _KINDS.get(self.name.lower())
-        if kind is None:
-            raise KVStoreError(f"there is no optimizer {self.name!r}. {_THERE_ARE}")
-        return kind
+        if self.name.lower() not in _KINDS:
+            raise _unknown(repr(self.name))
+        return _KINDS[self.name.lower()]
 
     @property
     def group(self) -> dict[str, Any]:
@@ -125,14 +126,10 @@ class OptimizerSpec:
         given = {_ALIASES.get(k, k): v for k, v in self.options.items() if k not in _COMMON}
         return {**_defaults(self.kind), **given}
 
-    @property
-    def learning_rate(self) -> float:
-        """The step size."""
-        return float(self.group["lr"])
-
-    def scaled(self, scale: float) -> OptimizerSpec:
-        """The same with this factor on gradients."""
-        others = {k: v for k, v in self.options.items() if k != "rescale_grad"}
+    def divided(self, batch_size: float) -> OptimizerSpec:
+        """The same for gradients that are divided by this first."""
+        others = dict(self.options)
+        scale = others.pop("rescale_grad", 1) / batch_size
         return OptimizerSpec(self.name, others if scale == 1 else {**others, "rescale_grad": scale})
 
     def check(self) -> OptimizerSpec:
@@ -171,7 +168,7 @@ def SGD(
     Raises:
         KVStoreError: it has no such option.
     """
-    return specify("sgd", {"lr": learning_rate, "momentum": momentum, "wd": wd, **options})
+    return spec_of("sgd", {"lr": learning_rate, "momentum": momentum, "wd": wd, **options})
 
 
 class Updater:
@@ -194,11 +191,11 @@ class Updater:
             self._rule: _SGD | _Torch = _SGD([], **spec.group)
         else:
             self._rule = _Torch(kind, like, spec.group)
-        self._scheduler = _scheduler(self._rule, spec.options.get("lr_scheduler"))
-        self._schedule()
+        given = spec.options.get("lr_scheduler")
+        self._scheduler = None if given is None else _scheduler(self._rule, *given)
+        self._follow_scheduler()
 
-    def _schedule(self) -> None:
-        """Take over the scheduler's rate."""
+    def _follow_scheduler(self) -> None:
         if self._scheduler is not None:
             self._rule.group["lr"] = self._scheduler.optimizer.param_groups[0]["lr"]
 
@@ -206,9 +203,9 @@ class Updater:
         """This one with changed options, or another if that is not possible."""
         if spec == self.spec:
             return self
-        before, options = self.spec.options, spec.options
-        same = [before.get(n) == options.get(n) for n in ("multi_precision", "lr_scheduler")]
-        if spec.kind is not self.spec.kind or self._scheduler is not None or not all(same):
+        kept = "multi_precision", "lr_scheduler"
+        same = all(self.spec.options.get(n) == spec.options.get(n) for n in kept)
+        if spec.kind is not self.spec.kind or self._scheduler is not None or not same:
             return Updater(spec, value)
         self._rule.group.update(spec.group)
         self.spec = spec
@@ -230,25 +227,21 @@ class Updater:
             if isinstance(self._rule, _SGD):
                 self._scheduler.optimizer.step()  # of nothing: schedulers count these
             self._scheduler.step()
-            self._schedule()
-        if self._master is None:
-            return new
-        self._master = new
+            self._follow_scheduler()
+        if self._master is not None:
+            self._master = new
         return new.to(value.dtype)
 
 
-def _scheduler(rule: _SGD | _Torch, given: Any) -> schedulers.LRScheduler | None:
-    if given is None:
-        return None
-    name, options = given
-    kind: Any = getattr(schedulers, str(name), None)
+def _scheduler(rule: _SGD | _Torch, name: str, options: dict[str, Any]) -> schedulers.LRScheduler:
+    kind: Any = getattr(schedulers, name, None)
     if not inspect.isclass(kind) or not issubclass(kind, schedulers.LRScheduler):
         raise KVStoreError(f"there is no torch.optim.lr_scheduler.{name}.")
-    one = torch.zeros(1)
-    made: schedulers.LRScheduler = kind(
-        rule.optimizer if isinstance(rule, _Torch) else torch.optim.SGD([one], rule.group["lr"]),
-        **options,
-    )
+    if isinstance(rule, _Torch):
+        optimizer = rule.optimizer
+    else:
+        optimizer = torch.optim.SGD([torch.zeros(1)], rule.group["lr"])
+    made: schedulers.LRScheduler = kind(optimizer, **options)
     return made
 
 
@@ -262,31 +255,30 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
-    """The specification that a name, or a class or instance of ``torch.optim`` stands for.
+    """What a name, or a class or instance of ``torch.optim`` stands for: it works.
 
     Raises:
         KVStoreError: servers do not know it, or not with these options.
     """
     options = dict(options or {})
-    if isinstance(given, str):
-        return specify(given, options)
-    if isinstance(given, type) and given in _TORCH.values():
-        return specify(f"torch.optim.{given.__name__}", options)
     if isinstance(given, OptimizerSpec):
         if options:
             raise KVStoreError("options beside an optimizer that has them. Give one.")
         return given
-    if not isinstance(given, torch.optim.Optimizer):
-        raise _unknown(given)
-    groups = groups_of(given)
-    if len(groups) > 1:
-        raise KVStoreError(
-            f"{named(type(given))} with {len(groups)} groups of parameters: which keys they are is "
-            "not known. Give it to kvstore.Trainer, or call kv.set_optimizer(..., keys=[...]) "
-            "for each group."
-        )
-    spec = groups[0][0]
-    return specify(spec.name, {**spec.options, **options})
+    if isinstance(given, torch.optim.Optimizer):
+        (given, _), *more = groups_of(given)
+        if more:
+            raise KVStoreError(
+                f"an optimizer with {1 + len(more)} groups of parameters: which keys they are is "
+                "not known. Give it to kvstore.Trainer, or call kv.set_optimizer(..., keys=[...]) "
+                "for each group."
+            )
+        given, options = given.name, {**given.options, **options}
+    if isinstance(given, type) and given in _TORCH.values():
+        given = f"torch.optim.{given.__name__}"
+    if not isinstance(given, str):
+        raise _unknown(f"{given!r:.60}")
+    return _as_data(given, options).check()
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, list[Tensor]]]:
@@ -297,7 +289,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
     """
     name = type(optimizer).__name__
     if _TORCH.get(name) is not type(optimizer):
-        raise _unknown(optimizer)
+        raise _unknown(f"{type(optimizer)!r:.60}")
     if optimizer.state:
         raise KVStoreError(
             f"torch.optim.{name} has already made steps, and its state would be lost. Give a new "
@@ -305,47 +297,30 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
         )
     takes = _defaults(_TORCH[name])
     return [
-        (_plain_spec(f"torch.optim.{name}", {n: g[n] for n in takes}), g["params"])
+        (_as_data(f"torch.optim.{name}", {n: g[n] for n in takes}), g["params"])
         for g in optimizer.param_groups
     ]
 
 
-def specify(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
-    """A specification that can be sent, and works.
-
-    Raises:
-        KVStoreError: it does not.
-    """
-    return _plain_spec(name, options).check()
-
-
-def _plain_spec(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
-    """The options that are not the defaults, as data."""
+def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
+    """A specification of plain data, without the options that are the defaults."""
     default = {"rescale_grad": 1, "multi_precision": False, "lr_scheduler": None}
-    default |= {k: _plain(name, k, v) for k, v in _defaults(OptimizerSpec(name).kind).items()}
-    plain = {_ALIASES.get(k, k): _plain(name, k, v) for k, v in options.items()}
+    default |= _defaults(OptimizerSpec(name).kind)
+    try:
+        plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()}, enc_hook=_plain)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise KVStoreError(
+            f"optimizer {name!r} with {e}: only numbers and names can be sent to servers. A "
+            'scheduler is given as lr_scheduler=("StepLR", {"step_size": 10}).'
+        ) from None
     given = {k: v for k, v in plain.items() if k not in default or v != default[k]}
     return OptimizerSpec(name, given)
 
 
-def _plain(name: str, option: str, value: Any) -> Any:
-    """A value as data: a tensor of one number as that, a scheduler's class as its name."""
-    if hasattr(value, "item"):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_plain(name, option, v) for v in value]
-    if isinstance(value, Mapping):
-        return {k: _plain(name, option, v) for k, v in value.items()}
+def _plain(value: Any) -> Any:
+    """A tensor of one number as that, a scheduler's class as its name."""
     if isinstance(value, type) and issubclass(value, schedulers.LRScheduler):
         return value.__name__
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise KVStoreError(
-        f"optimizer {name!r} with {option}={value!r:.60}: only numbers and names can be sent to "
-        'servers. A scheduler is given as lr_scheduler=("StepLR", {"step_size": 10}).'
-    )
-
-
-def _unknown(given: Any) -> KVStoreError:
-    what = f"the class {named(given)}" if isinstance(given, type) else named(type(given))
-    return KVStoreError(f"set_optimizer got {what}, which cannot be sent to servers. {_THERE_ARE}")
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{value!r:.60}")

@@ -41,10 +41,6 @@ DTYPES = {
 }
 
 
-#: Sums of these are made in float32, and rounded once.
-NARROW = torch.float16, torch.bfloat16
-
-
 class Part(NamedTuple):
     """Elements ``start`` to ``stop`` of the flattened array, on server number ``server``."""
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from difflib import get_close_matches
 
-import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -30,7 +28,6 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Assign,
     AtBarrier,
-    Describe,
     Init,
     Key,
     Pull,
@@ -42,8 +39,8 @@ from distkit.kvstore.protocol.messages import (
     error,
 )
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater
-from distkit.kvstore.protocol.placement import NARROW, dtype_name
-from distkit.kvstore.transport.memory import empty_like
+from distkit.kvstore.protocol.placement import dtype_name
+from distkit.kvstore.protocol.sums import added_up
 
 #: Called with each update, entered before it is computed and left after.
 Watch = Callable[[Update], AbstractContextManager[object]]
@@ -105,12 +102,9 @@ class KVServer:
                 case Init():
                     return self._init(request)
                 case Push():
-                    pull = request.then
-                    return self._push(request) if pull is None else self._both(request, pull)
+                    return self._push(request)
                 case Pull():
                     return self._pull(request)
-                case Describe():
-                    return [self._entry(request.what, request.key).reply(request)]
                 case AtBarrier():
                     return self._arrive(request)
                 case SetOptimizer():
@@ -161,19 +155,12 @@ class KVServer:
         self._update(entry)
         return [entry.reply(push), *self._due(entry)]
 
-    def _both(self, push: Push, pull: Pull) -> list[Answer]:
-        """A push and the pull that came with it; no receipt if the pull is answered now."""
-        receipt, *due = self._push(push)
-        answers = self._pull(pull)
-        now = any((a.node, a.number) == (pull.node, pull.number) for a in answers)
-        return [*due, *answers] if now or not push.receipt else [receipt, *due, *answers]
-
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
             with self.watch(Update(entry, entry.version, pushes)):
-                self._apply(entry, _sum([p.value for p in pushes]))
+                self._apply(entry, added_up([p.value for p in pushes]))
             entry.version += 1
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
@@ -292,20 +279,16 @@ class KVServer:
     # -- the optimizer ----------------------------------------------------------
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
-        spec = OptimizerSpec(request.name, request.options).check()
-        done = Reply(*_head(request))
-        known = [k for k in request.keys or (None,) if k in self.optimizers]
-        if known and not request.anew:
-            if request.node in self.firsts:
-                return [done]  # it may have changed since
-            if other := [self.optimizers[k] for k in known if self.optimizers[k] != spec]:
-                raise KVStoreError(
-                    f"set_optimizer with {spec}, but the servers have {other[0]}. "
-                    "Give the same on every worker, once per run."
-                )
-            return [done]
-        self.optimizers |= dict.fromkeys(request.keys or (None,), spec)
-        return [done]
+        spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
+        known = {} if request.anew else self.optimizers
+        replaces = request.node in self.firsts  # for who is new here it may have changed
+        if other := [known[k] for k in keys if known.get(k, spec) != spec and not replaces]:
+            raise KVStoreError(
+                f"set_optimizer with {spec}, but the servers have {other[0]}. "
+                "Give the same on every worker, once per run."
+            )
+        self.optimizers |= {k: spec for k in keys if k not in known}
+        return [Reply(*_head(request))]
 
     def _assign(self, request: Assign) -> Reply:
         entry = self._entry("new value of", request.key)
@@ -317,11 +300,9 @@ class KVServer:
 
     def _entry(self, what: str, key: Key) -> Entry:
         if key not in self.entries:
-            near = ", ".join(get_close_matches(repr(key), map(repr, self.entries), 5, cutoff=0))
             raise KVStoreError(
                 f"{what} {key!r}, a key that this run has not initialised. "
                 f"Call kv.init({key!r}, value) on every worker first."
-                + (f" The most similar key on this server: {near}." if near else "")
             )
         return self.entries[key]
 
@@ -356,15 +337,3 @@ class KVServer:
 
 def _head(request: Request) -> tuple[int, int, int]:
     return request.run, request.node, request.number
-
-
-def _sum(gradients: list[Tensor]) -> Tensor:
-    """The sum, in the order given; of several of 16 bits in float32: it is rounded once."""
-    if len(gradients) == 1:
-        return gradients[0]
-    if gradients[0].dtype in NARROW:
-        gradients = [g.float() for g in gradients]
-    total: Tensor = torch.add(gradients[0], gradients[1], out=empty_like(gradients[0]))
-    for g in gradients[2:]:
-        total += g
-    return total

@@ -37,7 +37,6 @@ _AnyMessage = (
     | messages.Push
     | messages.Pull
     | messages.AtBarrier
-    | messages.Describe
     | messages.SetOptimizer
     | messages.Assign
     | messages.Note
@@ -79,7 +78,7 @@ def encode(
         lend: tells where the node finds a tensor; None if it must be sent.
         to: the server that is asked.
 
-    >>> encode(messages.Describe(0, 1, 2, "w"))
+    >>> encode(messages.Pull(0, 1, 2, "w"))
     [b'\x1b\x00\x00\x00\x93\x00\x90\x91\x96\xa8Describe\x00\x01\x02\xa1w\xa7pull of']
     """
     payload = _Payload()

@@ -16,7 +16,7 @@ from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.memory import Exchange, HiddenMemory
 from distkit.kvstore.transport.recording import updating
-from distkit.kvstore.transport.sockets import REFUSED, Ends, open_socket, receive, send
+from distkit.kvstore.transport.sockets import Ends, open_socket, receive, send
 
 #: A batch without a message: its sender closes the connection, and has not crashed.
 GOODBYE = encode()
@@ -31,14 +31,11 @@ class Link(Protocol):
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a connection changed."""
 
+    def changes(self) -> list[tuple[int, str | None]]:
+        """The nodes whose connections ended, and how; or are there again: None. Each once."""
+
     def redirect(self, node: int, by: int) -> None:
         """Node ``by`` answers in the place of ``node``, which has ended."""
-
-    def lost(self) -> dict[int, str]:
-        """The nodes that cannot be reached any more, and why."""
-
-    def again(self) -> set[int]:
-        """The nodes whose connections broke and are there again, each returned once."""
 
     def close(self) -> None:
         """Close all connections at once; what was not sent is lost."""
@@ -58,7 +55,7 @@ class Line:
         heartbeat_timeout: float = 0.0,
     ) -> None:
         self.socket = open_socket(context, zmq.DEALER, keys, heartbeat_timeout)
-        self.ends, self.endpoint, self.broken = Ends(self.socket), endpoint, ""
+        self.ends, self.endpoint, self._broken = Ends(self.socket), endpoint, False
         pool = memory.shared() if endpoint.startswith("ipc://") else None
         self.exchange = Exchange(pool, writable=False)
         self.socket.connect(endpoint)
@@ -89,15 +86,12 @@ class Line:
             self.exchange.take_back(batch.back)
             yield from batch.messages
 
-    def check(self) -> bool:
-        """Take note of what became of the connection; True if it is there again."""
-        again = False
+    def changes(self) -> Iterator[str | None]:
+        """How the connection ended, or None where it is there again."""
         for how in self.ends.changes():
-            again = again or (how is None and bool(self.broken))
-            self.broken = how or ""
-        if again:
-            self.exchange.renew()
-        return again
+            if how is not None or self._broken:
+                yield how
+            self._broken = how is not None
 
 
 class ZmqLink:
@@ -106,23 +100,18 @@ class ZmqLink:
     Args:
         keys: the cluster's, see :func:`.sockets.open_socket`.
         way: from here to a node, given its endpoint, see :meth:`.Node.way`.
-        scheduler: the node without which nothing goes on: it alone is lost when its connection
-            breaks. What becomes of a server is the scheduler's to say.
     """
 
     def __init__(
-        self,
-        keys: tuple[str, str] | None = None,
-        way: Callable[[str], str] = str,
-        scheduler: int = -1,
+        self, keys: tuple[str, str] | None = None, way: Callable[[str], str] = str
     ) -> None:
         self._context: Any = zmq.Context()
-        self._keys, self._way, self._scheduler = keys, way, scheduler
+        self._keys, self._way = keys, way
         self._poller = zmq.Poller()
         self._lines: dict[int, Line] = {}
+        self._in_place: dict[int, int] = {}  # who answers for nodes that have ended
         self._by_socket: dict[Any, tuple[int, Line]] = {}
-        self._lost: dict[int, str] = {}
-        self._again: set[int] = set()
+        self._changes: list[tuple[int, str | None]] = []
 
     def connect(self, node: int, endpoint: str) -> None:
         """Connect to a node, which may come up later."""
@@ -133,48 +122,40 @@ class ZmqLink:
 
     def redirect(self, node: int, by: int) -> None:
         """Node ``by`` answers in the place of ``node``, which has ended."""
+        self._in_place[node] = by
         if (line := self._lines.pop(node, None)) is not None:
             for sock in (line.socket, line.ends.socket):
                 self._poller.unregister(sock)
                 del self._by_socket[sock]
             line.close()
-        self._lines[node] = self._lines[by]
 
     def send(self, to: int, requests: Sequence[Request]) -> None:
         """Hand over requests. Their tensors are not copied: they must not change any more."""
-        self._lines[to].send(requests, to)
+        line = self._lines.get(self._in_place.get(to, to))
+        if line is not None:  # else it had ended before this process began
+            line.send(requests, to)
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a connection changed."""
         if not wait:
-            return [m for line in {*self._lines.values()} for m in line.receive()]
+            return [m for line in self._lines.values() for m in line.receive()]
         found: list[Message] = []
         for sock, _ in self._poller.poll():
             node, line = self._by_socket[sock]
             if sock is not line.socket:
-                self._check(node, line)
+                nodes = [node, *(n for n, by in self._in_place.items() if by == node)]
+                self._changes += [(n, how) for how in line.changes() for n in nodes]
             found += line.receive()  # also its last answers, before it was lost
         return found
 
-    def _check(self, node: int, line: Line) -> None:
-        if line.check():
-            self._again |= {n for n, other in self._lines.items() if other is line}
-        self._lost.pop(node, None)
-        if line.broken and (node == self._scheduler or line.broken == REFUSED):
-            self._lost[node] = line.broken
-
-    def lost(self) -> dict[int, str]:
-        """The nodes that cannot be reached any more, and why."""
-        return self._lost
-
-    def again(self) -> set[int]:
-        """The nodes whose connections broke and are there again, each returned once."""
-        nodes, self._again = self._again, set()
-        return nodes
+    def changes(self) -> list[tuple[int, str | None]]:
+        """The nodes whose connections ended, and how; or are there again: None. Each once."""
+        found, self._changes = self._changes, []
+        return found
 
     def close(self) -> None:
         """Close all connections at once."""
-        for line in {*self._lines.values()}:
+        for line in self._lines.values():
             line.close()
         self._lines.clear()
         self._context.term()
@@ -200,16 +181,12 @@ class LocalLink:
         self._answers.clear()
         return answers
 
+    def changes(self) -> list[tuple[int, str | None]]:
+        """None: it is here."""
+        return []
+
     def redirect(self, node: int, by: int) -> None:
         """There is no other server."""
-
-    def lost(self) -> dict[int, str]:
-        """None: it is here."""
-        return {}
-
-    def again(self) -> set[int]:
-        """None: it was never away."""
-        return set()
 
     def close(self) -> None:
         """Forget the answers."""

@@ -100,17 +100,6 @@ class Pool:
         start += int(tensor.storage_offset()) * tensor.element_size()
         return Place(os.getpid(), file.number, file.inode, start, tensor.nbytes)
 
-    def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
-        """The same, page-locked, with the whole file that it is in: it stays so."""
-        tensor = self.empty(size, dtype)
-        file = self._used[tensor.data_ptr()][0]
-        if not file.pinned:
-            whole = over(file.memory, torch.uint8)
-            code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), len(whole), 0)
-            torch.cuda.check_error(int(code))
-            file.pinned = True
-        return tensor
-
     @property
     def taken(self) -> int:
         """Bytes of all blocks so far, used or free."""
@@ -120,8 +109,7 @@ class Pool:
         """Give the memory of free blocks back to the system."""
         for room, blocks in self._free.items():
             for file, start in blocks:
-                if not file.pinned:  # a GPU would write to the pages that are gone
-                    file.memory.madvise(mmap.MADV_REMOVE, start, room)
+                file.memory.madvise(mmap.MADV_REMOVE, start, room)
 
     def _take(self, room: int) -> tuple[_File, int]:
         if self._free.get(room):
@@ -144,7 +132,7 @@ class _File:
         fcntl.fcntl(self.number, fcntl.F_ADD_SEALS, _SEALS)
         self.memory = mmap.mmap(self.number, size)
         self.inode = os.fstat(self.number).st_ino
-        self.left, self.pinned = size, False
+        self.left = size
 
     def cut(self, room: int) -> int:
         """The next ``room`` bytes: where they start."""
@@ -206,11 +194,6 @@ class Exchange:
         """The numbers of what was borrowed and is not needed any more: to be told once."""
         numbers, self._given_up = self._given_up, []
         return numbers
-
-    def renew(self) -> None:
-        """The other has ended, and it was replaced: it has lent nothing yet."""
-        self._borrowed.clear()
-        self._given_up.clear()
 
     def _give_up(self, number: int) -> None:
         self._borrowed.pop(number, None)
@@ -294,10 +277,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def pinned(size: int, dtype: torch.dtype) -> Tensor:
-    """The same, page-locked: a GPU copies to it by itself while the program goes on."""
-    if _pool is None or size * dtype.itemsize < LARGE:
-        return torch.empty(size, dtype=dtype, pin_memory=True)
-    return _pool.pinned(size, dtype)

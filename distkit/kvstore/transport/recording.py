@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -26,12 +26,10 @@ from distkit.kvstore.protocol.messages import (
     Pull,
     Push,
     Register,
-    Reply,
     Request,
     SetOptimizer,
 )
 from distkit.kvstore.protocol.placement import dtype_name
-from distkit.kvstore.protocol.terms import Terms
 from distkit.recording import recorder
 from distkit.recording.recorder import Facts, Recorder
 from distkit.recording.tap import tap
@@ -46,9 +44,11 @@ _MESSAGES = {
 }
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
-
 #: What a worker passes before it asks: the gate of a run that is stepped through, trouble.
 gates = tap.before
+
+#: How many keys a step names.
+_NAMED = 4
 
 
 class Step(NamedTuple):
@@ -65,10 +65,6 @@ class Step(NamedTuple):
         """A call with these keys."""
         few = keys if len(keys) <= _NAMED else (*keys[: _NAMED - 1], "…", keys[-1])
         return cls({"keys": tuple(few)} if len(few) > 1 else (), nbytes)
-
-
-#: So many keys are named.
-_NAMED = 4
 
 
 class Asking:
@@ -88,20 +84,17 @@ class Asking:
         if rec is None or op is None:
             return
         self.op, self.seq, self.done = op, rec.next_seq(), False
-        tensor, match = _tensor(request), request.match
+        facts, tensor, match = _facts(request), _tensor(request), request.match
         if isinstance(request, Barrier):
             peer, match = None, f"kv:{request.run}:barrier:{request.nth}"
-        facts, where = _facts(request), recorder.user_line()
-        self.fields: tuple[Any, ...] = (peer, WORLD, *_layout(tensor), None, where, facts, match)
-        called = time.monotonic()
-        values = rec.look(tensor) if tensor is not None and rec.can_look() else None
-        if step is None:
-            rec.put(self.seq, op, State.SCHEDULED, called, self.fields)
-        else:
-            told = *self.fields[:-2], step.facts or facts, match
-            rec.put(self.seq, op, State.SCHEDULED, called, told, values if rec.stepped else None)
-            for pass_by in gates:
-                pass_by(op, step.nbytes)
+        where, called = recorder.user_line(), time.monotonic()
+        values, begins = _values(rec, tensor), Step() if step is None else step
+        self.fields = _fields(peer, tensor, facts, match, where)
+        scheduled = _fields(peer, tensor, begins.facts or facts, match, where)
+        seen = values if step is not None and rec.stepped else None
+        rec.put(self.seq, op, State.SCHEDULED, called, scheduled, seen)
+        for pass_by in gates if step is not None else ():
+            pass_by(op, begins.nbytes)
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
 
     @property
@@ -124,11 +117,10 @@ class Asking:
         rec = self._rec
         if rec is None:
             return
-        self.done, now, fields, values = True, time.monotonic(), self.fields, None
+        self.done, fields = True, self.fields
         if tensor is not None:
-            fields = *fields[:2], *_layout(tensor), *fields[5:]
-            values = rec.look(tensor) if rec.can_look() else None
-        rec.put(self.seq, self.op, state, now, fields, values)
+            fields = _fields(fields[0], tensor, fields[-2], fields[-1], fields[-3])
+        rec.put(self.seq, self.op, state, time.monotonic(), fields, _values(rec, tensor))
         if rec.stepped:
             rec.hurry()
 
@@ -136,7 +128,7 @@ class Asking:
 class Clocks:
     """This worker's gradients that servers have dropped, with backup workers.
 
-    A trace tells it with each push, since the other events do not.
+    A trace has it with each push, since the other events do not.
     """
 
     def __init__(self) -> None:
@@ -152,7 +144,7 @@ class Clocks:
 
 
 def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
-    """This thread waits for the answers; who watches the run is told, until ``wait_ends()``."""
+    """This thread waits for the answers, as whoever watches the run sees until ``wait_ends()``."""
     rec = recorder.current()
     if rec is not None and (noted := [a for a in askings if a.recorded]):
         rec.wait_begins(*noted)
@@ -166,119 +158,94 @@ def stepped() -> bool:
 
 
 class Answering:
-    """Requests and answers as the messages of the node that answers, and its updates."""
+    """Requests and answers as the messages of the node that answers."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[str, Any]] = {}  # facts of the requests not answered yet
-        self._pushes: dict[str, Push] = {}  # by the pulls that came with them
 
     def arrived(self, request: Request) -> None:
-        """A request is here, perhaps with a pull."""
+        """A request is here."""
         rec = recorder.current()
-        if rec is None:
-            return
-        self._arrived(rec, request)
-        if isinstance(request, Push) and (pull := request.then) is not None:
-            self._arrived(rec, pull)
-            self._pushes[pull.match] = request
-
-    def _arrived(self, rec: Recorder, request: Request) -> None:
-        if type(request) not in _MESSAGES:
-            return
-        facts = self._open[request.match] = _facts(request)
-        common, values = _about(request, facts)
-        seq = rec.next_seq()
-        rec.record(seq, Op.RECV, State.SCHEDULED, **common)
-        rec.record(seq, Op.RECV, State.COMPLETED, **common, **values)
+        if rec is not None and type(request) in _MESSAGES:
+            facts = self._open[request.match] = _facts(request)
+            _note(rec, Op.RECV, State.SCHEDULED, request, facts, last=True)
 
     def answering(self, answer: Message) -> None:
-        """An answer is about to leave: that to a pull says that its push was accepted."""
-        if not self._open:
-            return
-        push = self._pushes.pop(answer.match, None)
-        if push is not None:
-            self._answering(Reply(push.run, push.node, push.number))
-        self._answering(answer)
-
-    def _answering(self, answer: Message) -> None:
-        facts = self._open.pop(answer.match, None)
-        rec = recorder.current()
+        """An answer is about to leave."""
+        facts, rec = self._open.pop(answer.match, None), recorder.current()
         if rec is None or facts is None:
             return
         if isinstance(answer, Error):
             facts = {**facts, "refused": True}
-        if late := getattr(answer, "dropped", 0):  # so many gradients came too late for their round
+        if late := getattr(answer, "dropped", 0):  # gradients that came too late for their round
             facts = {**facts, "dropped": late}
-        common, values = _about(answer, facts)
-        seq = rec.next_seq()
-        rec.record(seq, Op.SEND, State.STARTED, **common, **values)
-        rec.record(seq, Op.SEND, State.COMPLETED, **common)
+        _note(rec, Op.SEND, State.STARTED, answer, facts, last=False)
 
 
-def updating(update: Update, server: int | None = None) -> AbstractContextManager[None]:
-    """An update as a marked span: weights before and after.
-
-    ``server``: whose value it is, if this process serves in another's place; the span's peer.
-    It names the workers whose gradients it applies, and how ``late`` each is: so many updates
-    came between the worker's pull and this one.
-    """
-    rec = recorder.current()
-    return nullcontext() if rec is None else _updating(rec, update, server)
+def _note(
+    rec: Recorder, op: Op, begins: State, message: Message, facts: Facts, *, last: bool
+) -> None:
+    """Both ends of a message's operation; its values at the last or the first."""
+    seq, tensor = rec.next_seq(), _tensor(message)
+    fields, values = _fields(message.node, tensor, facts, message.match), _values(rec, tensor)
+    rec.put(seq, op, begins, time.monotonic(), fields, None if last else values)
+    rec.put(seq, op, State.COMPLETED, time.monotonic(), fields, values if last else None)
 
 
 @contextmanager
-def _updating(rec: Recorder, update: Update, server: int | None) -> Iterator[None]:
+def updating(update: Update, server: int | None = None) -> Iterator[None]:
+    """An update as a marked span: weights before and after.
+
+    It names the workers whose gradients it applies, and how ``late`` each is: the number of updates
+    between the worker's pull and this one.
+
+    Args:
+        update: what is computed meanwhile.
+        server: whose value it is, if this process serves in another's place; the span's peer.
+    """
+    rec = recorder.current()
+    if rec is None:
+        yield
+        return
     seq, entry = rec.next_seq(), update.entry
     facts = {
-        "key": update.entry.key,
+        "key": entry.key,
         "version": update.version + 1,
-        "workers": tuple(update.workers),
-        "late": tuple(update.staleness),
+        "workers": update.workers,
+        "late": update.staleness,
     }
-    nbytes, shape, dtype = _layout(entry.value)
-    told: dict[str, Any] = {"attributes": facts, "peer": server}
-    told |= {"nbytes": nbytes, "shape": shape, "dtype": dtype}
-    rec.record(seq, Op.MARK, State.STARTED, **told, **_values(entry.value))
+    fields = _fields(server, entry.value, facts, None)
+    values = _values(rec, entry.value)
+    rec.put(seq, Op.MARK, State.STARTED, time.monotonic(), fields, values)
     yield
-    rec.record(seq, Op.MARK, State.COMPLETED, **told, **_values(entry.value))
+    values = _values(rec, entry.value)
+    rec.put(seq, Op.MARK, State.COMPLETED, time.monotonic(), fields, values)
 
 
 def _facts(request: Request) -> dict[str, Any]:
-    match request:
-        case Init() | Push() | Pull():
-            return {"key": request.key}
-        case SetOptimizer():
-            return {"optimizer": request.name}
-        case Register():
-            return _terms(request.terms) if request.terms is not None else {}
-    return {}
-
-
-def _terms(terms: Terms) -> dict[str, Any]:
-    """The mode, and the other options that decide who waits, where they are not the defaults."""
-    told = {k: v for k, v in terms.unusual.items() if k not in ("bound", "replication")}
-    return {"mode": terms.mode, **told}
+    """What a trace says of a request; of a store the options that decide who waits."""
+    if isinstance(request, SetOptimizer):
+        return {"optimizer": request.name}
+    if isinstance(request, Register) and request.terms is not None:
+        given = request.terms.unusual.items()
+        others = {k: v for k, v in given if k not in ("bound", "replication")}
+        return {"mode": request.terms.mode, **others}
+    return {"key": request.key} if isinstance(request, (Init, Push, Pull)) else {}
 
 
 def _tensor(message: Message) -> Tensor | None:
     return getattr(message, "value", None)
 
 
-def _layout(tensor: Tensor | None) -> tuple[int, tuple[int, ...], str]:
-    """Bytes, shape and dtype."""
-    if tensor is None:
-        return 0, (), ""
-    return tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)
+def _values(rec: Recorder, tensor: Tensor | None) -> Any:
+    return rec.look(tensor) if tensor is not None and rec.can_look() else None
 
 
-def _about(message: Message, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of a message's events at both of its ends, and its values."""
-    tensor = _tensor(message)
-    layout = zip(("nbytes", "shape", "dtype"), _layout(tensor), strict=True)
-    about = {"peer": message.node, "match": message.match, "attributes": facts, **dict(layout)}
-    return about, {} if tensor is None else _values(tensor)
-
-
-def _values(tensor: Tensor) -> dict[str, Any]:
-    rec = recorder.current()
-    return {"summary": rec.look(tensor)} if rec is not None and rec.can_look() else {}
+def _fields(
+    peer: int | None, tensor: Tensor | None, facts: Facts, match: str | None, where: str = ""
+) -> tuple[Any, ...]:
+    """An event's fields, see :meth:`.Recorder.put`."""
+    layout: tuple[int, tuple[int, ...], str] = 0, (), ""
+    if tensor is not None:
+        layout = tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)
+    return peer, WORLD, *layout, None, where, facts, match

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,10 +22,7 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Leave,
     Message,
-    Pull,
-    Push,
     Register,
-    Reply,
     Request,
     error,
 )
@@ -62,8 +59,6 @@ class Peer:
     identity: bytes
     exchange: Exchange
     last: int = 0  # number of its latest request
-    #: The pulls that it waits for, each with the push that it came with, or itself: their numbers.
-    open: dict[int, int] = field(default_factory=dict)
 
     @property
     def age(self) -> tuple[int, int]:
@@ -133,9 +128,6 @@ _STOP, _NEWS = b"x", b"n"
 #: How many copies are in one batch at most.
 _COPIES = 100
 
-#: How long the receipt of a push waits for the pull that came with it [ms].
-_RECEIPT_MS = 5
-
 
 class Service:
     """A server, or the scheduler, run by this process. It lives through many runs.
@@ -162,7 +154,6 @@ class Service:
         self.begun: Callable[[int], None] = lambda run: None
         self._stop, self._stopped = socket.socketpair()
         self._notes = Answering()
-        self._letters: dict[int, list[Message]] = {}  # by node, not sent yet
         self._registering: Asking | None = None
         self._ended: SimpleQueue[Leave] = SimpleQueue()  # nodes, as others have noticed
         self._begun = -1  # the latest run that a scheduler has reported
@@ -257,9 +248,7 @@ class Service:
 
     def _turn(self) -> bool:
         """Wait for messages and answer them; False when asked to stop."""
-        ready = dict(self._poller.poll(_RECEIPT_MS if self._letters else None))
-        if not ready:
-            self._send(list(self._letters))
+        ready = dict(self._poller.poll())
         if self._ends.socket in ready:
             self._peers.look()
         if self._router in ready:
@@ -283,11 +272,11 @@ class Service:
 
     def _check_scheduler(self, line: Line) -> None:
         """A scheduler that hangs is reported; another in its place has to know this server."""
-        again = line.check()
-        if line.broken:
-            self.missed(self.node.scheduler, 0)
-        if again and isinstance(self._machine, ServerSession):
-            self._deliver([self._machine.register()])
+        for how in line.changes():
+            if how is not None:
+                self.missed(self.node.scheduler, 0)
+            elif isinstance(self._machine, ServerSession):
+                self._deliver([self._machine.register()])
 
     # -- those who ask ----------------------------------------------------------
 
@@ -338,10 +327,6 @@ class Service:
             return [] if last is None else [*self._machine.bye(last.node, last.run, last.last)]
         self._peers.know(peer, requests[-1], frames[0])
         for request in requests:
-            if isinstance(request, Push) and request.pull >= 0:
-                peer.open[request.pull] = request.number
-            elif isinstance(request, Pull):
-                peer.open[request.number] = request.number
             self._notes.arrived(request)
             answers += self._answers(request, batch.to)
         return answers
@@ -393,6 +378,7 @@ class Service:
     def _deliver(self, messages: Iterable[Message]) -> None:
         """Record each message, then send it: whoever has the answer finds it in the trace."""
         machine, copies = self._machine, list[Copy]()
+        letters: dict[int, list[Message]] = {}
         for message in messages:
             if isinstance(message, Register):
                 if message.run >= 0:  # else it is in no trace
@@ -403,36 +389,17 @@ class Service:
                 copies.append(message)
             elif message.node in self._peers.ways:
                 self._notes.answering(message)
-                self._enclose(message, self._peers.ways[message.node])
+                letters.setdefault(message.node, []).append(message)
         if copies and isinstance(machine, ServerSession) and machine.backup.to is not None:
             line = self._line(machine.endpoints[machine.backup.to])
             for n in range(0, len(copies), _COPIES):
                 line.send(copies[n : n + _COPIES])
-        self._send([node for node in self._letters if not self._waits(node)])
+        for node, letter in letters.items():
+            self._send(self._peers.ways[node], letter)
         if isinstance(machine, Scheduler) and machine.begun and machine.run != self._begun:
             self._begun = machine.run
             self.begun(machine.run)
 
-    def _enclose(self, message: Message, way: Peer) -> None:
-        """Put it into the next letter: the answer to a pull in place of its push's receipt."""
-        letter = self._letters.setdefault(message.node, [])
-        receipt = way.open.pop(message.number, None)
-        if receipt is not None:
-            letter[:] = [m for m in letter if m.number != receipt]
-        letter.append(message)
-
-    def _waits(self, node: int) -> bool:
-        """True if the node waits for a pull anyway, and its letter has nothing but receipts."""
-        way = self._peers.ways.get(node)
-        return (
-            way is not None
-            and bool(way.open)
-            and all(isinstance(m, Reply) and m.value is None for m in self._letters[node])
-        )
-
-    def _send(self, nodes: Iterable[int]) -> None:
-        for node in nodes:
-            letter, way = self._letters.pop(node), self._peers.ways.get(node)
-            if way is not None:
-                frames = encode(*letter, back=way.exchange.given_up(), lend=way.exchange.lend)
-                send(self._router, [way.identity, *frames])
+    def _send(self, peer: Peer, letter: list[Message]) -> None:
+        frames = encode(*letter, back=peer.exchange.given_up(), lend=peer.exchange.lend)
+        send(self._router, [peer.identity, *frames])

@@ -154,7 +154,6 @@ class Schedule:
         self.numbers = Counter[int]()
         self.sent: dict[tuple[int, int], tuple[int, Push]] = {}
         self.open: dict[tuple[int, int], tuple[int, Request]] = {}  # not answered
-        self.pushes: dict[tuple[int, int], int] = {}  # by the pulls that came with them
         self.serving = {(w, s): s for w in range(W) for s in SERVERS}
         self.lost: list[set[int]] = [set() for _ in range(W)]  # servers, as each worker heard
         self.dead: list[set[int]] = [set() for _ in range(W)]
@@ -180,13 +179,11 @@ class Schedule:
         if worker not in self.workers:
             return
         value = torch.full((1,), 2.0 ** len(self.sent), dtype=torch.float64)
-        pull = self.numbers[worker] + 1 if pulls else -1
-        push = self._ask(worker, server, Push, f"w{server}", (1,), 0, value, 0.0, pull)
+        push = self._ask(worker, server, Push, f"w{server}", (1,), 0, value)
         assert isinstance(push, Push)
-        if pulls:
-            self.numbers[worker] += 1
-            self.pushes[worker, pull] = push.number
         self.sent[worker, push.number] = server, push
+        if pulls:
+            self.pull(worker, server)
 
     def pull(self, worker: int, server: int) -> None:
         """A worker pulls; it may have to wait."""
@@ -267,7 +264,6 @@ class Schedule:
     def _answered(self, worker: int, answer: Message) -> None:
         if isinstance(answer, Reply):
             self.open.pop((worker, answer.number), None)
-            self.open.pop((worker, self.pushes.get((worker, answer.number), -1)), None)
         elif isinstance(answer, Departed):
             self._depart(worker, answer.who)
         elif isinstance(answer, Error):

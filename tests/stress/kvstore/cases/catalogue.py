@@ -10,7 +10,7 @@ import torch
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from distkit.kvstore.testing import InProcess
+from tests.support.in_process import InProcess
 
 SHAPE = (4, 4)
 #: Stores of one worker: in this process, and behind the wire.

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from distkit.kvstore import KVStore, split_and_load, split_data
-from distkit.kvstore.testing import InProcess
+from distkit.kvstore import KVStore, split_and_load
 from tests.stress.kvstore.cases.catalogue import adding, case, ones, refused, same, store
+from tests.support.in_process import InProcess
 
 STORES = "local", "device", "dist_sync", "dist_device_sync", "dist_async", "dist_device_async"
 
@@ -74,7 +74,7 @@ def uneven_batches_are_refused_unless_allowed(size: int, devices: int) -> None:
 
 @case(0, 1)
 def batches_are_split_along_an_axis(axis: int) -> None:
-    parts = split_data(torch.ones(4, 6), 2, batch_axis=axis)
+    parts = split_and_load(torch.ones(4, 6), ["cpu", "cpu"], batch_axis=axis)
     assert [p.shape[axis] for p in parts] == [(4, 6)[axis] // 2] * 2
 
 

@@ -10,8 +10,8 @@ import torch
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from distkit.kvstore.testing import InProcess
 from tests.stress.kvstore.cases.catalogue import case, near, ones, refused, same, store
+from tests.support.in_process import InProcess
 
 LR, WD = 0.1, 0.02
 
@@ -182,7 +182,7 @@ def values_that_are_none_are_refused(which: str) -> None:
     elif which == "words":
         refused(lambda: kv.set_optimizer("sgd", learning_rate="much"), "lr='much'")
     else:
-        refused(lambda: kv.set_optimizer(print), "cannot be sent to servers")
+        refused(lambda: kv.set_optimizer(print), "servers know no optimizer")
 
 
 @case()
@@ -196,7 +196,7 @@ def an_optimizer_that_has_made_steps_is_refused() -> None:
 
 @case("LBFGS", "Adafactor", "Muon", "SparseAdam")
 def what_needs_more_than_a_part_of_a_gradient_is_refused(name: str) -> None:
-    refused(lambda: store("local").set_optimizer(getattr(torch.optim, name)), "cannot be sent")
+    refused(lambda: store("local").set_optimizer(getattr(torch.optim, name)), "know no optimizer")
 
 
 @case("sgd", "torch.optim.Adam")
