@@ -22,8 +22,9 @@ class Trainer:
     """Makes a step of every parameter from the gradients of all workers and devices.
 
     Either the servers update the weights (``update_on_kvstore=True``): each step pushes
-    gradients and pulls weights. Or they only add (``False``): each step pushes gradients, pulls
-    their sum, and every worker does the same update. Both give the same weights.
+    gradients and pulls weights, which replace what was changed in between. Or they only add
+    (``False``): each step pushes gradients, pulls their sum, and every worker does the same update.
+    Both give the same weights.
 
     Args:
         params: the parameters; several devices: for each parameter a list of its replicas; or
@@ -70,8 +71,7 @@ class Trainer:
         self._sent: _Specs = []  # what the servers have
         self._batch_size = 0.0  # by which they divide
         self._begun = False
-        self._grads: dict[int, Any] = {}  # by id of a parameter: its gradient of the last step
-        self._weights: dict[int, int] = {}  # and which version of the weight it was left with
+        self._used: dict[int, tuple[Any, int]] = {}  # by id of a replica: its latest gradient
 
     # -- one step ---------------------------------------------------------------
 
@@ -87,14 +87,13 @@ class Trainer:
                 workers.
 
         Raises:
-            KVStoreError: a parameter has no new gradient, the servers' ``batch_size`` would
-                change, or weights were changed that the servers hold.
+            KVStoreError: a parameter has no new gradient, or the servers' ``batch_size`` would
+                change.
         """
         keys, specs = self._ready(ignore_stale_grad), self._specs(batch_size)
         self._begin()
         if self.update_on_kvstore:
             self._tell(specs, batch_size)
-            self._check_weights()
             self._push_pull(keys, [self._params[k] for k in keys])
         else:
             if self._store is not None:
@@ -154,7 +153,6 @@ class Trainer:
             keys: Any = list(range(len(self._params)))
             self._store.init(keys, [replicas[0] for replicas in self._params])
             self._store.pull(keys, self._params, [-k for k in keys])
-            self._note_weights()
         self._begun = True
 
     def _push_pull(self, keys: list[int], outs: Any) -> None:
@@ -165,36 +163,26 @@ class Trainer:
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
         """The parameters that have gradients that no step has used."""
-        without, stale = [], []
-        for k, replicas in enumerate(self._params):
-            grads = [(w.grad, *self._grads.get(id(w), (None, -1))) for w in replicas]
-            if any(grad is None for grad, *_ in grads):
-                without.append(k)
-            elif any(of and of() is grad and n == grad._version for grad, of, n in grads):
-                stale.append(k)
-        for keys, what in (
-            (without, "have no gradient. Call backward() first"),
-            (
-                stale,
-                "have the gradient of the last step: no backward() has changed it since. "
-                "Call backward() before each step",
-            ),
-        ):
-            if keys and not ignore_stale_grad:
-                raise KVStoreError(
-                    f"parameters {keys} {what}, freeze them, or use ignore_stale_grad=True."
-                )
-        return [k for k in range(len(self._params)) if k not in {*without, *stale}]
+        ready = [k for k, replicas in enumerate(self._params) if all(map(self._is_new, replicas))]
+        if len(ready) < len(self._params) and not ignore_stale_grad:
+            missing = [k for k in range(len(self._params)) if k not in ready]
+            raise KVStoreError(
+                f"no backward() has made a gradient of parameters {missing} since the last step. "
+                "Call it before each step, freeze them, or use ignore_stale_grad=True."
+            )
+        return ready
+
+    def _is_new(self, w: Tensor) -> bool:
+        """True if no step has used this replica's gradient."""
+        of, version = self._used.get(id(w), (None, -1))
+        used = of is not None and of() is w.grad and version == w.grad._version
+        return w.grad is not None and not used
 
     def _done(self, keys: list[int]) -> None:
-        """Note what these parameters' gradients and weights are after a step."""
+        """Remember which gradients were used."""
         for w in (w for k in keys for w in self._params[k]):
             assert w.grad is not None
-            self._grads[id(w)] = weakref.ref(w.grad), w.grad._version
-        self._note_weights()
-
-    def _note_weights(self) -> None:
-        self._weights = {id(w): w._version for replicas in self._params for w in replicas}
+            self._used[id(w)] = weakref.ref(w.grad), w.grad._version
 
     def _updates_here(self, what: str) -> None:
         if self.update_on_kvstore:
@@ -221,25 +209,6 @@ class Trainer:
             for spec, keys in specs:
                 self._store.set_optimizer(spec, keys=keys, anew=bool(self._sent))
             self._sent, self._batch_size = specs, batch_size
-
-    def _check_weights(self) -> None:
-        """Refuse weights that were changed since the last step: the servers have others."""
-        changed: dict[int, Tensor] = {
-            k: w
-            for k, replicas in enumerate(self._params)
-            for w in replicas
-            if self._weights[id(w)] != w._version
-        }
-        if changed and self._store is not None and "async" not in self._store.type:
-            held: Any = self._store.pull(list(changed))
-            pairs = zip(changed.items(), held, strict=True)
-            changed = {k: w for (k, w), v in pairs if not torch.equal(v.to(w.device), w.detach())}
-        if changed:
-            raise KVStoreError(
-                f"parameters {[*changed]} were changed since the last step, but the servers hold "
-                "the weights. Restore them: load weights before the first step, or use "
-                "update_on_kvstore=False."
-            )
 
     # -- the learning rate --------------------------------------------------------
 

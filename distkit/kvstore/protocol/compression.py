@@ -6,6 +6,7 @@ Strom, Scalable distributed DNN training using commodity GPU cloud computing, 20
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +16,9 @@ from torch import Tensor
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
 
-_TAKES = (
-    'set_gradient_compression takes {"type": "2bit", "threshold": 0.5}, with a threshold above 0; '
-    "it got"
-)
+
+def _fits(threshold: Any) -> bool:
+    return isinstance(threshold, (int, float)) and 0 < threshold < math.inf
 
 
 class Compression:
@@ -37,13 +37,14 @@ class Compression:
     """
 
     def __init__(self, params: Mapping[str, Any]) -> None:
-        try:
-            given = {"threshold": 0.5, **params}
-            self.threshold = float(given.pop("threshold"))
-        except (TypeError, ValueError):
-            raise KVStoreError(f"{_TAKES} {params!r:.60}.") from None
-        if given != {"type": "2bit"} or not 0 < self.threshold < float("inf"):
-            raise KVStoreError(f"{_TAKES} {params!r:.60}.")
+        given = {"threshold": 0.5, **params} if isinstance(params, Mapping) else {}
+        threshold = given.pop("threshold", None)
+        if given != {"type": "2bit"} or not _fits(threshold):
+            raise KVStoreError(
+                'set_gradient_compression takes {"type": "2bit", "threshold": 0.5}, with a '
+                f"threshold above 0; it got {params!r:.60}."
+            )
+        self.threshold = float(threshold)
         self._lost: dict[tuple[Key, int], Tensor] = {}
 
     def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
@@ -58,16 +59,7 @@ class Compression:
 
 
 def unpack(packed: Tensor, threshold: float, size: int) -> Tensor:
-    """The gradient of ``size`` elements in these bytes.
-
-    Raises:
-        KVStoreError: they are not of so many elements.
-    """
-    if packed.dtype is not torch.uint8 or len(packed) != -(-size // 4):
-        raise KVStoreError(
-            f"a gradient of {size} elements in {packed.nbytes} bytes of 2 bits each. Install the "
-            "same version of distkit on all nodes."
-        )
+    """The gradient of ``size`` elements in these bytes."""
     codes = (packed[:, None] >> _SHIFTS) & 3
     return torch.tensor([0, threshold, -threshold, 0])[codes.view(-1)[:size].long()]
 

@@ -282,22 +282,6 @@ def another_batch_size(kind: str) -> None:
         same(w.detach(), -1.5)
 
 
-@case("local", "dist_sync", "dist_async")
-def weights_that_were_changed_while_servers_hold_them_are_refused(kind: str) -> None:
-    w = parameter()
-    kv: Any = kvstore.create(kind) if kind == "local" else InProcess(1, mode=kind).store()
-    trainer = Trainer([w], "sgd", OPTIONS, kv, update_on_kvstore=True)
-    steps(trainer, w)
-    with torch.no_grad():
-        w.add_(5)
-    backward(w)
-    refused(lambda: trainer.step(1), "servers hold", "before the first step")
-    with torch.no_grad():
-        w.sub_(5)
-    if kind != "dist_async":  # whose values may have changed
-        trainer.step(1)  # restored: it goes on
-
-
 @case()
 def loaded_weights_count_where_the_worker_updates() -> None:
     w = parameter()
@@ -317,7 +301,7 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
     return {
         "no parameters": (lambda: Trainer([]), "no parameters to train"),
         "numbers": (lambda: Trainer([1.0]), "float"),
-        "unknown optimizer": (lambda: Trainer([w], "sgdd"), "Servers know"),
+        "unknown optimizer": (lambda: Trainer([w], "sgdd"), "servers know no optimizer"),
         "unknown option": (lambda: Trainer([w], "sgd", {"rate": 1}), "'rate'"),
         "options twice": (lambda: Trainer([w], kvstore.SGD(), {"wd": 1.0}), "Give one"),
         "unknown store": (lambda: Trainer([w], kvstore="nothing"), 'no "nothing"'),
