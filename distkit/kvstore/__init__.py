@@ -43,7 +43,6 @@ __all__ = [
     "create",
     "here",
     "release",
-    "serve",
     "split_and_load",
     "use",
 ]
@@ -79,10 +78,3 @@ def __getattr__(name: str) -> Any:
     if name in _REMOVED:
         raise AttributeError(f"kvstore.{name} was removed: {_REMOVED[name]}.")
     return _find(name)
-
-
-def serve(node: Node) -> Service:
-    """A server or the scheduler: call ``run()`` on it, and ``stop()`` from any thread."""
-    from distkit.kvstore.transport.service import Service
-
-    return Service(node)

@@ -17,7 +17,7 @@ from distkit.diagnosis.rank_state import Doing, WaitForGraph
 from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Register, ended
 from distkit.kvstore.protocol.terms import Terms
-from distkit.kvstore.transport.recording import Asking, Clocks, Step, _facts
+from distkit.kvstore.transport.recording import Asking, Step, _facts
 from distkit.trace.awaiting import Awaiting
 from distkit.trace.calls import call, silence
 from distkit.trace.file import attributes as facts_of
@@ -38,21 +38,15 @@ def waiting(run: Shop) -> dict[int, int]:
 class Clocked(Asking):
     """What a worker notes if there are backup workers."""
 
-    def __init__(self, request, peer, clocks) -> None:
-        super().__init__(request, peer)
-        self.clock = lambda answer: clocks.after(peer, request, answer)
-
-    def answered(self, answer, clock=None) -> None:
-        super().answered(answer, self.clock(answer) if self.op is Op.PUSH else None)
+    def answered(self, answer, *, clock=False) -> None:
+        super().answered(answer, clock=self.op is Op.PUSH)
 
 
 def play(workers, rule, steps) -> Shop:
     """A real server and workers, each of which waits for the answers to its pulls."""
-    clocks = [Clocks() for _ in range(workers)]
     with pytest.MonkeyPatch.context() as patch:
         if getattr(rule, "backup", 0):
-            made = lambda request, peer: Clocked(request, peer, clocks[request.node])  # noqa: E731
-            patch.setattr(test_views_servers, "Asking", made)
+            patch.setattr(test_views_servers, "Asking", Clocked)
         return _play(workers, rule, steps)
 
 
@@ -362,9 +356,9 @@ def test_calls_read_as_they_are_written() -> None:
 
 def test_what_is_not_as_usual_is_told_at_registration() -> None:
     usual = Terms("dist_sync", 9, replication=2)
-    assert _facts(Register(1, 0, 0, "", 2, 1, usual)) == {"mode": "dist_sync"}
+    assert _facts(Register(1, 0, 0, "", usual)) == {"mode": "dist_sync"}
     odd = replace(usual, on_crash="continue")
-    assert _facts(Register(1, 0, 0, "", 2, 1, odd)) == {
+    assert _facts(Register(1, 0, 0, "", odd)) == {
         "mode": "dist_sync",
         "on_crash": "continue",
     }

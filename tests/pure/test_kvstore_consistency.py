@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.entry import Update
+from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     AtBarrier,
@@ -36,13 +36,13 @@ class Adding:
 
     def __init__(self, rule: Rule, workers: int = N, on_crash: str = "halt") -> None:
         self.server = KVServer(rule, range(workers), on_crash=on_crash, watch=self._watch)
-        self.updates: list[Update] = []
+        self.updates: list[list[int]] = []  # the workers of each
         self.asked, self.pulled = 0, dict.fromkeys(range(workers), 0)
         self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
         self.ask(Init, 0, "w", (1,), "float32", torch.zeros(1))
 
-    def _watch(self, update: Update):
-        self.updates.append(update)
+    def _watch(self, entry: Entry, pushes: list[Push]):
+        self.updates.append([p.node for p in pushes])
         return nullcontext()
 
     def ask(self, kind, node, *fields) -> list[Answer]:
@@ -113,7 +113,7 @@ def test_the_first_make_the_round_and_the_late_are_dropped_and_counted() -> None
     store.push(1, 1000.0)
     store.push(0, 10_000.0)
     assert store.value == 11_011
-    assert [u.workers for u in store.updates] == [(0, 2), (0, 1)]
+    assert store.updates == [[0, 2], [0, 1]]
 
 
 @given(st.integers(0, 2), st.permutations([w for w in range(N) for _ in range(4)]))
@@ -126,10 +126,10 @@ def test_every_gradient_is_applied_once_or_counted_as_dropped(backup: int, order
         value *= 2
     entry = store.server.entries["w"]
     kept = sum(len(arrived) for arrived in entry.rounds.values())
-    applied = sum(len(u.workers) for u in store.updates)
+    applied = sum(map(len, store.updates))
     assert applied + kept + sum(entry.dropped.values()) == len(order)
     assert bin(int(store.value)).count("1") == applied
-    assert all(len(u.workers) == N - backup for u in store.updates)
+    assert all(len(workers) == N - backup for workers in store.updates)
 
 
 # -- workers that end, and join ---------------------------------------------------
@@ -312,7 +312,7 @@ def test_a_function_that_runs_again_on_another_worker_counts_once() -> None:
 def test_terms_arrive_as_they_left(mode: str, n: int, crash: str, copies: int) -> None:
     own = {"backup": n} if mode.startswith("dist_sync") else {"staleness": n}
     terms = Terms(mode, 100, replication=copies, on_crash=crash, **own)
-    (came,) = decode(encode(Register(0, 0, 0, "", 1, 1, terms))).messages
+    (came,) = decode(encode(Register(0, 0, 0, "", terms))).messages
     assert came.terms == terms
 
 
@@ -348,6 +348,6 @@ def test_too_small_a_cluster_is_named(terms) -> None:
 
 
 def test_damaged_terms_are_refused() -> None:
-    (frame,) = encode(Register(0, 0, 0, "", 1, 1, Terms(replication=2)))
+    (frame,) = encode(Register(0, 0, 0, "", Terms(replication=2)))
     with pytest.raises(KVStoreError, match="give 1, or 2 for a backup"):
         decode([frame.replace(b"replication\x02", b"replication\x00")])

@@ -25,7 +25,6 @@ from distkit.kvstore.protocol.messages import (
 )
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.link import GOODBYE, ZmqLink
-from distkit.kvstore.transport.memory import HiddenMemory
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.service import Peer, Peers
 from distkit.kvstore.transport.sockets import BROKEN, open_socket
@@ -74,7 +73,7 @@ def test_an_answer_whose_memory_ended_with_its_sender_is_as_good_as_lost(
     value = Reply(0, 0, 7, value=torch.zeros(1_000))
     server.send_multipart([name, *encode(value, lend=lambda _: nowhere)])
     if lives:
-        with pytest.raises(HiddenMemory, match="cannot be opened"):
+        with pytest.raises(KVStoreError, match="cannot be opened"):
             while True:
                 link.receive(wait=True)
     server.close(linger=1_000)
@@ -198,8 +197,8 @@ def test_without_the_scheduler_every_request_ends() -> None:
 
 def asked(peers: Peers, name: bytes, *, run: int = 1, number: int = 7) -> Peer:
     """A request comes by this connection."""
-    peer = peers.at(name)
-    peers.know(peer, Request(run, 0, number), SimpleNamespace(get=lambda _: hash(name)))
+    peer = peers.at(SimpleNamespace(buffer=name, get=lambda _: hash(name)))
+    peers.know(peer, Request(run, 0, number))
     return peer
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
-from distkit.kvstore.protocol.entry import Update
+from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     Error,
@@ -33,7 +33,7 @@ class Store:
     """A KVServer with one key "w" of two elements, and what its workers know."""
 
     def __init__(self, rule: Rule, *, adding: bool = True, must_update: bool = False) -> None:
-        self.updates: list[Update] = []
+        self.updates: list[list[tuple[int, int]]] = []  # worker, staleness
         self.server = KVServer(rule, range(WORKERS), must_update=must_update, watch=self._watch)
         self.asked = 0
         if adding:  # w ← w + g, so that nothing pushed is ever forgotten
@@ -41,11 +41,11 @@ class Store:
         self.ask(Init, 0, "w", (2,), "float32", torch.zeros(2))
 
     @contextmanager
-    def _watch(self, update: Update) -> Iterator[None]:
-        before = update.entry.version
+    def _watch(self, entry: Entry, pushes: list[Push]) -> Iterator[None]:
+        before = entry.version
         yield
-        assert update.entry.version == before
-        self.updates.append(update)
+        assert entry.version == before
+        self.updates.append([(p.node, before - p.version) for p in pushes])
 
     def ask(self, kind: type[Request], node: int, *fields: object) -> list[Answer]:
         self.asked += 1
@@ -93,7 +93,7 @@ def test_sync_applies_every_push_once_and_is_never_stale(order: list[int]) -> No
             if isinstance(a, Reply) and a.value is not None:
                 version[a.node] = a.version
     assert store.value() == 2.0 ** len(order) - 1
-    assert [u.workers for u in store.updates] == [(0, 1, 2)] * 3
+    assert [[w for w, _ in made] for made in store.updates] == [[0, 1, 2]] * 3
 
 
 @given(arrivals(rounds=3), st.randoms(use_true_random=False))
@@ -104,8 +104,7 @@ def test_async_staleness_counts_the_updates_since_the_pull(order: list[int], ran
             (reply,) = store.pull(worker)
             pulled[worker] = reply.version
         store.push(worker, 2.0**n, pulled[worker])
-        assert store.updates[-1].workers == (worker,)
-        assert store.updates[-1].staleness == (n - pulled[worker],)
+        assert store.updates[-1] == [(worker, n - pulled[worker])]
     assert store.value() == 2.0 ** len(order) - 1
 
 

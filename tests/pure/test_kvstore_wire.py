@@ -99,10 +99,6 @@ def bits(value: object) -> object:
     return value.dtype, value.shape, value.view(torch.uint8).tolist()
 
 
-def letter(header: bytes, small: bytes = b"") -> bytes:
-    return len(header).to_bytes(4, "little") + header + small
-
-
 def travelled(*messages: m.Message) -> list[m.Message]:
     return decode([memoryview(bytearray(frame)) for frame in encode(*messages)]).messages
 
@@ -188,12 +184,12 @@ def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
     for place in hostile_places():
         said = said_of("uint8", *place)
         with pytest.raises(KVStoreError):
-            decode([letter(said)], Exchange(POOL, writable=False).borrow)
+            decode([said], Exchange(POOL, writable=False).borrow)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 def test_memory_of_a_process_that_is_gone() -> None:
-    with pytest.raises(KVStoreError, match="cannot be opened"):
+    with pytest.raises(KVStoreError, match="process 4194305 has ended"):
         Exchange(POOL, writable=False).borrow([2**22 + 1, 3, 4, 0, 8, 0])
 
 
@@ -222,11 +218,11 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
 
 def said_of(*place: object) -> bytes:
     """A header that says of its one tensor that it is there."""
-    return msgpack.encode([0, [], [["Assign", 0, 0, 0, "w", place]]])
+    return header(["Assign", 0, 0, 0, "w", place])
 
 
 def header(*bodies: object) -> bytes:
-    return letter(msgpack.encode([0, [], bodies]))
+    return msgpack.encode([0, [], bodies])
 
 
 @pytest.mark.parametrize(
@@ -235,13 +231,13 @@ def header(*bodies: object) -> bytes:
         [],
         [b""],
         [b"\xff\xff\xff\xff\x90"],
-        [letter(b"\x91" * 100_000)],
-        [letter(msgpack.encode([]))],
-        [letter(msgpack.encode({}))],
-        [letter(msgpack.encode([0, [1.5], []]))],
-        [letter(msgpack.encode([True, [], []]))],
-        [letter(msgpack.encode([0, ["w"], []]))],
-        [letter(msgpack.encode([0, [], [], []]))],
+        [b"\x91" * 100_000],
+        [msgpack.encode([])],
+        [msgpack.encode({})],
+        [msgpack.encode([0, [1.5], []])],
+        [msgpack.encode([True, [], []])],
+        [msgpack.encode([0, ["w"], []])],
+        [msgpack.encode([0, [], [], []])],
         [header([])],
         [header(["Pull", 0, 0, 0, "w"]) + b"more"],
         [header(["Pull", 0, 0, 0, "w"]), b"more"],
@@ -249,22 +245,17 @@ def header(*bodies: object) -> bytes:
         [header(["Pull", 0, 0, "w"])],
         [header(["Pull", 0, 0, 0, "w", "y"])],
         [header(["Pickle", 0, 0, 0])],
-        [letter(said_of("float32"), b"abcd")],
-        [letter(said_of(), b"abcd")],
-        [letter(said_of("float32"))],
-        [letter(said_of("float32")), b"abc"],
-        [letter(said_of("float32", 0, 4), b"abc")],
-        [letter(said_of("float32", 0, 3), b"abcd")],
-        [letter(said_of("float32", -16, 4), b"abcd" * 8)],
-        [letter(said_of("float32", 8, 4), b"abcd" * 8)],
-        [letter(said_of("float32", 0, 99999999999), b"abcd")],
-        [letter(said_of("save")), b"abcd"],
-        [letter(said_of("float32", 1, 2, 3, 4, 5, 6))],
-        [letter(said_of([2, 2], ["float32", 0, 4]), b"abcd")],
-        [letter(said_of([1], ["int64", 0, 8], ["float32", 0, 0]), b"abcdefgh")],
-        [letter(said_of([1]))],
-        [letter(said_of([1], 5))],
-        [header(["Pull", 0, 0, 0, "w" * (1 << 20)])],
+        [said_of("float32")],
+        [said_of("float32"), b"abc"],
+        [said_of("float32", b"abc")],
+        [said_of("float32", b"abcd"), b"abcd"],
+        [said_of("float32", "abcd")],
+        [said_of("float32", 0, 4), b"abcd"],
+        [said_of("save"), b"abcd"],
+        [said_of("float32", 1, 2, 3, 4, 5, 6)],
+        [said_of([1], b"abcd")],
+        [said_of()],
+        [said_of([1], 5)],
     ],
     ids=lambda frames: repr(frames[:1])[:40],
 )

@@ -376,7 +376,7 @@ def test_an_unknown_name_is_told_those_there_are() -> None:
 
 def test_a_worker_serves_nothing() -> None:
     with pytest.raises(KVStoreError, match="worker 0 has nothing to serve"):
-        kvstore.serve(kvstore.Node("worker", 0, 1, 1, "f"))
+        kvstore.Service(kvstore.Node("worker", 0, 1, 1, "f"))
 
 
 # -- the trace ------------------------------------------------------------------

@@ -52,10 +52,10 @@ class Shop:
         self.numbers = [0] * workers
 
     @contextmanager
-    def _watch(self, update):
-        late = dict(zip(update.workers, update.staleness, strict=True))
-        self.updates.append((update.entry.key, late))
-        with updating(update):
+    def _watch(self, entry, pushes):
+        late = {p.node: entry.version - p.version for p in pushes}
+        self.updates.append((entry.key, late))
+        with updating(entry, pushes):
             yield
 
     def at(self, node):

@@ -15,7 +15,7 @@ from kvstore_nodes import WAIT, Nodes, forks, started, until
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
-from distkit.kvstore import KVStore, Node, Trainer
+from distkit.kvstore import KVStore, Trainer
 from tests.support.in_process import InProcess
 
 
@@ -269,17 +269,6 @@ def updates_here(kv: KVStore) -> str:
 
 def test_async_has_no_sum_to_update_with(team: Nodes) -> None:
     assert all("no sum of all gradients" in said for said in team.run("dist_async", updates_here))
-
-
-# -- nodes that should not be there ---------------------------------------------------
-
-
-@pytest.mark.parametrize("role", ["scheduler", "server"])
-def test_a_second_one_is_refused(team: Nodes, role: str) -> None:
-    service = kvstore.serve(Node(role, 0, 2, 2, team.folder))
-    with pytest.raises(KVStoreError, match=f"{role} 0 is already running"):
-        service.run()
-    assert team.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
 
 
 def creates_local(kv: KVStore) -> str:

@@ -134,21 +134,21 @@ def test_without_a_backup_a_server_that_hangs_is_named(crew: Nodes) -> None:
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_process_that_is_taken_for_dead_is_reported_once(tmp_path: Path, hangs: bool) -> None:
     node = kvstore.Node("scheduler", 0, 1, 1, str(tmp_path), heartbeat_timeout=0.5)
-    service, told = kvstore.serve(node), []
-    service.missed = lambda *who: told.append(who)
+    service, told = kvstore.Service(node), []
+    service.report = lambda *what: told.append(what)
     with Popen(["sleep", "60"]) as process:
-        handle = service._machine.handle
-        handle(Register(0, 1, 0, "ipc://server", 1, 1))
-        handle(Register(0, 0, 0, "", 1, 1, Terms("dist_sync", 100), pid=process.pid))
+        handle = service._scheduler.handle
+        handle(Register(0, 1, 0, "ipc://server"))
+        handle(Register(0, 0, 0, "", Terms("dist_sync", 100), pid=process.pid))
         if not hangs:
             process.kill()
         (departed,) = handle(Leave(0, 0, 0, BROKEN, 0))
         assert handle(Leave(0, 0, 0, BROKEN, 0)) == []
-        assert told == [(0, process.pid)]
+        assert told == [("begun", 0), ("missed", (0, process.pid))]
         process.kill()
     assert departed.how == ("gave no sign of life for 0.5 s and was ended" if hangs else BROKEN)
-    service._stop.close()
-    service._stopped.close()
+    service._inside.close()
+    service._outside.close()
 
 
 def hangs(kv: KVStore) -> float:

@@ -60,7 +60,7 @@ def keeps_on(flag: str, end: str, **options) -> float:
 
 def serving(node: Node, line: Connection) -> None:
     """A server's process: obeys the test from a second thread."""
-    service = kvstore.serve(node)
+    service = kvstore.Service(node)
     threading.Thread(target=_obey, args=(node, line, service), daemon=True).start()
     try:
         service.run()

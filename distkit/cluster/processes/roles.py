@@ -178,7 +178,7 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
     recorder.set_current(mine if recording else None)
     flusher = recorder.Flusher(mine, lambda kind, what: lifeline.send((kind, what)))
 
-    service = kvstore.serve(node)
+    service = kvstore.Service(node)
 
     def obey(word: str | tuple[Any, ...]) -> None:
         if isinstance(word, tuple):  # a worker has ended
@@ -191,7 +191,5 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
         lifeline.send(("flushed", word))
 
     _end_with(lifeline, obey)
-    service.missed = lambda node, pid: lifeline.send(("missed", (node, pid)))
-    service.listens = lambda endpoint: lifeline.send(("listens", endpoint))
-    service.begun = lambda run: lifeline.send(("begun", run))
+    service.report = lambda what, which: lifeline.send((what, which))
     service.run()

@@ -15,7 +15,6 @@ from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
 from distkit.kvstore.protocol.terms import BIGARRAY_BOUND, Terms, canonical
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.node import Node
-from distkit.kvstore.transport.recording import Clocks
 from distkit.kvstore.transport.sockets import BROKEN
 
 _here: Node | None = None
@@ -141,7 +140,7 @@ def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
     )
     try:
         link.connect(node.scheduler, node.endpoint(node.scheduler))
-        me = ("", node.workers, node.servers, terms, os.getpid())
+        me = ("", terms, os.getpid())
         (book,) = requests.ask([Call(node.scheduler, Register, me)])
         assert isinstance(book, AddressBook)
         for server in servers:
@@ -152,7 +151,7 @@ def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
     except BaseException:
         requests.close()
         raise
-    requests.clocks = Clocks() if terms.backup else None
+    requests.clocks = terms.backup > 0
     return KVStore(
         requests,
         type=spelled,

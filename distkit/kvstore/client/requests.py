@@ -11,7 +11,7 @@ from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push
 from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.transport.link import Link
-from distkit.kvstore.transport.recording import Asking, Clocks, Step, wait_begins
+from distkit.kvstore.transport.recording import Asking, Step, wait_begins
 from distkit.kvstore.transport.sockets import REFUSED
 from distkit.trace.calls import SILENT, STOPPED
 
@@ -73,8 +73,8 @@ class Requests:
         self.held_by: Callable[[int], list[Key]] = lambda server: []
         #: The user's call that comes next, on a worker with gates.
         self.step: Step | None = None
-        #: Of a store with backup workers.
-        self.clocks: Clocks | None = None
+        #: Whether the trace is to say a worker's clock: it does not follow from the other events.
+        self.clocks = False
         self._serving = {n: n for n in servers}  # which node answers for each server
         self._departed: set[int] = set()
         self._lost: dict[int, str] = {}  # nodes that nobody answers for, and why
@@ -206,17 +206,17 @@ class Requests:
             return _WITHOUT_SCHEDULER
         if node not in self._servers:
             return ""
-        used = [*map(_key, asked), *self.held_by(node)]
-        keys = [key for key in dict.fromkeys(used) if key is not None]
-        named = ", ".join(map(repr, keys[:_NAMED]))
-        more = f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
+        named = [key for request in asked if (key := _key(request)) is not None]
+        keys = list(dict.fromkeys([*named, *self.held_by(node)]))
+        what = ", ".join(map(repr, keys[:_NAMED])) or "no key yet"
+        what += f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
         who, remedy = self._name(node), ""
         if self._replication > 1:
             who += f" and {self._name(self._backup(node))}"
         else:
             remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
         return (
-            f"Lost with it: the values of {named or 'no key yet'}{more}, which only {who} had. "
+            f"Lost with it: the values of {what}, which only {who} had. "
             f"{remedy}Save what kv.pull returns, to init from it later. "
         )
 
@@ -263,10 +263,8 @@ class Requests:
         self._land(flight)
         if wrong:
             flight.asking.failed()
-        elif self.clocks is not None and isinstance(request, Push):
-            flight.asking.answered(answer, self.clocks.after(flight.to, request, answer))
         else:
-            flight.asking.answered(answer)
+            flight.asking.answered(answer, clock=self.clocks and isinstance(request, Push))
         if not isinstance(request, Push):
             self._answers[answer.number] = answer
         elif isinstance(answer, Error):

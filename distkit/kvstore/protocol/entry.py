@@ -1,8 +1,6 @@
-"""State of a server of one key, and the updates of its value."""
+"""State of a server of one key."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from msgspec import Struct, field
 from torch import Tensor
@@ -74,23 +72,5 @@ class Entry(Struct, eq=False):
 
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
         """Done, at the present version."""
-        head = request.run, request.node, request.number
-        return Reply(*head, self.version, value, self.dropped.get(request.node, 0))
-
-
-class Update(NamedTuple):
-    """An update by ``pushes`` about to be applied to ``entry``, which has this ``version``."""
-
-    entry: Entry
-    version: int
-    pushes: list[Push]
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Whose gradients they are."""
-        return tuple(p.node for p in self.pushes)
-
-    @property
-    def staleness(self) -> tuple[int, ...]:
-        """The staleness of each gradient: updates of the value since its worker pulled it."""
-        return tuple(self.version - p.version for p in self.pushes)
+        head, who = (request.run, request.node, request.number), request.node
+        return Reply(*head, self.version, value, self.dropped.get(who, 0), self.clocks.get(who, 0))

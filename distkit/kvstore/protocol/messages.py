@@ -54,15 +54,13 @@ class Answer(Message):
 
 
 class Register(Request):
-    """Take part in the run: as which node, where it listens, and in which cluster it believes.
+    """Take part in the run: as which node, and where it listens.
 
     Workers listen nowhere; servers leave it to the workers to choose the ``terms``. ``number`` is
     :data:`LIFE` times how many processes had this place in the run before. ``pid`` is its process.
     """
 
     endpoint: str
-    workers: int
-    servers: int
     terms: Terms | None = None
     pid: int = 0
 
@@ -193,12 +191,14 @@ class Assign(Request):
 class Reply(Answer):
     """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
 
-    ``dropped`` counts this worker's gradients of the key that came too late for their round.
+    ``dropped`` counts this worker's gradients of the key that came too late for their round;
+    ``clock`` is its clock (:mod:`distkit.consistency`).
     """
 
     version: int = 0
     value: Tensor | None = None
     dropped: int = 0
+    clock: int = 0
 
 
 class Error(Answer):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 from distkit.kvstore.protocol.messages import (
     Assign,
@@ -48,11 +48,6 @@ def backup_of(server: int, servers: int) -> int:
     return (server + 1) % servers
 
 
-def changes(message: Message) -> TypeGuard[Change]:
-    """True if the backup must have it."""
-    return isinstance(message, Change) and not (isinstance(message, Init) and message.value is None)
-
-
 class Backup:
     """The primary's side: the answers that wait for copies to arrive.
 
@@ -69,7 +64,7 @@ class Backup:
 
     def copy(self, message: Message) -> list[Copy]:
         """What is sent to the backup before this message is handled."""
-        if self.to is None or not changes(message):
+        if self.to is None or not isinstance(message, Change):
             return []
         self._made += 1
         return [Copy(self._run, self._node, self._made, message)]

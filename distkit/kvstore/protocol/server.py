@@ -23,7 +23,7 @@ from torch import Tensor
 from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.compression import unpack
-from distkit.kvstore.protocol.entry import Entry, Update
+from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     Assign,
@@ -42,8 +42,12 @@ from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater
 from distkit.kvstore.protocol.placement import dtype_name
 from distkit.kvstore.protocol.sums import added_up
 
-#: Called with each update, entered before it is computed and left after.
-Watch = Callable[[Update], AbstractContextManager[object]]
+#: Called with a key and the gradients of an update: entered before it is computed, left after.
+Watch = Callable[[Entry, list[Push]], AbstractContextManager[object]]
+
+
+def _unwatched(entry: Entry, pushes: list[Push]) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 class KVServer:
@@ -80,7 +84,7 @@ class KVServer:
         *,
         on_crash: str = "halt",
         must_update: bool = False,
-        watch: Watch = nullcontext,
+        watch: Watch = _unwatched,
     ) -> None:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.members = set(workers)  # whose gradients make the updates
@@ -159,7 +163,7 @@ class KVServer:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
-            with self.watch(Update(entry, entry.version, pushes)):
+            with self.watch(entry, pushes):
                 self._apply(entry, added_up([p.value for p in pushes]))
             entry.version += 1
 

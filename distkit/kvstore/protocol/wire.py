@@ -1,8 +1,8 @@
-"""Messages as bytes: a MessagePack header, then the tensors' buffers as they lie in memory.
+"""Messages as bytes: a MessagePack header, then the large tensors as they lie in memory.
 
-A letter's first frame is the header's length (4 bytes, little-endian), the header, and the small
-tensors one after the other; each large tensor has a frame of its own, which nobody copies. Nothing
-is pickled and nothing that arrives is executed.
+The first frame of a letter is the header, with the bytes of its small tensors. Each large tensor
+has a frame of its own, which nobody copies. Nothing is pickled and nothing that arrives is
+executed.
 """
 
 from __future__ import annotations
@@ -48,12 +48,6 @@ _AnyMessage = (
     | replication.Copy
 )
 
-#: Small tensors begin at multiples of so many bytes, as all dtypes like it.
-_ALIGN = 16
-
-#: No header comes near this many bytes.
-_HEADER_LIMIT = 1 << 20
-
 
 class Batch(NamedTuple):
     """Messages that travel together.
@@ -79,18 +73,24 @@ def encode(
         to: the server that is asked.
 
     >>> encode(messages.Pull(0, 1, 2, "w"))
-    [b'\x1b\x00\x00\x00\x93\x00\x90\x91\x96\xa8Describe\x00\x01\x02\xa1w\xa7pull of']
+    [b'\x93\x00\x90\x91\x95\xa4Pull\x00\x01\x02\xa1w']
     """
-    payload = _Payload()
+    large: list[Frame] = []
 
     def enclose(tensor: Any) -> list[Any]:
-        return [dtype_name(tensor), *(lend(tensor) or payload.add(tensor))]
+        name = dtype_name(tensor)
+        if (where := lend(tensor)) is not None:
+            return [name, *where]
+        if tensor.nbytes < LARGE:
+            return [name, _buffer(tensor)]
+        large.append(_buffer(tensor))
+        return [name]
 
-    return payload.frames(Encoder(enc_hook=enclose).encode((to, back, messages)))
+    return [Encoder(enc_hook=enclose).encode((to, back, messages)), *large]
 
 
 def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
-    """The messages in these frames; their tensors lie in the frames' memory, or in borrowed.
+    """The messages in these frames; large tensors lie in the frames' memory, or in borrowed.
 
     Args:
         frames: as :func:`encode` made them.
@@ -100,21 +100,18 @@ def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
         KVStoreError: malformed in any way.
     """
     try:
-        first, *large = frames
-        view = memoryview(first)
-        start = 4 + int.from_bytes(view[:4], "little")
-        if start > min(len(view), _HEADER_LIMIT):
-            raise ValueError(f"a header of {start} bytes")
-        tensors = _Tensors(view[start:], large, borrow)
-        _reader.find = tensors.read
-        letter = _reader.decoder.decode(view[4:start])
-        if tensors.left:
-            raise ValueError("more bytes than the header tells of")
+        header, *_reader.large = frames
+        _reader.borrow = borrow
+        letter = _reader.decoder.decode(header)
+        if _reader.large:
+            raise ValueError("more frames than the header has tensors for")
     except _MALFORMED as e:
         raise KVStoreError(
             f"a message that is none of distkit's: {type(e).__name__}: {e}. "
             "Let only nodes of one cluster, with one version of distkit, use its folder."
         ) from None
+    finally:
+        _reader.large, _reader.borrow = [], None
     return Batch([*letter.messages], letter.back, letter.to)
 
 
@@ -124,14 +121,6 @@ class _Letter(Struct, array_like=True, forbid_unknown_fields=True):
     to: int
     back: list[int]
     messages: list[_AnyMessage]
-
-
-class _Reader(threading.local):
-    """The decoder of a thread, and where it finds tensors."""
-
-    def __init__(self) -> None:
-        self.find: Callable[[Any], Tensor] = lambda said: torch.empty(0)
-        self.decoder = Decoder(_Letter, dec_hook=lambda kind, said: self.find(said))
 
 
 #: What malformed bytes lead to.
@@ -147,32 +136,30 @@ _MALFORMED = (
 )
 
 
-# -- tensors --------------------------------------------------------------------
-
-
-class _Payload:
-    """The tensors of a letter: small ones with the header, each large one in its own frame."""
+class _Reader(threading.local):
+    """A thread's decoder, and where it finds the tensors of the letter that it reads."""
 
     def __init__(self) -> None:
-        self._small: list[Frame] = []
-        self._large: list[Frame] = []
-        self._size = 0
+        self.large: list[Frame] = []
+        self.borrow: Borrow | None = None
+        self.decoder = Decoder(_Letter, dec_hook=self._tensor)
 
-    def add(self, tensor: Tensor) -> list[int]:
-        """The place of a tensor: its offset after the header and its bytes; or nothing."""
-        buffer, size = _buffer(tensor), tensor.nbytes
-        if size >= LARGE:
-            self._large.append(buffer)
-            return []
-        start = self._size
-        self._small += buffer, bytes(-size % _ALIGN)
-        self._size += size + -size % _ALIGN
-        return [start, size]
+    def _tensor(self, kind: type, told: Any) -> Tensor:
+        """A tensor: in the header, in the next large frame, or lent."""
+        name, *where = told
+        dtype, data = DTYPES[name], where[0] if where else None
+        if data is None:
+            data = self.large.pop(0)
+        elif type(data) is not bytes:
+            if self.borrow is None or {*map(type, where)} != {int}:
+                raise ValueError(f"a tensor that is lent at {where!r:.40}")
+            data = self.borrow(where)
+        tensor = over(data, dtype)
+        aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames lie anywhere
+        return tensor if aligned else tensor.clone()
 
-    def frames(self, header: bytes) -> list[Frame]:
-        """The letter."""
-        length = len(header).to_bytes(4, "little")
-        return [b"".join((length, header, *self._small)), *self._large]
+
+_reader = _Reader()
 
 
 def _buffer(tensor: Tensor) -> Frame:
@@ -181,52 +168,3 @@ def _buffer(tensor: Tensor) -> Frame:
         return b""
     array: Any = tensor.view(torch.uint8).numpy()  # there is no bfloat16 in NumPy
     return memoryview(array)
-
-
-class _Tensors:
-    """The tensors of a letter that came, in turn.
-
-    Args:
-        small: what came after the header.
-        large: the other frames.
-        borrow: opens what is lent.
-    """
-
-    def __init__(self, small: Frame, large: list[Frame], borrow: Borrow | None) -> None:
-        self._small, self._large = bytearray(small), large[::-1]  # ours, and aligned
-        self._borrow, self._end = borrow, 0
-
-    @property
-    def left(self) -> bool:
-        """True if there are bytes that no tensor had."""
-        return bool(self._large) or self._end < len(self._small)
-
-    def read(self, said: Any) -> Tensor:
-        """A tensor where its header says: among the small ones, lent, or the next large."""
-        name, *numbers = said
-        if not set(map(type, numbers)) <= {int}:
-            raise ValueError(f"{numbers!r:.40} where whole numbers were expected")
-        dtype, where = DTYPES[name], numbers
-        if len(where) == 2:
-            return self._part(where[0], where[1], dtype)
-        if where:
-            if self._borrow is None:
-                raise ValueError("a loan from nobody")
-            tensor = over(self._borrow(where), dtype)
-        else:
-            tensor = over(self._large.pop(), dtype)  # IndexError if there is none
-        aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames lie anywhere
-        return tensor if aligned else tensor.clone()
-
-    def _part(self, start: int, size: int, dtype: torch.dtype) -> Tensor:
-        end = start + size
-        if not 0 <= start <= end <= len(self._small) or start % _ALIGN or size % dtype.itemsize:
-            raise ValueError(f"{size} bytes from {start} on of {len(self._small)}")
-        self._end = max(self._end, end + -end % _ALIGN)
-        if not size:
-            return torch.empty(0, dtype=dtype)
-        count = size // dtype.itemsize
-        return torch.frombuffer(self._small, dtype=dtype, count=count, offset=start)
-
-
-_reader = _Reader()

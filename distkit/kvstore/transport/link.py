@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 import zmq
-from msgspec.structs import replace
 
 from distkit.consistency import Synchronous
-from distkit.kvstore.protocol.messages import Message, Reply, Request
+from distkit.kvstore.protocol.messages import Message, Request
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.memory import Exchange, HiddenMemory
+from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.recording import updating
 from distkit.kvstore.transport.sockets import Ends, open_socket, receive, send
 
@@ -22,17 +22,19 @@ from distkit.kvstore.transport.sockets import Ends, open_socket, receive, send
 GOODBYE = encode()
 
 
-class Link(Protocol):
-    """Carries requests to nodes and answers back."""
+class Link:
+    """Carries requests to nodes and answers back; this one to none."""
 
     def send(self, to: int, requests: Sequence[Request]) -> None:
         """Hand requests to node ``to``, without waiting."""
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a connection changed."""
+        return []
 
     def changes(self) -> list[tuple[int, str | None]]:
         """The nodes whose connections ended, and how; or are there again: None. Each once."""
+        return []
 
     def redirect(self, node: int, by: int) -> None:
         """Node ``by`` answers in the place of ``node``, which has ended."""
@@ -55,7 +57,7 @@ class Line:
         heartbeat_timeout: float = 0.0,
     ) -> None:
         self.socket = open_socket(context, zmq.DEALER, keys, heartbeat_timeout)
-        self.ends, self.endpoint, self._broken = Ends(self.socket), endpoint, False
+        self.ends, self.endpoint = Ends(self.socket), endpoint
         pool = memory.shared() if endpoint.startswith("ipc://") else None
         self.exchange = Exchange(pool, writable=False)
         self.socket.connect(endpoint)
@@ -74,27 +76,16 @@ class Line:
         """All messages that are here; those whose memory ended with their sender are lost.
 
         Raises:
-            HiddenMemory: the memory of a process that lives cannot be opened.
+            KVStoreError: the memory of a process that lives cannot be opened.
         """
         while (frames := receive(self.socket)) is not None:
-            try:
+            with suppress(MemoryGone):
                 batch = decode([f.buffer for f in frames], self.exchange.borrow)
-            except HiddenMemory as e:
-                if e.sender_lives:
-                    raise
-                continue
-            self.exchange.take_back(batch.back)
-            yield from batch.messages
-
-    def changes(self) -> Iterator[str | None]:
-        """How the connection ended, or None where it is there again."""
-        for how in self.ends.changes():
-            if how is not None or self._broken:
-                yield how
-            self._broken = how is not None
+                self.exchange.take_back(batch.back)
+                yield from batch.messages
 
 
-class ZmqLink:
+class ZmqLink(Link):
     """Connections to the scheduler and the servers.
 
     Args:
@@ -144,7 +135,7 @@ class ZmqLink:
             node, line = self._by_socket[sock]
             if sock is not line.socket:
                 nodes = [node, *(n for n, by in self._in_place.items() if by == node)]
-                self._changes += [(n, how) for how in line.changes() for n in nodes]
+                self._changes += [(n, how) for how in line.ends.changes() for n in nodes]
             found += line.receive()  # also its last answers, before it was lost
         return found
 
@@ -163,7 +154,7 @@ class ZmqLink:
             pool.trim()
 
 
-class LocalLink:
+class LocalLink(Link):
     """A server of one worker, at the other end of a function call."""
 
     def __init__(self) -> None:
@@ -173,28 +164,10 @@ class LocalLink:
     def send(self, to: int, requests: Sequence[Request]) -> None:
         """Have them answered at once."""
         for request in requests:
-            self._answers += map(_copy, self._server.handle(request))
+            self._answers += self._server.handle(request)
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers to what was sent since."""
         answers = list(self._answers)
         self._answers.clear()
         return answers
-
-    def changes(self) -> list[tuple[int, str | None]]:
-        """None: it is here."""
-        return []
-
-    def redirect(self, node: int, by: int) -> None:
-        """There is no other server."""
-
-    def close(self) -> None:
-        """Forget the answers."""
-        self._answers.clear()
-
-
-def _copy(answer: Message) -> Message:
-    """A pulled value belongs to the worker: the server keeps its own."""
-    if isinstance(answer, Reply) and answer.value is not None:
-        return replace(answer, value=answer.value.clone())
-    return answer

@@ -38,20 +38,8 @@ LARGE = 1 << 16
 _FILE = 1 << 26
 
 
-class HiddenMemory(KVStoreError):
-    """The memory of process ``pid`` cannot be opened: it has ended, or is hidden from this one."""
-
-    def __init__(self, pid: int, why: OSError) -> None:
-        super().__init__(
-            f"the memory of process {pid} cannot be opened: {why}. Run all nodes of a cluster as "
-            "one user, where /proc shows them to each other."
-        )
-        self.pid = pid
-
-    @property
-    def sender_lives(self) -> bool:
-        """True if the process is there, so that its memory should be, too."""
-        return outlives_connection(self.pid)
+class MemoryGone(KVStoreError):
+    """A tensor was in the memory of a process that has ended."""
 
 
 class Place(NamedTuple):
@@ -99,11 +87,6 @@ class Pool:
         file, start, _ = used
         start += int(tensor.storage_offset()) * tensor.element_size()
         return Place(os.getpid(), file.number, file.inode, start, tensor.nbytes)
-
-    @property
-    def taken(self) -> int:
-        """Bytes of all blocks so far, used or free."""
-        return sum(len(file.memory) - file.left for file in self._files)
 
     def trim(self) -> None:
         """Give the memory of free blocks back to the system."""
@@ -178,7 +161,8 @@ class Exchange:
         """The bytes of a tensor that the other lends, as :meth:`lend` described them.
 
         Raises:
-            HiddenMemory: the other's memory cannot be opened.
+            MemoryGone: the other has ended.
+            KVStoreError: its memory cannot be opened.
             ValueError: there is no such memory, or not so much.
         """
         *numbers, number = where
@@ -205,7 +189,12 @@ class Exchange:
             try:
                 self._maps[key] = _mapped(*key, self._writable)
             except OSError as e:
-                raise HiddenMemory(place.pid, e) from None
+                if not outlives_connection(place.pid):
+                    raise MemoryGone(f"process {place.pid} has ended, with its memory") from None
+                raise KVStoreError(
+                    f"the memory of process {place.pid} cannot be opened: {e}. Run all nodes of a "
+                    "cluster as one user, where /proc shows them to each other."
+                ) from None
         return self._maps[key]
 
 

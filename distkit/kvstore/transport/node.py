@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from distkit.errors import KVStoreError
-
-ROLES = ("worker", "server", "scheduler")
-
-#: A Unix socket's path ends at 107 bytes on Linux, 103 on macOS.
-_PATH_LIMIT = 100
 
 
 @dataclass(frozen=True)
@@ -50,14 +42,6 @@ class Node:
     address: str = ""
     chief: str = ""
 
-    def __post_init__(self) -> None:
-        count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))
-        if not 0 <= self.index < count.get(self.role, 0):
-            raise KVStoreError(
-                f"there is no {self.role} {self.index} in a cluster of {self.workers} workers, "
-                f"{self.servers} servers and a scheduler. Count from 0 within the role."
-            )
-
     @property
     def id(self) -> int:
         """Its number in the whole cluster: workers first, then servers, then the scheduler."""
@@ -79,19 +63,8 @@ class Node:
         return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
 
     def path(self, node: int) -> Path:
-        """The socket of a server or the scheduler.
-
-        Raises:
-            KVStoreError: the folder's path is too long for a socket.
-        """
-        path = Path(self.folder, f"kv{node}")
-        length = len(os.fsencode(path))
-        if length > _PATH_LIMIT:
-            raise KVStoreError(
-                f"{path} is too long for a socket: {length} bytes of at most {_PATH_LIMIT}. "
-                "Use a folder with a shorter path."
-            )
-        return path
+        """The socket of a server or the scheduler."""
+        return Path(self.folder, f"kv{node}")
 
     def endpoint(self, node: int) -> str:
         """The endpoint of a server of this host, or of the scheduler."""

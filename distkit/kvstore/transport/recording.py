@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from distkit.events import WORLD, Op, State
-from distkit.kvstore.protocol.entry import Update
+from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
@@ -97,16 +97,11 @@ class Asking:
             pass_by(op, begins.nbytes)
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
 
-    @property
-    def recorded(self) -> bool:
-        """True if it is in the trace."""
-        return self._rec is not None
-
-    def answered(self, answer: Answer, clock: int | None = None) -> None:
-        """The answer is here: with the value, if it was a pull; ``clock`` is what Clocks say."""
-        if clock is not None and self._rec is not None:
+    def answered(self, answer: Answer, *, clock: bool = False) -> None:
+        """The answer is here: with the value, if it was a pull; ``clock``: note the worker's."""
+        if clock and self._rec is not None:
             *fields, facts, match = self.fields
-            self.fields = *fields, {**facts, "clock": clock}, match
+            self.fields = *fields, {**facts, "clock": getattr(answer, "clock", 0)}, match
         self._end(State.COMPLETED, _tensor(answer))
 
     def failed(self) -> None:
@@ -125,28 +120,10 @@ class Asking:
             rec.hurry()
 
 
-class Clocks:
-    """This worker's gradients that servers have dropped, with backup workers.
-
-    A trace has it with each push, since the other events do not.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, Key], tuple[int, int]] = {}
-
-    def after(self, server: int, push: Push, answer: Answer) -> int:
-        """The worker's clock after this push, as :mod:`distkit.consistency` places it."""
-        clock, dropped = self._known.get((server, push.key), (0, 0))
-        if (now := getattr(answer, "dropped", 0)) == dropped:
-            clock = max(clock, push.version) + 1
-        self._known[server, push.key] = clock, now
-        return clock
-
-
 def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
     """This thread waits for the answers, as whoever watches the run sees until ``wait_ends()``."""
     rec = recorder.current()
-    if rec is not None and (noted := [a for a in askings if a.recorded]):
+    if rec is not None and (noted := [a for a in askings if a._rec is not None]):
         rec.wait_begins(*noted)
     return rec
 
@@ -193,26 +170,27 @@ def _note(
 
 
 @contextmanager
-def updating(update: Update, server: int | None = None) -> Iterator[None]:
+def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) -> Iterator[None]:
     """An update as a marked span: weights before and after.
 
     It names the workers whose gradients it applies, and how ``late`` each is: the number of updates
     between the worker's pull and this one.
 
     Args:
-        update: what is computed meanwhile.
+        entry: the key whose value is computed meanwhile.
+        pushes: the gradients.
         server: whose value it is, if this process serves in another's place; the span's peer.
     """
     rec = recorder.current()
     if rec is None:
         yield
         return
-    seq, entry = rec.next_seq(), update.entry
+    seq = rec.next_seq()
     facts = {
         "key": entry.key,
-        "version": update.version + 1,
-        "workers": update.workers,
-        "late": update.staleness,
+        "version": entry.version + 1,
+        "workers": tuple(p.node for p in pushes),
+        "late": tuple(entry.version - p.version for p in pushes),
     }
     fields = _fields(server, entry.value, facts, None)
     values = _values(rec, entry.value)

@@ -12,7 +12,6 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
     Departed,
-    Error,
     Leave,
     Note,
     NoteStored,
@@ -42,10 +41,10 @@ class Scheduler:
         run: number of the present run.
 
     >>> scheduler = Scheduler(workers=1, servers=1)
-    >>> scheduler.handle(Register(0, 1, 0, "ipc://port-of-the-server", 1, 1))
+    >>> scheduler.handle(Register(0, 1, 0, "ipc://port-of-the-server"))
     []
     >>> [(a.node, a.endpoints) for a in
-    ...  scheduler.handle(Register(0, 0, 0, "", 1, 1, Terms("dist_sync")))]
+    ...  scheduler.handle(Register(0, 0, 0, "", Terms("dist_sync")))]
     [(0, {0: '', 1: 'ipc://port-of-the-server'}), (1, {0: '', 1: 'ipc://port-of-the-server'})]
     """
 
@@ -54,6 +53,8 @@ class Scheduler:
         #: Called with a node that is taken for dead, its pid, and how it was lost: the caller may
         #: know better.
         self.lost: Callable[[int, int, str], str] = lambda node, pid, how: how
+        #: Called with a run that begins: all its nodes are there.
+        self.began: Callable[[int], None] = lambda run: None
         self._callable: set[int] = set()  # servers that have ever registered
         self._clear()
 
@@ -68,8 +69,8 @@ class Scheduler:
         self._lives: Counter[int] = Counter()  # how often each node has ended
         self._notes: dict[str, str] = {}  # what workers store for each other
 
-    def handle(self, request: Request) -> list[Answer]:
-        """Answers to this request, and to others that waited for it."""
+    def handle(self, request: Request, to: int = 0) -> list[Answer]:
+        """Answers to this request, and to others that waited for it; ``to`` is this node."""
         calls = self._begin(request.run) if request.run > self.run else []
         try:
             return [*calls, *self._handle(request)]
@@ -96,12 +97,9 @@ class Scheduler:
 
     def _begin(self, run: int) -> list[Answer]:
         """A newer run: forget the last one and call the roll."""
-        unanswered = [] if self.begun else self.present.values()
-        waiting = [r for r in (*unanswered, *self.at_barrier.values()) if r.node < self.workers]
-        late: list[Answer] = [Error(r.run, r.node, r.number, stale(r, run).text) for r in waiting]
         self.run = run
         self._clear()
-        return [*late, *map(self._call, sorted(self._callable))]
+        return [*map(self._call, sorted(self._callable))]
 
     def _call(self, server: int) -> RollCall:
         return RollCall(self.run, server, 0)
@@ -109,9 +107,10 @@ class Scheduler:
     # -- registration -----------------------------------------------------------
 
     def _register(self, register: Register) -> list[Answer]:
-        self._check(register)
         node, life = register.node, register.number // LIFE
-        if self.begun and node >= self.workers:
+        if node < self.workers:
+            self._check(register)
+        elif self.begun:
             return []  # it serves from the next run on
         told: list[Answer] = []
         if life > self._lives[node]:  # quicker than the news of the end of the one before
@@ -131,29 +130,17 @@ class Scheduler:
         if self.terms is None or len(self.present) < wanted:
             return []
         self.begun = True
+        self.began(self.run)
         return [self._book(self.present[node]) for node in sorted(self.present)]
 
     def _check(self, register: Register) -> None:
-        expects = register.workers, register.servers
-        if expects != (self.workers, self.servers):
-            raise KVStoreError(
-                f"node {register.node} expects {expects[0]} workers and {expects[1]} servers, "
-                f"but this cluster has {self.workers} and {self.servers}. "
-                "Start every node with the same numbers."
-            )
-        if register.node >= self.workers:
-            return
-        terms = register.terms
-        if terms is None:
-            raise KVStoreError(f"worker {register.node} does not say what store it creates.")
-        terms.fit(self.workers, self.servers)
         others = [n for n in self._working() if n != register.node]
-        if others and terms != self.terms:
+        if others and register.terms != self.terms:
             raise KVStoreError(
-                f"worker {register.node} asks for {terms}, but worker {others[0]} for "
+                f"worker {register.node} asks for {register.terms}, but worker {others[0]} for "
                 f"{self.terms}. Create the same store on every worker."
             )
-        self.terms = terms
+        self.terms = register.terms
 
     def _working(self) -> list[int]:
         """The workers that have registered and not ended."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     AddressBook,
     Answer,
     Departed,
-    Error,
     Message,
     Register,
     Reply,
@@ -23,16 +19,10 @@ from distkit.kvstore.protocol.messages import (
 from distkit.kvstore.protocol.replication import Backup, Copy, backup_of
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.node import Node
+from distkit.kvstore.transport.recording import updating
 
 #: How a worker departs that has done its work.
 FINISHED = "finished"
-
-#: Called with each update, and with the server whose value it is if that has ended.
-Watch = Callable[..., AbstractContextManager[object]]
-
-
-def _unwatched(*about: object, server: int | None = None) -> AbstractContextManager[object]:
-    return nullcontext()
 
 
 class ServerSession:
@@ -43,11 +33,10 @@ class ServerSession:
 
     Args:
         node: the server's place in the cluster.
-        watch: a context manager around each update.
     """
 
-    def __init__(self, node: Node, watch: Watch = _unwatched) -> None:
-        self.node, self._watch, self.run = node, watch, node.run
+    def __init__(self, node: Node) -> None:
+        self.node, self.run = node, node.run
         self.endpoint = node.endpoint(node.id)  # where it listens
         self._clear()
 
@@ -62,8 +51,7 @@ class ServerSession:
 
     def register(self) -> Register:
         """The server's own request to the scheduler, with the endpoint it listens on."""
-        n = self.node
-        return Register(self.run, n.id, 0, self.endpoint, n.workers, n.servers, pid=os.getpid())
+        return Register(self.run, self.node.id, 0, self.endpoint, pid=os.getpid())
 
     def handle(self, request: Request, to: int) -> list[Message]:
         """Answer a worker's request to server ``to``, or a server whose backup this is.
@@ -79,11 +67,7 @@ class ServerSession:
         return [*mine, *self._serve(request, to)]
 
     def hear(self, answer: Answer) -> list[Message]:
-        """Handle what the scheduler says, or that the backup has a copy.
-
-        Raises:
-            KVStoreError: the scheduler refuses this server.
-        """
+        """Handle what the scheduler says, or that the backup has a copy."""
         match answer:
             case RollCall() if answer.run > self.run:
                 return self._begin(answer.run)
@@ -93,8 +77,6 @@ class ServerSession:
                 return self._depart(answer)
             case Reply() if answer.run == self.run:
                 return self.backup.arrived(answer.number)
-            case Error():
-                raise KVStoreError(answer.text)
         return []
 
     def _begin(self, run: int) -> list[Message]:
@@ -109,7 +91,7 @@ class ServerSession:
         must_update, on_crash = not terms.sync, terms.on_crash
         fresh = partial(KVServer, terms.rule, workers, on_crash=on_crash, must_update=must_update)
         self.begun, self.endpoints = True, dict(book.endpoints)
-        self.stores = {n.id: fresh(watch=self._watch)}
+        self.stores = {n.id: fresh(watch=updating)}
         if terms.replication > 1:
             self.backup = Backup(self.run, n.id, n.workers + backup_of(n.index, n.servers))
             others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
@@ -145,7 +127,7 @@ class ServerSession:
         """The store of a server that has ended: its copy, from now on."""
         if server in self.replicas:
             store = self.stores[server] = self.replicas.pop(server)
-            store.watch = partial(self._watch, server=server)
+            store.watch = partial(updating, server=server)
             for departed in self._departed:
                 _depart(store, departed)
         return self.stores[server]

@@ -10,13 +10,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import select
-import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -72,16 +70,6 @@ def new_keys() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def listens(path: Path) -> bool:
-    """True if a process listens at this socket; the file of one that has ended does not count."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        try:
-            sock.connect(str(path))
-        except OSError:
-            return False
-    return True
-
-
 def outlives_connection(pid: int) -> bool:
     """True if a process is still there shortly after its connection broke: it hangs, or lives on.
 
@@ -127,23 +115,21 @@ class Ends:
             known |= refusal
         self.socket = sock.get_monitor_socket(known)
         self.socket.linger = 0
-        self._good, self._refused = False, 0
+        self._good, self._ended, self._refused = False, False, 0
 
     def changes(self) -> list[str | None]:
-        """The state of a DEALER's one connection: how it ended, None when it is good."""
+        """How a DEALER's one connection ended, or None where it is there again, in turn."""
         found: list[str | None] = []
         for event, _ in self._events():
-            if event in self._refusals:
-                self._good = False
-                self._refused += 1
-                if event != self._refusals[0] or self._refused > 1:
-                    found.append(REFUSED)  # else perhaps it has just ended
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._good, self._refused = True, 0
-                found.append(None)
-            elif self._good:
-                self._good = False
-                found.append(BROKEN)
+            was_good, self._good = self._good, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._refused = 0 if self._good else self._refused + (event in self._refusals)
+            if self._good:
+                found += [None] * self._ended
+            elif event not in self._refusals:
+                found += [BROKEN] * was_good
+            elif event != self._refusals[0] or self._refused > 1:
+                found.append(REFUSED)  # else perhaps it has just ended
+            self._ended = self._ended or bool(found)
         return found
 
     def close(self, sock: Any, goodbye: Sequence[Any]) -> None:

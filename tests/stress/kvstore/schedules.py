@@ -69,8 +69,7 @@ class Network:
                 self.sessions[n] = ServerSession(Node("server", n - W, W, S, "f", run=self.run))
                 self.send(n, CHIEF, self.sessions[n].register())
         for worker in range(W):
-            fields = "", W, S, self.terms
-            self.send(worker, CHIEF, Register(self.run, worker, 0, *fields))
+            self.send(worker, CHIEF, Register(self.run, worker, 0, "", self.terms))
         self.deliver_all()
         self.heard.clear()
 
