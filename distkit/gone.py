@@ -10,4 +10,37 @@ GONE = {
     "torch.compile in a function of yours, and time its steps, as lesson 08 does.",
     "distkit_simulation.Host": "simulation.Host, a machine that a parameter server's processes "
     "share, was removed: measure them with dk.Cluster(workers=…, servers=…), or give a dk.Link.",
+    "dk.Cluster(ports=…)": "dk.Cluster(ports=…) was removed: parameter servers listen at free "
+    "ports of the kernel's range, which a site may set (sysctl net.ipv4.ip_local_port_range).",
+    "kvstore.create(check_finite=…)": "kvstore.create(check_finite=…) was removed: call "
+    "torch.isfinite(gradient).all() before kv.push.",
+    "kvstore.create(wait_for=…)": "kvstore.create(wait_for=…) was removed: a run begins when all "
+    "its workers are there.",
+    "distkit.kvstore.Adam": "kvstore.Adam was removed: use kv.set_optimizer(torch.optim.Adam, "
+    "lr=0.001).",
+    "distkit.kvstore.KVStoreBase": "kvstore.KVStoreBase was removed: give Trainer one of the "
+    "stores that kvstore.create makes.",
+    "distkit.kvstore.lr_scheduler": "kvstore.lr_scheduler was removed: use kv.set_optimizer(..., "
+    'lr_scheduler=("StepLR", {"step_size": 10})), with a class of torch.optim.lr_scheduler.',
+    "distkit.kvstore.optimizer": "kvstore.optimizer was removed: kv.set_optimizer takes "
+    "kvstore.SGD, or a class of torch.optim and its options.",
+    "distkit.kvstore.serve": "kvstore.serve was removed: use kvstore.Service(node).",
+    "distkit.kvstore.split_data": "kvstore.split_data was removed: use torch.tensor_split(batch, "
+    "slices).",
+    "KVStore.row_sparse_pull": "KVStore.row_sparse_pull was removed: push dense gradients, and get "
+    "the whole value with kv.pull.",
+    "KVStore.set_updater": "KVStore.set_updater was removed: use kv.set_optimizer, or push without "
+    "an optimizer and update on the worker.",
+    "KVStore.is_capable": "KVStore.is_capable was removed: every store updates weights once "
+    "kv.set_optimizer was called.",
+    **{
+        name: f"{name} was removed: push without an optimizer, and save the state_dict() of the "
+        "torch.optim optimizer with which the workers apply what kv.pull returns."
+        for name in (
+            "KVStore.save_optimizer_states",
+            "KVStore.load_optimizer_states",
+            "Trainer.save_states",
+            "Trainer.load_states",
+        )
+    },
 }

@@ -32,6 +32,7 @@ from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
+from distkit.gone import GONE
 from distkit.recording import trouble
 
 _made: weakref.WeakSet[Cluster] = weakref.WeakSet()
@@ -129,10 +130,7 @@ class Cluster:
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         if "ports" in options:
-            raise StartError(
-                "ports= is no option any more: parameter servers listen at free ports of the "
-                "kernel's range, which a site may set (sysctl net.ipv4.ip_local_port_range)."
-            )
+            raise StartError(GONE["dk.Cluster(ports=…)"])
         given = ranks if ranks is not None else workers
         far = site.asked(given, hosts, engines, options, os.environ)
         if options and not far:

@@ -18,7 +18,7 @@ MXNet's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distkit.lazy import attributes
 
@@ -62,19 +62,4 @@ _HOMES = {
     }.items()
     for name in names
 }
-_find = attributes(__name__, _HOMES)
-
-#: What to do instead of names that were removed.
-_REMOVED = {
-    "Adam": "kv.set_optimizer(torch.optim.Adam, lr=0.001)",
-    "KVStoreBase": "give Trainer one of the stores that kvstore.create makes",
-    "lr_scheduler": 'kv.set_optimizer(..., lr_scheduler=("StepLR", {"step_size": 10}))',
-    "split_data": "torch.tensor_split(batch, slices)",
-    "optimizer": "kv.set_optimizer takes kvstore.SGD, or a class of torch.optim and its options",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _REMOVED:
-        raise AttributeError(f"kvstore.{name} was removed: {_REMOVED[name]}.")
-    return _find(name)
+__getattr__ = attributes(__name__, _HOMES)

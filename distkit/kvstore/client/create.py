@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distkit.errors import KVStoreError
+from distkit.gone import GONE
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
@@ -66,10 +67,10 @@ def create(
     """
     global _store, _terms
     if unknown:
-        removed = [f" {n} was removed: {_REMOVED[n]}." for n in unknown if n in _REMOVED]
+        what = f"create with {', '.join(map(repr, unknown))}."
+        told = [GONE.get(f"kvstore.create({name}=…)", what) for name in unknown]
         raise KVStoreError(
-            f"create with {', '.join(map(repr, unknown))}.{''.join(removed)} Its options are: "
-            f"{', '.join(_OPTIONS)}."
+            f"{' '.join(dict.fromkeys(told))} Its options are: {', '.join(_OPTIONS)}."
         )
     if not isinstance(name, str):
         raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
@@ -93,12 +94,6 @@ def create(
         )
     return _store
 
-
-#: What to do instead of options that were removed.
-_REMOVED = {
-    "check_finite": "call torch.isfinite(gradient).all() before kv.push",
-    "wait_for": "a run begins when all its workers are there",
-}
 
 #: What ``create`` takes beside the name.
 _OPTIONS = [n for n in inspect.signature(create).parameters if n not in ("name", "unknown")]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distkit.errors import KVStoreError
+from distkit.gone import GONE
 from distkit.kvstore.client.create import create
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, groups_of, spec_of
@@ -72,6 +73,10 @@ class Trainer:
         self._batch_size = 0.0  # by which they divide
         self._begun = False
         self._used: dict[int, tuple[Any, int]] = {}  # by id of a replica: its latest gradient
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do instead of what was removed."""
+        raise AttributeError(GONE.get(f"Trainer.{name}", f"Trainer has no attribute {name!r}"))
 
     # -- one step ---------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from distkit.errors import KVStoreError
+from distkit.gone import GONE
 from distkit.kvstore.client.key_directory import KeyDirectory
 from distkit.kvstore.client.requests import LETTER, Call, Requests
 from distkit.kvstore.client.tensors import (
@@ -37,20 +38,6 @@ from distkit.kvstore.transport.recording import Step, gates, stepped
 
 #: For each key the tensors to write its value to.
 _Outs: TypeAlias = "list[tuple[Key, list[Tensor]]]"
-
-_STATES = (
-    "the servers keep the optimizer's state for one run. To save it, let the workers update: push "
-    "without an optimizer, and apply what kv.pull returns with a torch.optim optimizer, whose "
-    "state_dict() you save"
-)
-#: What to do instead of methods that were removed.
-_REMOVED = {
-    "row_sparse_pull": "push dense gradients, and get the whole value with kv.pull",
-    "set_updater": "use kv.set_optimizer, or push without an optimizer and update on the worker",
-    "save_optimizer_states": _STATES,
-    "load_optimizer_states": _STATES,
-    "is_capable": "every store updates weights once kv.set_optimizer was called",
-}
 
 
 class KVStore:
@@ -115,8 +102,7 @@ class KVStore:
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do instead of what was removed."""
-        removed = f"KVStore.{name} was removed: {_REMOVED[name]}." if name in _REMOVED else ""
-        raise AttributeError(removed or f"KVStore has no attribute {name!r}")
+        raise AttributeError(GONE.get(f"KVStore.{name}", f"KVStore has no attribute {name!r}"))
 
     def __repr__(self) -> str:
         return f"<KVStore {self.type}: worker {self.rank} of {self.num_workers}>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -247,25 +246,3 @@ def all_workers_set_the_same(name: str) -> None:
 
     for found in InProcess(3, 2, bound=5).run(work):
         near(found, ones(0.5))
-
-
-@case("row_sparse_pull", "set_updater", "save_optimizer_states", "load_optimizer_states")
-def removed_methods_say_what_to_do(name: str) -> None:
-    kv = store("local")
-    try:
-        getattr(kv, name)
-    except AttributeError as e:
-        assert "was removed: " in str(e)
-    else:
-        raise AssertionError("it is there")
-
-
-@case("Adam", "KVStoreBase", "lr_scheduler", "optimizer")
-def removed_names_say_what_to_do(name: str) -> None:
-    with warnings.catch_warnings():
-        try:
-            getattr(kvstore, name)
-        except AttributeError as e:
-            assert "was removed: " in str(e)
-        else:
-            raise AssertionError("it is there")
