@@ -148,15 +148,6 @@ def test_each_run_has_a_store_of_its_own() -> None:
     assert "not initialised" in refused.text
 
 
-def test_a_request_of_a_newer_run_begins_it() -> None:
-    shard = ServerSession(NODE)
-    shard.hear(book(0))
-    (register,) = shard.handle(init(5), 2)
-    assert (type(register), register.run) == (Register, 5)
-    (reply,) = shard.hear(book(5))
-    assert (reply.run, reply.number) == (5, 7)
-
-
 # -- nodes ----------------------------------------------------------------------
 
 

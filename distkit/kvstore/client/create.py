@@ -67,11 +67,9 @@ def create(
     """
     global _store, _terms
     if unknown:
-        what = f"create with {', '.join(map(repr, unknown))}."
-        told = [GONE.get(f"kvstore.create({name}=…)", what) for name in unknown]
-        raise KVStoreError(
-            f"{' '.join(dict.fromkeys(told))} Its options are: {', '.join(_OPTIONS)}."
-        )
+        option = next(iter(unknown))
+        what = GONE.get(f"kvstore.create({option}=…)", f"kvstore.create has no option {option!r}.")
+        raise KVStoreError(f"{what} Its options are: {', '.join(_OPTIONS)}.")
     if not isinstance(name, str):
         raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
     spelled, name = name.lower(), canonical(name)

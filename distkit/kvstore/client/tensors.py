@@ -60,8 +60,6 @@ def each(key: Keys) -> list[Key]:
 
 def grouped(found: list[tuple[Key, list[Tensor]]]) -> list[tuple[Key, list[Tensor]]]:
     """Each key once, with all its tensors."""
-    if len(found) == 1:
-        return found
     together: dict[Key, list[Tensor]] = {}
     for k, tensors in found:
         together.setdefault(k, []).extend(tensors)
@@ -88,14 +86,12 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
     tensors = list(value) if isinstance(value, (list, tuple)) else [value]
     for t in tensors or [None]:
         if not isinstance(t, Tensor):
-            remedy = (
-                "Give a tensor (torch.as_tensor(x) makes one of a number, a list or an array), "
-                "or a list of tensors, one for each device."
-            )
-            if what == "push" and tensors and t is None:
-                remedy = "There is no gradient yet: call backward() first."
             got = type(t).__name__ if tensors else "no tensor"
-            raise KVStoreError(f"{what} of {key!r} got {got}. {remedy}")
+            raise KVStoreError(
+                f"{what} of {key!r} got {got}. Give a tensor (torch.as_tensor(x) makes one of a "
+                "number, a list or an array; a gradient is None before backward()), or a list of "
+                "tensors, one for each device."
+            )
         if t.layout is not torch.strided:
             raise KVStoreError(
                 f"{what} of {key!r} with a sparse tensor, which no server takes. Give "

@@ -95,15 +95,13 @@ class Trainer:
             KVStoreError: a parameter has no new gradient, or the servers' ``batch_size`` would
                 change.
         """
-        keys, specs = self._ready(ignore_stale_grad), self._specs(batch_size)
-        self._begin()
-        if self.update_on_kvstore:
-            self._tell(specs, batch_size)
-            self._push_pull(keys, [self._params[k] for k in keys])
-        else:
-            if self._store is not None:
-                self._push_pull(keys, [_gradients(self._params[k]) for k in keys])
-            self._update(specs, keys)
+        if not self.update_on_kvstore:
+            self.allreduce_grads(ignore_stale_grad)
+            self.update(batch_size, ignore_stale_grad)
+            return
+        keys = self._ready(ignore_stale_grad)
+        self._tell(self._specs(batch_size), batch_size)
+        self._push_pull(keys, [self._params[k] for k in keys])
         self._done(keys)
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
@@ -114,10 +112,10 @@ class Trainer:
         """
         self._updates_here("allreduce_grads")
         keys = self._ready(ignore_stale_grad)
-        self._begin()
         if self._store is not None:
             self._push_pull(keys, [_gradients(self._params[k]) for k in keys])
 
+    @torch.no_grad()
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update the weights here, with the gradients as they are.
 
@@ -126,8 +124,14 @@ class Trainer:
         """
         self._updates_here("update")
         keys = self._ready(ignore_stale_grad)
-        self._begin()
-        self._update(self._specs(batch_size), keys)
+        of = {k: spec for spec, ks in self._specs(batch_size) for k in ks or keys}
+        for k in keys:
+            for i, w in enumerate(self._params[k]):
+                value = w.detach().reshape(-1)
+                updater = self._updaters.get((k, i)) or Updater(of[k], value)
+                self._updaters[k, i] = updater = updater.follow(of[k], value)
+                assert w.grad is not None
+                w.copy_(updater.update(value, w.grad.reshape(-1)).view_as(w))
         self._done(keys)
 
     def _specs(self, batch_size: float) -> _Specs:
@@ -141,25 +145,6 @@ class Trainer:
             found = [(s, () if one else ks) for (s, _), ks in zip(groups, numbers, strict=True)]
         return [(spec.divided(batch_size), ks) for spec, ks in found]
 
-    @torch.no_grad()
-    def _update(self, specs: _Specs, keys: list[int]) -> None:
-        of = {k: spec for spec, ks in specs for k in ks or keys}
-        for k in keys:
-            for i, w in enumerate(self._params[k]):
-                value = w.detach().reshape(-1)
-                updater = self._updaters.get((k, i)) or Updater(of[k], value)
-                self._updaters[k, i] = updater = updater.follow(of[k], value)
-                assert w.grad is not None
-                w.copy_(updater.update(value, w.grad.reshape(-1)).view_as(w))
-
-    def _begin(self) -> None:
-        """Before the first step: worker 0's weights for all."""
-        if not self._begun and self._store is not None:
-            keys: Any = list(range(len(self._params)))
-            self._store.init(keys, [replicas[0] for replicas in self._params])
-            self._store.pull(keys, self._params, [-k for k in keys])
-        self._begun = True
-
     def _push_pull(self, keys: list[int], outs: Any) -> None:
         """The first layers go first: the next forward pass needs their weights first."""
         assert self._store is not None
@@ -167,7 +152,7 @@ class Trainer:
         self._store.pushpull(list(keys), grads, outs, [-k for k in keys])
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
-        """The parameters that have gradients that no step has used."""
+        """The parameters that have gradients that no step has used; first, worker 0's weights."""
         ready = [k for k, replicas in enumerate(self._params) if all(map(self._is_new, replicas))]
         if len(ready) < len(self._params) and not ignore_stale_grad:
             missing = [k for k in range(len(self._params)) if k not in ready]
@@ -175,6 +160,11 @@ class Trainer:
                 f"no backward() has made a gradient of parameters {missing} since the last step. "
                 "Call it before each step, freeze them, or use ignore_stale_grad=True."
             )
+        if self._store is not None and not self._begun:
+            keys: Any = list(range(len(self._params)))
+            self._store.init(keys, [replicas[0] for replicas in self._params])
+            self._store.pull(keys, self._params, [-k for k in keys])
+        self._begun = True
         return ready
 
     def _is_new(self, w: Tensor) -> bool:

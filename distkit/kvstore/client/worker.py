@@ -124,10 +124,6 @@ class KVStore:
                 key is given twice.
         """
         found = pairs("init", key, value)
-        if twice := [k for k, n in Counter(k for k, _ in found).items() if n > 1]:
-            raise KVStoreError(
-                f"init of {', '.join(map(repr, twice))} twice in one call. Give each key once."
-            )
         layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
         gives = self.rank == self._giver
         self._step([*layouts], layouts.values() if gives else ())

@@ -17,10 +17,6 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
 
 
-def _fits(threshold: Any) -> bool:
-    return isinstance(threshold, (int, float)) and 0 < threshold < math.inf
-
-
 class Compression:
     """A worker's compression: a threshold, and what each part of each key has lost so far.
 
@@ -39,7 +35,8 @@ class Compression:
     def __init__(self, params: Mapping[str, Any]) -> None:
         given = {"threshold": 0.5, **params} if isinstance(params, Mapping) else {}
         threshold = given.pop("threshold", None)
-        if given != {"type": "2bit"} or not _fits(threshold):
+        fits = isinstance(threshold, (int, float)) and 0 < threshold < math.inf
+        if given != {"type": "2bit"} or not fits:
             raise KVStoreError(
                 'set_gradient_compression takes {"type": "2bit", "threshold": 0.5}, with a '
                 f"threshold above 0; it got {params!r:.60}."

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -120,9 +120,4 @@ class Layout:
 
 def dtype_name(tensor: Tensor) -> str:
     """The dtype in one word, such as ``"float32"``."""
-    return _dtype_name(tensor.dtype)
-
-
-@cache
-def _dtype_name(it: torch.dtype) -> str:
-    return str(it).removeprefix("torch.")
+    return str(tensor.dtype).removeprefix("torch.")

@@ -46,10 +46,6 @@ from distkit.kvstore.protocol.sums import added_up
 Watch = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 
-def _unwatched(entry: Entry, pushes: list[Push]) -> AbstractContextManager[object]:
-    return nullcontext()
-
-
 class KVServer:
     """A shard of the weights: messages in, answers out, no I/O.
 
@@ -84,7 +80,7 @@ class KVServer:
         *,
         on_crash: str = "halt",
         must_update: bool = False,
-        watch: Watch = _unwatched,
+        watch: Watch = lambda entry, pushes: nullcontext(),
     ) -> None:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
         self.members = set(workers)  # whose gradients make the updates

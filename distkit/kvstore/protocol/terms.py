@@ -14,8 +14,8 @@ BIGARRAY_BOUND = 1_000_000
 #: The modes of a distributed store; with ``_device`` a worker's devices add up on a device.
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
-#: What else than a number a term may be.
-_NONE = {"staleness": ", or None for any"}
+#: The names of all stores, for a message.
+_STORES = ", ".join(f'"{name}"' for name in ("local", "device", *MODES))
 
 #: What becomes of the others when a worker crashes, where they would wait for it.
 ON_CRASH = ("halt", "continue", "replace")
@@ -52,10 +52,13 @@ class Terms:
         given = {name: getattr(self, name) for name in whole}
         for name, n in given.items():
             if n is not None and type(n) is not int:
-                raise KVStoreError(f"{name}={n!r}: give a whole number{_NONE.get(name, '')}.")
+                raise KVStoreError(
+                    f"{name}={n!r}: give a whole number"
+                    f"{', or None for any' * (name == 'staleness')}."
+                )
         for wrong, what in (
             (self.bound < 0, f"bigarray_bound={self.bound}: give 0 or more elements."),
-            (self.mode not in MODES, _no_mode(self.mode)),
+            (self.mode not in MODES, f'there is no "{self.mode}" store. There are: {_STORES}.'),
             (
                 self.on_crash not in ON_CRASH,
                 f"unknown on_crash={self.on_crash!r}. Choose from: {', '.join(ON_CRASH)}.",
@@ -150,8 +153,3 @@ _LOCAL = {
     "local_update_cpu": "local",
     "local_allreduce_device": "device",
 }
-
-
-def _no_mode(name: str) -> str:
-    names = ", ".join(f'"{n}"' for n in ("local", "device", *MODES))
-    return f'there is no "{name}" store. There are: {names}.'

@@ -55,7 +55,6 @@ class Scheduler:
         self.lost: Callable[[int, int, str], str] = lambda node, pid, how: how
         #: Called with a run that begins: all its nodes are there.
         self.began: Callable[[int], None] = lambda run: None
-        self._callable: set[int] = set()  # servers that have ever registered
         self._clear()
 
     def _clear(self) -> None:
@@ -78,10 +77,8 @@ class Scheduler:
             return [*calls, error(request, refusal)]
 
     def _handle(self, request: Request) -> list[Answer]:
-        is_server = request.node >= self.workers
-        if isinstance(request, Register) and is_server:
-            self._callable.add(request.node)
         if request.run < self.run:
+            is_server = request.node >= self.workers
             return [self._call(request.node) if is_server else stale(request, self.run)]
         match request:
             case Register():
@@ -99,7 +96,7 @@ class Scheduler:
         """A newer run: forget the last one and call the roll."""
         self.run = run
         self._clear()
-        return [*map(self._call, sorted(self._callable))]
+        return [self._call(server) for server in range(self.workers, self.workers + self.servers)]
 
     def _call(self, server: int) -> RollCall:
         return RollCall(self.run, server, 0)

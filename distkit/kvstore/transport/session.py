@@ -54,23 +54,21 @@ class ServerSession:
         return Register(self.run, self.node.id, 0, self.endpoint, pid=os.getpid())
 
     def handle(self, request: Request, to: int) -> list[Message]:
-        """Answer a worker's request to server ``to``, or a server whose backup this is.
-
-        The first request of a newer run clears everything.
-        """
-        if request.run < self.run:
+        """Answer a worker's request to server ``to``, or a server whose backup this is."""
+        if request.run != self.run:
             return [] if isinstance(request, Copy) else [stale(request, self.run)]
-        mine = self._begin(request.run) if request.run > self.run else []
         if not self.begun:
             self._early.append((request, to))
-            return mine
-        return [*mine, *self._serve(request, to)]
+            return []
+        return self._serve(request, to)
 
     def hear(self, answer: Answer) -> list[Message]:
         """Handle what the scheduler says, or that the backup has a copy."""
         match answer:
             case RollCall() if answer.run > self.run:
-                return self._begin(answer.run)
+                self.run = answer.run
+                self._clear()
+                return [self.register()]
             case AddressBook() if answer.run == self.run and not self.begun:
                 return self._open(answer)
             case Departed() if answer.run == self.run and self.begun:
@@ -78,11 +76,6 @@ class ServerSession:
             case Reply() if answer.run == self.run:
                 return self.backup.arrived(answer.number)
         return []
-
-    def _begin(self, run: int) -> list[Message]:
-        self.run = run
-        self._clear()
-        return [self.register()]
 
     def _open(self, book: AddressBook) -> list[Message]:
         """Serve from now on, first those who were told before this server was."""
