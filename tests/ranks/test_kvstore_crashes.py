@@ -244,7 +244,7 @@ def _train(kv: KVStore | None, on_store: bool) -> list[torch.Tensor]:
     if kv is not None and kv.rank:
         torch.nn.init.ones_(net[0].weight)  # worker 0's weights count
     trainer = Trainer(net.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
-    trainer._begin()
+    trainer.step(8, ignore_stale_grad=True)  # has no gradient yet: gets the weights
     for batch in part:
         net.zero_grad()
         net(batch).square().sum().backward()
