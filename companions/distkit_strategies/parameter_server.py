@@ -73,7 +73,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._variables: list[Tensor] = []
         self._shards: list[tuple[Tensor, range]] = []  # parameters, and the keys of their shards
         self._optimized: set[int] = set()
-        self._specs: list[tuple[Any, list[Key]]] = []  # the optimizers that the servers have
+        self._specs: list[tuple[Any, list[int]]] = []  # the optimizers that the servers have
         self._decisions = 0
 
     # -- who takes part ------------------------------------------------------------------------
@@ -218,10 +218,11 @@ class ParameterServerStrategy(ReplicatedStrategy):
                 "one. Give one optimizer all parameters, in groups if their rates differ."
             )
         keys_of = {id(w): keys for w, keys in self._shards}
-        groups, specs = groups_of(optimizer), []
-        for spec, params in groups:
-            keys = [k for w in params for k in keys_of.get(id(w), ())] if groups[1:] else []
-            specs.append((spec, keys))
+        groups = groups_of(optimizer)
+        specs = [
+            (spec, [k for w in params for k in keys_of.get(id(w), ())] if groups[1:] else [])
+            for spec, params in groups
+        ]
         if specs != self._specs:
             again = bool(self._specs) or self.mode == "async"  # others may be ahead
             for spec, keys in specs:
