@@ -12,7 +12,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import textwrap
@@ -48,7 +47,10 @@ if TYPE_CHECKING:
 
 
 #: The commands of companions, and the module of each, which adds them to the parser.
-COMPANIONS = dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli")
+COMPANIONS = {
+    **dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli"),
+    "lab-hosts": "distkit_hosts.cli",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,8 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_lab)
-    hosts = (add_lab_hosts, add_clusters)
-    for add in (*adding, *hosts, add_bench):
+    for add in (*adding, add_clusters, add_bench):
         add(commands)
     for module in set(COMPANIONS.values()):
         with suppress(CompanionError):
@@ -597,42 +598,6 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
     options = {"stand_in": args.stand_in} if args.stand_in else {}
     report = benchmarks.measure(names, args.reps, say, **options)
     print(report.to_json() if args.json else report)
-
-
-# -- distkit lab-hosts --------------------------------------------------------------------------
-
-
-def add_lab_hosts(commands: Any) -> None:
-    """Tell the parser about ``lab-hosts``."""
-    lab_hosts = commands.add_parser(
-        "lab-hosts",
-        help="several hosts on this machine, each with its own network and processes",
-        usage="distkit lab-hosts [--slurm] [--forward PORT] [NAME ...] [-- COMMAND ...]",
-    )
-    what = "the hosts' names (alpha beta gamma); a command after -- runs on one more, the head"
-    lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=what)
-    lab_hosts.add_argument("--slurm", action="store_true", help="start Slurm, with these nodes")
-    port = "let a browser on this machine reach this port of the head"
-    lab_hosts.add_argument("--forward", type=int, metavar="PORT", help=port)
-    lab_hosts.set_defaults(run=_lab_hosts)
-
-
-def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
-    from distkit.laboratory import Laboratory, guide
-
-    names = args.names or ["alpha", "beta", "gamma"]
-    with Laboratory(names, outside=not rest and os.geteuid() == 0) as lab:
-        lab.ssh()
-        if args.slurm:
-            lab.slurm()
-        if args.forward is not None:
-            port = lab.forward(args.forward)
-            print(f"Port {args.forward} of the head: http://127.0.0.1:{port}", file=sys.stderr)
-        if rest:
-            return lab.run("head", rest).returncode
-        print(guide.explain(lab), flush=True)
-        while True:
-            signal.pause()
 
 
 # -- distkit clusters ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from distkit.errors import CompanionError
 MOVED = {
     "distkit.exercises": "distkit_course",
     "distkit.experiments": "distkit_experiments",
+    "distkit.laboratory": "distkit_hosts.laboratory",
     "distkit.parallel": "distkit_simulation.parallel",
     "distkit.simulation": "distkit_simulation",
     "distkit.strategies": "distkit_strategies",

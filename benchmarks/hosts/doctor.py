@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import Figure, figure
-from distkit.laboratory import Laboratory
-from distkit.laboratory.tools import find
+from distkit_hosts.laboratory import Laboratory
+from distkit_hosts.laboratory.tools import find
 
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.figure import Figure, figure
 from benchmarks.hosts.life import AS_ROOT, HOSTS, ROOT, laboratory
-from distkit.laboratory import Laboratory
+from distkit_hosts.laboratory import Laboratory
 
 #: The environment of a site by its launcher.
 SITES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import Figure, figure
-from distkit.laboratory import Laboratory
+from distkit_hosts.laboratory import Laboratory
 
 HOSTS = ("alpha", "beta", "gamma")
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ import pytest
 from laboratories import laboratory, needs
 
 import distkit as dk
-from distkit.laboratory import Laboratory
 from distkit.trace.trace import Trace
+from distkit_hosts.laboratory import Laboratory
 
 ROOT = Path(__file__).parents[2]
 DISTKIT = [sys.executable, "-m", "distkit"]

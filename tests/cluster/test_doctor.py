@@ -18,7 +18,7 @@ from benchmarks.hosts import doctor as faults
 from distkit import cli
 from distkit.checkup.check import Level
 from distkit.errors import DistkitError
-from distkit.laboratory.tools import PATH
+from distkit_hosts.laboratory.tools import PATH
 
 #: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
 #: that says something at login; those that it does not know fail as ssh would.

@@ -19,8 +19,8 @@ from waiting import until
 
 import distkit as dk
 from distkit.errors import LaboratoryError
-from distkit.laboratory import Laboratory
-from distkit.laboratory.tools import PATH
+from distkit_hosts.laboratory import Laboratory
+from distkit_hosts.laboratory.tools import PATH
 
 ROOT = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -354,8 +354,8 @@ def test_outside_and_hosts_reach_each_other() -> None:
 
 MAKER = """if True:
     import json, os, shutil, signal, sys
-    from distkit.laboratory import Laboratory
-    from distkit.laboratory.tools import PATH
+    from distkit_hosts.laboratory import Laboratory
+    from distkit_hosts.laboratory.tools import PATH
     lab = Laboratory(["alpha", "beta"], outside=os.geteuid() == 0)
     if shutil.which("sshd", path=PATH):
         lab.ssh()

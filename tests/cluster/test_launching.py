@@ -15,8 +15,8 @@ from laboratories import laboratory, say
 from waiting import until
 
 from benchmarks.hosts import lessons
-from distkit.laboratory import Laboratory
-from distkit.laboratory.tools import PATH
+from distkit_hosts.laboratory import Laboratory
+from distkit_hosts.laboratory.tools import PATH
 
 #: A refusal is known within this time [s], also where many programs share few cores.
 SOON = 30.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distkit.errors import LaboratoryError
-from distkit.laboratory import Laboratory, network, plan, starting, tools
+from distkit_hosts.laboratory import Laboratory, network, plan, starting, tools
 
 
 def test_a_network_is_free() -> None:

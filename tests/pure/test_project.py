@@ -44,17 +44,17 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency trace shadowing lazy gone probe "
+WAIST = "errors events consistency companions trace shadowing lazy gone probe "
 LAYERS = {
     "errors": "",
     "shadowing": "",
     "gone": "",
-    "lazy": "gone companions",
     "companions": "errors",
+    "lazy": "companions gone",
     "probe": "",  # it is sent to machines where distkit is not
     "events": "",
     "consistency": "",
-    "trace": "errors events consistency",
+    "trace": "errors events companions consistency",
     "diagnosis": WAIST,
     "algorithms": WAIST,
     "data": WAIST,
@@ -62,7 +62,6 @@ LAYERS = {
     "views": WAIST + "diagnosis algorithms data",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
-    "laboratory": WAIST + "cluster",  # for its folders
     "checkup": WAIST + "cluster views",
 }
 TOP = {
@@ -80,6 +79,7 @@ TOP = {
 USES = {
     "distkit_course": "distkit_simulation",
     "distkit_experiments": "",
+    "distkit_hosts": "",
     "distkit_simulation": "",
     "distkit_strategies": "",
 }

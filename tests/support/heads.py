@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distkit.laboratory import Laboratory
+from distkit_hosts.laboratory import Laboratory
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from distkit.errors import LaboratoryError
-from distkit.laboratory import Laboratory
-from distkit.laboratory.tools import PATH
+from distkit_hosts.laboratory import Laboratory
+from distkit_hosts.laboratory.tools import PATH
 
 
 @contextmanager

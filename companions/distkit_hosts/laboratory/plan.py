@@ -14,7 +14,7 @@ from typing import Any
 
 import distkit
 from distkit.errors import LaboratoryError
-from distkit.laboratory import network
+from distkit_hosts.laboratory import network
 
 #: The name of the machine itself, on the hosts that it is connected with.
 OUTSIDE = "outside"

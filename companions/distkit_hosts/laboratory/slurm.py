@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distkit.errors import LaboratoryError
-from distkit.laboratory.plan import user
-from distkit.laboratory.tools import find
+from distkit_hosts.laboratory.plan import user
+from distkit_hosts.laboratory.tools import find
 
 if TYPE_CHECKING:
-    from distkit.laboratory.hosts import Hosts
+    from distkit_hosts.laboratory.hosts import Hosts
 
 #: Nodes register within a second or two; a loaded machine takes longer [s].
 _PATIENCE = 60.0

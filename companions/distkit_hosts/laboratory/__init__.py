@@ -2,18 +2,18 @@
 
 ::
 
-    from distkit.laboratory import Laboratory
+    from distkit_hosts.laboratory import Laboratory
 
     with Laboratory(["alpha", "beta"]) as lab:
         lab.run("alpha", ["hostname"])          # a command on a host; all else as subprocess.run
         lab.cut("beta")                         # nobody reaches beta now
 
 Each host has its own network, hostname, processes, shared memory and temporary folder; the other
-files are those of the machine. :mod:`~distkit.laboratory.hosts` makes them by a ``plan``, the
+files are those of the machine. :mod:`~distkit_hosts.laboratory.hosts` makes them by a ``plan``, the
 ``keeper`` holds them, ``network`` has addresses and commands; ``laboratory`` adds what runs on
 them (``ssh``, ``slurm``) and ``faults``.
 """
 
-from distkit.laboratory.laboratory import Laboratory
+from distkit_hosts.laboratory.laboratory import Laboratory
 
 __all__ = ["Laboratory"]

@@ -14,16 +14,16 @@ from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
-from distkit.laboratory import network, starting
-from distkit.laboratory.plan import OUTSIDE, Plan, check_names, shared_folders
-from distkit.laboratory.tools import find
+from distkit_hosts.laboratory import network, starting
+from distkit_hosts.laboratory.plan import OUTSIDE, Plan, check_names, shared_folders
+from distkit_hosts.laboratory.tools import find
 
 #: They name folders and sockets of the machine that a host does not have.
 _NOT_PASSED = {"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "SSH_CONNECTION"}
 
 
 class Hosts:
-    """Hosts with a network of their own; a :class:`~distkit.laboratory.Laboratory` without extras.
+    """Hosts with a network of their own: the base of :class:`~distkit_hosts.laboratory.Laboratory`.
 
     The arguments are documented there.
     """

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import LaboratoryError
-from distkit.laboratory import network, slurm, starting
-from distkit.laboratory.faults import Faults
-from distkit.laboratory.hosts import Hosts
-from distkit.laboratory.plan import OUTSIDE
-from distkit.laboratory.ssh import Ssh
+from distkit_hosts.laboratory import network, slurm, starting
+from distkit_hosts.laboratory.faults import Faults
+from distkit_hosts.laboratory.hosts import Hosts
+from distkit_hosts.laboratory.plan import OUTSIDE
+from distkit_hosts.laboratory.ssh import Ssh
 
 #: On a host: listen at an address, and lend the socket to who holds the other end of a pair.
 _LEND = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from distkit.laboratory.laboratory import Laboratory
+from distkit_hosts.laboratory.laboratory import Laboratory
 
 
 def explain(lab: Laboratory) -> str:

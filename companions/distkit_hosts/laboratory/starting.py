@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import LaboratoryError
-from distkit.laboratory.tools import PATH, find
+from distkit_hosts.laboratory.tools import PATH, find
 
 #: Scripts that run without distkit's other modules.
 RELAY = Path(__file__).with_name("relay.py")
