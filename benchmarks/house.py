@@ -25,7 +25,7 @@ class Line(NamedTuple):
 #: test fails when one grows beyond its line. A commit that makes a package smaller lowers its line;
 #: a package that moves takes its line along.
 LINES = {
-    "distkit": Line(2_113, 550),
+    "distkit": Line(2_114, 550),
     "distkit/algorithms": Line(1_651, 1_300),
     "distkit/checkup": Line(973, 0),
     "distkit/cluster": Line(7_661, 3_000),
@@ -37,20 +37,20 @@ LINES = {
     "distkit/views": Line(6_534, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(739, 3_200),
+    "companions/distkit_hosts": Line(692, 3_200),
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(26_505, 16_000),
-    "tests/stress": Line(1_657, 4_000),
-    "benchmarks": Line(5_880, 2_000),
+    "tests": Line(27_307, 16_000),
+    "tests/stress": Line(470, 4_000),
+    "benchmarks": Line(7_852, 2_000),
 }
 #: Those of them that are not what a reader installs or opens.
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(32_972, 15_000),
-    "the whole product": Line(38_374, 25_000),
+    "all of distkit": Line(32_973, 15_000),
+    "the whole product": Line(38_328, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(303, 150),
     "names at the top level": Line(78, 23),

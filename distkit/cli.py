@@ -66,8 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
     words = list(sys.argv[1:] if argv is None else argv)
-    if gone := GONE.get(" ".join(["distkit", *words[:1]])):
-        print(f"distkit: {gone}", file=sys.stderr)
+    names = [" ".join(["distkit", *words[:1], *word]) for word in ([], *zip(words[1:]))]
+    if gone := [GONE[name] for name in names if name in GONE]:
+        print(f"distkit: {gone[0]}", file=sys.stderr)
         return 2
     cut = words.index("--") if "--" in words else len(words)
     try:

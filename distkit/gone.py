@@ -4,6 +4,9 @@
 GONE = {
     "distkit export": "distkit export was removed: call init_process_group('gloo') before your "
     "function, and start the file with torchrun, or run it as it is with cluster.run('train.py').",
+    "distkit lab-hosts --forward": "distkit lab-hosts --forward was removed: as root a browser on "
+    "this machine reaches the head at the address that distkit lab-hosts prints; let the program "
+    "there listen on it.",
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "
     "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
     "distkit_simulation.measure_modes": "measure_modes was removed: compile the network with "

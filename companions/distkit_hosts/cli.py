@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 from typing import Any
 
 
@@ -22,13 +21,11 @@ def add_lab_hosts(commands: Any) -> None:
     lab_hosts = commands.add_parser(
         "lab-hosts",
         help="several hosts on this machine, each with its own network and processes",
-        usage="distkit lab-hosts [--slurm] [--forward PORT] [NAME ...] [-- COMMAND ...]",
+        usage="distkit lab-hosts [--slurm] [NAME ...] [-- COMMAND ...]",
     )
     what = "the hosts' names (alpha beta gamma); a command after -- runs on one more, the head"
     lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=what)
     lab_hosts.add_argument("--slurm", action="store_true", help="start Slurm, with these nodes")
-    port = "let a browser on this machine reach this port of the head"
-    lab_hosts.add_argument("--forward", type=int, metavar="PORT", help=port)
     lab_hosts.set_defaults(run=_lab_hosts)
 
 
@@ -40,9 +37,6 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
         lab.ssh()
         if args.slurm:
             lab.slurm()
-        if args.forward is not None:
-            port = lab.forward(args.forward)
-            print(f"Port {args.forward} of the head: http://127.0.0.1:{port}", file=sys.stderr)
         if rest:
             return lab.run("head", rest).returncode
         print(guide.explain(lab), flush=True)

@@ -259,28 +259,6 @@ def test_a_host_crashes_in_silence() -> None:
         lab.mend()
 
 
-def test_a_port_is_forwarded(hosts: Laboratory) -> None:
-    """Also one where nothing listens as yet."""
-    port = hosts.forward(8000)
-    with socket.create_connection(("127.0.0.1", port)) as line:
-        assert line.recv(1) == b""
-    echo = """if True:
-        import socket
-        server = socket.create_server(("127.0.0.1", 8000))
-        print("ready", flush=True)
-        line = server.accept()[0]
-        text = b"".join(iter(lambda: line.recv(100), b""))
-        line.sendall(text * 2)
-    """
-    python = [sys.executable, "-IS", "-c"]
-    with hosts.popen("head", [*python, echo], stdout=subprocess.PIPE) as server:
-        assert server.stdout and server.stdout.readline()
-        with socket.create_connection(("127.0.0.1", port)) as line:
-            line.sendall(b"hello")
-            line.shutdown(socket.SHUT_WR)
-            assert line.makefile().read() == "hellohello"
-
-
 # -- what starts programs on many hosts ------------------------------------------------------------
 
 
@@ -403,7 +381,13 @@ def test_an_ordinary_user_has_hosts_too(tmp_path: Path) -> None:
     python = shutil.which("python3", path="/usr/bin:/bin")
     nobody = pwd.getpwnam("nobody")
     become = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
-    maker = [*become, "env", "HOME=/nowhere", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT}"]
+    maker = [
+        *become,
+        "env",
+        "HOME=/nowhere",
+        "PYTHONDONTWRITEBYTECODE=1",
+        f"PYTHONPATH={ROOT}:{ROOT}/companions",
+    ]
     probe = subprocess.run([*maker, str(python), "-c", "import distkit"], cwd="/")
     if not python or probe.returncode:
         pytest.skip("no Python here that an ordinary user can run")

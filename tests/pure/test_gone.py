@@ -10,10 +10,16 @@ from distkit import cli, kvstore
 from distkit.gone import GONE
 
 
-def test_a_removed_command_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["export", "script", "lesson.ipynb", "train"]) == 2
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [("export script lesson.ipynb train", "torchrun"), ("lab-hosts --forward 8888", "as root")],
+)
+def test_a_removed_command_says_what_to_do_instead(
+    command: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command.split()) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("distkit: distkit export was removed: ") and "torchrun" in said
+    assert said.startswith("distkit: distkit ") and "was removed: " in said and instead in said
 
 
 def test_a_removed_name_says_what_to_do_instead() -> None:

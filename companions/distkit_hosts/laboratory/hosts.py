@@ -49,8 +49,6 @@ class Hosts:
         made, held = folders.make()
         #: What belongs to the laboratory, on all hosts and outside.
         self.folder = Path(made)
-        #: What helps the hosts from elsewhere, and ends with them.
-        self._helpers: list[subprocess.Popen[Any]] = []
         self._doors: list[socket.socket] = []  # of the hosts, and held here
         self._wrong_names: dict[str, dict[str, str | None]] = {host: {} for host in self.hosts}
         self._plan = Plan(
@@ -121,8 +119,7 @@ class Hosts:
     def close(self) -> None:
         """End the hosts and all that runs on them; remove all traces of them."""
         self._keeper.terminate()
-        for process in (self._keeper, *self._helpers):
-            process.wait()
+        self._keeper.wait()
         for door in self._doors:
             door.close()
         if self.outside:

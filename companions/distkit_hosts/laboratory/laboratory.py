@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.errors import LaboratoryError
-from distkit_hosts.laboratory import network, slurm, starting
+from distkit_hosts.laboratory import network, slurm
 from distkit_hosts.laboratory.faults import Faults
 from distkit_hosts.laboratory.hosts import Hosts
 from distkit_hosts.laboratory.plan import OUTSIDE
@@ -99,27 +99,6 @@ class Laboratory(Hosts):
             LaboratoryError: Slurm is missing, or does not start.
         """
         slurm.start(self, cpus)
-
-    def forward(self, port: int, host: str = "head") -> int:
-        """Make a TCP port of a host reachable from this machine alone, at 127.0.0.1.
-
-        A browser outside can show what a program on the head, such as JupyterLab, serves there.
-
-        Args:
-            port: where a program on the host listens, or will, at that host's 127.0.0.1.
-            host: the host.
-
-        Returns:
-            The port of this machine: the same number if it is free, else another.
-
-        Raises:
-            LaboratoryError: there is no such host.
-        """
-        self._check(host)
-        with starting.listen(port) as listener:
-            words = [sys.executable, "-IS", str(starting.RELAY), str(listener.fileno()), str(port)]
-            self._helpers.append(self.popen(host, words, pass_fds=[listener.fileno()], cwd="/"))
-            return int(listener.getsockname()[1])
 
     # -- faults --------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 from distkit.errors import LaboratoryError
 from distkit_hosts.laboratory.tools import PATH, find
 
-#: Scripts that run without distkit's other modules.
-RELAY = Path(__file__).with_name("relay.py")
-_KEEPER = RELAY.with_name("keeper.py")
+#: A script that runs without distkit's other modules.
+_KEEPER = Path(__file__).with_name("keeper.py")
 
 _FORBIDDEN = (
     "This machine does not allow it. Use root; or allow user namespaces: `sysctl -w "
@@ -58,14 +56,6 @@ def ip(commands: str) -> str:
     if ran.returncode:
         raise LaboratoryError(f"`ip` failed: {' '.join(ran.stderr.split())}")
     return ran.stdout
-
-
-def listen(port: int) -> socket.socket:
-    """A socket that listens at this machine's 127.0.0.1, at this port if it is free."""
-    try:
-        return socket.create_server(("127.0.0.1", port))
-    except OSError:
-        return socket.create_server(("127.0.0.1", 0))
 
 
 def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str], dict[str, int]]:
