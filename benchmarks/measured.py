@@ -24,7 +24,7 @@ _WORST = ["failed", "skipped", "passed"]
 
 #: What no test and no figure can say.
 BEYOND = (
-    "the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, MPS, time-slicing",
+    "the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, time-slicing",
     "MIG slices, of which no test can make some",
     "notebook 14 in JupyterLab, with a GPU's memory behind the lanes",
 )

@@ -56,9 +56,6 @@ PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywi
 #: What starts ranks, and what a laboratory is made with.
 COMMANDS = ("ssh", "srun", "mpiexec", "ip", "nsenter", "setpriv", "unshare")
 
-#: The program that starts NVIDIA's Multi-Process Service and talks to it.
-MPS = "nvidia-cuda-mps-control"
-
 #: A probe that nobody asks for so long ends: the line to the doctor is cut [s].
 LONELY = 60
 
@@ -261,11 +258,7 @@ def gpus() -> Json:
 
     NVML tells them (nvidia-smi asks it, too); where only the driver's files are, these.
     """
-    around = {
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "mps": shutil.which(MPS, path=_PATH),
-        "site": os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
-    }
+    around = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     try:
         return {**_nvml().gpus(), **around}
     except OSError as error:

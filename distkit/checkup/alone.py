@@ -19,7 +19,6 @@ from distkit.cluster.gpus import Gpus
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
 from distkit.errors import StartError
-from distkit.probe import MPS
 from distkit.views.scene.units import count, human_bytes, joined
 
 #: Docker gives a container so much shared memory if nothing is said [bytes].
@@ -249,12 +248,10 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
     if usable.usable:
         cuda = ".".join(map(str, found.get("cuda", ["?"])))
         nccl = ".".join(map(str, usable.nccl)) or "none"
-        mps = "can be started" if usable.mps else f"cannot be started: no {MPS}"
-        mps = f"is run by this site ({usable.site})" if usable.site else mps
         kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])
         memory = human_bytes(sum(gpu.free for gpu in usable.usable))
         what = f"{kinds}, {memory} free; driver {found.get('driver', '?')} for CUDA {cuda}"
-        yield fine("gpus", f"{what}, torch's NCCL {nccl}; MPS {mps}", host)
+        yield fine("gpus", f"{what}, torch's NCCL {nccl}", host)
     yield fine("backend", backend(machine, usable), host)
 
 

@@ -67,9 +67,6 @@ class Cluster:
         device: "auto" (GPUs if there are any), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; None for as many as the cgroup's quota allows.
-        mps: "off", "on" or "auto" (where ranks share a GPU and it can be had): NVIDIA's
-            Multi-Process Service, by which ranks of one GPU compute at the same time. The cluster
-            starts a daemon a GPU, and ends it. A crash on a GPU ends all of its ranks then.
         memory_fraction: the part of its GPU's memory that torch may take on a rank, in (0, 1]; by
             default an equal part of what is free where ranks share a GPU, else all.
         heartbeat_timeout: with servers: seconds after which a worker or server without a sign of
@@ -114,7 +111,6 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
-        mps: str = "off",
         memory_fraction: float | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         hosts: site.Hosts | None = None,
@@ -133,6 +129,8 @@ class Cluster:
             raise StartError(GONE["dk.Cluster(ports=…)"])
         given = ranks if ranks is not None else workers
         far = site.asked(given, hosts, engines, options, os.environ)
+        if said := [*filter(None, map(_gone, {**options, **(far or {})}))]:
+            raise StartError(said[0])
         if options and not far:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
         if far:
@@ -154,7 +152,6 @@ class Cluster:
                 device,
                 backend,
                 threads,
-                mps,
                 memory_fraction,
                 0.0 if kept is None else kept.seconds,
             )
@@ -169,7 +166,6 @@ class Cluster:
             memory=limits.memory(),
             gpus=server().gpus(device),
             threads=threads,
-            mps=mps,
             memory_fraction=memory_fraction,
         )
         report.warn([plan.crowd] if plan.crowd else [], UserWarning)
@@ -184,7 +180,6 @@ class Cluster:
         device: str = "auto",
         backend: str = "auto",
         threads: int | None = None,
-        mps: str = "off",
         memory_fraction: float | None = None,
         interface: str | socket.socket = "",
         timeout: float = 60.0,
@@ -205,7 +200,6 @@ class Cluster:
             device: as of :class:`Cluster`, and so are all that follow.
             backend: see ``device``.
             threads: see ``device``.
-            mps: see ``device``.
             memory_fraction: see ``device``.
             interface: see ``device``.
             timeout: see ``device``.
@@ -231,7 +225,6 @@ class Cluster:
             device,
             backend,
             threads,
-            mps,
             memory_fraction,
         )
         self = cls.__new__(cls)
@@ -614,6 +607,11 @@ def _client(cluster: Any) -> Any:
         return connect(cluster)
     except StartError as error:
         raise StartError(f"{error}\n{door.others()}") from None
+
+
+def _gone(option: str) -> str:
+    """What to do instead of an option that was removed; "" for others."""
+    return GONE.get(f"dk.Cluster({option}=…)", "")
 
 
 def latest() -> Cluster | None:

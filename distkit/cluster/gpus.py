@@ -18,14 +18,8 @@ from distkit.views.scene.units import count, human_bytes, joined
 #: What a rank takes on a GPU: CUDA's context, libraries, a little for tensors [bytes]; estimated.
 GPU_RANK_BYTES = 700_000_000
 
-#: From this version on NCCL can be told to serve several ranks on one GPU, and so many of them.
-MULTI_RANK_NCCL, RANKS_A_GPU = (2, 30), 2
-
 #: NCCL would listen on any other interface; ranks on several machines are told theirs later.
 _NCCL = {"NCCL_SOCKET_IFNAME": "=lo"}
-
-#: How it is told so; multicast by the switch is not for ranks that share a GPU.
-_MULTI_RANK = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
 class Obstacle(NamedTuple):
@@ -74,15 +68,11 @@ class Gpus:
         usable: the GPUs in the order in which CUDA numbers them.
         obstacle: why there are none, although there could be.
         nccl: the version of torch's NCCL, () if it has none.
-        mps: the program that starts MPS, "" if there is none.
-        site: where the site runs an MPS daemon of its own, "" if it does not.
     """
 
     usable: tuple[Gpu, ...] = ()
     obstacle: Obstacle | None = None
     nccl: tuple[int, ...] = ()
-    mps: str = ""
-    site: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,17 +83,13 @@ class Seat:
         device: as the rank names it.
         gpu: which that is, None for the CPU.
         fraction: of the GPU's memory that torch may take; 0 for all of it.
-        sharers: how many ranks have this GPU.
         alone: the rank sees no other GPU, so that this one is its cuda:0.
-        mps: the program by which to ask the GPU's MPS daemon, if the cluster runs one.
     """
 
     device: str = "cpu"
     gpu: Gpu | None = None
     fraction: float = 0.0
-    sharers: int = 1
     alone: bool = False
-    mps: str = ""
 
     @property
     def where(self) -> str:
@@ -117,25 +103,15 @@ class Seat:
         """How much of the GPU's memory torch may take [bytes], 0 for all of it."""
         return int(self.fraction * self.gpu.total) if self.gpu else 0
 
-    def environ(self, folder: str, backend: str) -> dict[str, str]:
-        """The environment variables by which CUDA, NCCL and MPS know of it."""
+    def environ(self, backend: str) -> dict[str, str]:
+        """The environment variables by which CUDA and NCCL know of it."""
         if self.gpu is None:
             return {}
         found = {"CUDA_VISIBLE_DEVICES": self.gpu.uuid} if self.alone else {}
-        if self.mps:
-            found |= mps_environ(folder, self.gpu)
-        if backend == "nccl":
-            found |= _NCCL | (_MULTI_RANK if self.sharers > 1 else {})
-        return found
+        return found | (_NCCL if backend == "nccl" else {})
 
 
 CPU = Seat()
-
-
-def mps_environ(folder: str, gpu: Gpu) -> dict[str, str]:
-    """Where the MPS daemon of a GPU meets its clients: in the cluster's private folder."""
-    place = f"{folder}/mps-{gpu.index}"
-    return {"CUDA_MPS_PIPE_DIRECTORY": place, "CUDA_MPS_LOG_DIRECTORY": place}
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -154,7 +130,7 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
         if why is not None and (found["found"] or why.kind == "driver"):
             return Gpus((), why)
     nccl = tuple(int(n) for n in (torch.get("nccl") or ())[:3])
-    return Gpus(tuple(usable), None, nccl, found.get("mps") or "", found.get("site") or "")
+    return Gpus(tuple(usable), None, nccl)
 
 
 def _devices(each: Mapping[str, Any]) -> list[Gpu]:
@@ -233,7 +209,6 @@ class Wanted:
 
     device: str = "auto"
     backend: str = "auto"
-    mps: str = "off"
     memory_fraction: float | None = None
 
     def check(self) -> None:
@@ -250,11 +225,10 @@ class Wanted:
                 f"device={self.device!r} is not known. Use device='auto', 'cpu', 'cuda' or "
                 "'cuda:0'."
             )
-        choices = {"backend": ("auto", "gloo", "nccl"), "mps": ("off", "on", "auto")}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                listed = f"{known[0]!r}, {known[1]!r} or {known[2]!r}"
-                raise StartError(f"{name}={getattr(self, name)!r} is not known. Use {listed}.")
+        if self.backend not in ("auto", "gloo", "nccl"):
+            raise StartError(
+                f"backend={self.backend!r} is not known. Use 'auto', 'gloo' or 'nccl'."
+            )
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise StartError(
                 f"memory_fraction={self.memory_fraction}: give a part of a GPU's memory, more than "
@@ -278,30 +252,28 @@ def seat_ranks(ranks: int, wanted: Wanted, gpus: Gpus) -> tuple[tuple[Seat, ...]
         return (CPU,) * ranks, "gloo", f"gloo on CPU{': ' if why else ''}{why}"
     taken = [usable[r % len(usable)] for r in range(ranks)]
     shared = Counter(taken)
-    most = max(shared.values())
-    mps, of_mps = _mps(wanted.mps, most > 1, taken, gpus)
-    slow = _why_not_nccl(taken, wanted.backend, mps, gpus)
+    slow = _why_not_nccl(taken, gpus)
     if slow and wanted.backend == "nccl":
         raise StartError(
             f"backend='nccl' needs one GPU for each of {ranks} ranks: {slow}. Use backend='auto', "
             f"or at most {count(len(usable), 'rank')}."
         )
     # CUDA shows who sees a slice nothing beside it
-    alone = bool(mps and not gpus.site) or any(gpu.slice is not None for gpu in gpus.usable)
+    alone = any(gpu.slice is not None for gpu in gpus.usable)
     seats = tuple(
         Seat(
             "cuda:0" if alone else f"cuda:{gpus.usable.index(gpu)}",
             gpu,
             wanted.memory_fraction or _part(gpu, shared[gpu]),
-            shared[gpu],
             alone,
-            mps if mps != gpus.site else "",
         )
         for gpu in taken
     )
     backend = "gloo" if slow or wanted.backend == "gloo" else "nccl"
-    faster = _faster(usable, most, mps, gpus) if backend == "gloo" else ""
-    return seats, backend, "; ".join(filter(None, [_say(backend, slow, most), of_mps, faster]))
+    if backend == "nccl":
+        return seats, backend, "nccl: every rank has a GPU of its own"
+    note = f"gloo: {slow or 'as asked'}, so messages go through host memory"
+    return seats, backend, note + _faster(usable, max(shared.values()), gpus)
 
 
 def _choose(ranks: int, device: str, gpus: Gpus) -> tuple[Sequence[Gpu], str]:
@@ -347,54 +319,24 @@ def _full(shared: Mapping[Gpu, int]) -> str:
 
 
 def _refuse_on_cpu(ranks: int, wanted: Wanted, why: str) -> None:
-    for name, asked in (("backend", wanted.backend), ("mps", wanted.mps)):
-        if asked in ("nccl", "on"):
-            need = f"one GPU for each of {ranks} ranks" if name == "backend" else "a GPU"
-            raise StartError(
-                f"{name}={asked!r} needs {need}; 0 can be used. {why or 'Leave it out.'}"
-            )
+    if wanted.backend == "nccl":
+        raise StartError(
+            f"backend='nccl' needs one GPU for each of {ranks} ranks; 0 can be used. "
+            f"{why or 'Leave it out.'}"
+        )
 
 
-def _mps(asked: str, shared: bool, taken: Sequence[Gpu], gpus: Gpus) -> tuple[str, str]:
-    """The program that starts MPS, if it is to serve these ranks; and what the card says of it."""
-    if gpus.site:
-        return gpus.site, f"MPS of this site ({gpus.site})"
-    if asked == "off":
-        return "", ""
-    why, remedy = "", ""
-    if any(gpu.slice is not None for gpu in taken):
-        why, remedy = "MIG slices are not shared by it", "Use mps='off'"
-    elif not gpus.mps:
-        why = "nvidia-cuda-mps-control is not there"
-        remedy = "Install it (it comes with the driver), or use mps='off'"
-    if why and asked == "on":
-        raise StartError(f"mps='on' was asked for, and {why}. {remedy}.")
-    if not why and asked == "auto" and not shared:
-        why = "no ranks share a GPU"
-    if why:
-        return "", f"no MPS: {why}"
-    return gpus.mps, "MPS: ranks of one GPU compute at the same time"
-
-
-def _why_not_nccl(taken: Sequence[Gpu], backend: str, mps: str, gpus: Gpus) -> str:
+def _why_not_nccl(taken: Sequence[Gpu], gpus: Gpus) -> str:
     """The reason why NCCL does not serve these ranks; "" if it does."""
     if not gpus.nccl:
         return "torch is built without NCCL"
     sharers = {gpu: [r for r, other in enumerate(taken) if other == gpu] for gpu in taken}
     gpu, ranks = max(sharers.items(), key=lambda item: len(item[1]))
-    version = ".".join(map(str, gpus.nccl))
     if len(taken) > 1 and any(gpu.slice is not None for gpu in taken):
         return "NCCL does not connect MIG slices"
     if len(ranks) == 1:
         return ""
-    share = f"{named(ranks)} share {gpu.label}"
-    if gpus.nccl[:2] < MULTI_RANK_NCCL:
-        return f"{share}, and NCCL {version} needs one GPU a rank"
-    if len(ranks) > RANKS_A_GPU:
-        return f"{share}, and NCCL {version} takes at most {RANKS_A_GPU} ranks a GPU"
-    if not mps and backend != "nccl":  # their kernels wait for each other: by turns, that is slow
-        return f"{share}, and NCCL {version} is slow there without MPS"
-    return ""
+    return f"{named(ranks)} share {gpu.label}, and NCCL needs one GPU per rank"
 
 
 def _part(gpu: Gpu, sharers: int) -> float:
@@ -406,23 +348,12 @@ def _part(gpu: Gpu, sharers: int) -> float:
     return max(0.01, (gpu.free - sharers * GPU_RANK_BYTES / 2) / sharers / gpu.total)
 
 
-def _say(backend: str, slow: str, most: int) -> str:
-    if backend == "nccl":
-        each = "every rank has a GPU of its own" if most == 1 else f"{most} ranks a GPU"
-        return f"nccl: {each}"
-    return f"gloo: {slow or 'as asked'}, so messages go through host memory"
-
-
-def _faster(usable: Sequence[Gpu], most: int, mps: str, gpus: Gpus) -> str:
-    """What would be faster, "" if nothing is known to be."""
-    if most == 1:
-        return ""
+def _faster(usable: Sequence[Gpu], most: int, gpus: Gpus) -> str:
+    """The number of ranks that would have a GPU each, where ranks share GPUs; "" elsewhere."""
     whole = all(gpu.slice is None for gpu in usable)
-    if len(usable) > 1 and whole and gpus.nccl:
-        return f"dk.Cluster({len(usable)}) would use NCCL"
-    if whole and gpus.mps and not mps:
-        return "mps='on' would let them compute at the same time"
-    return ""
+    if most == 1 or len(usable) == 1 or not whole or not gpus.nccl:
+        return ""
+    return f"; dk.Cluster({len(usable)}) would use NCCL"
 
 
 def in_use(now: Sequence[Mapping[str, Any]], seats: Sequence[Seat]) -> Iterator[str]:

@@ -6,7 +6,7 @@ Pure: the machine's numbers come in, a plan or a :class:`StartError` comes out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from distkit.cluster.gpus import Gpus, Seat, Wanted, seat_ranks
 from distkit.errors import StartError
@@ -28,7 +28,8 @@ class Plan:
 
     ``seats`` has one entry per rank; ``note`` says why this backend, for the status card;
     ``crowd`` what to expect where processes have few cores, or no room on a GPU; ``far`` are
-    the arguments of ``dk.Cluster`` that tell other machines; ``insists``: MPS was asked for.
+    the arguments of ``dk.Cluster`` that tell other machines; ``ports``: where servers and the
+    scheduler may listen to other machines, none for any.
     """
 
     ranks: int
@@ -39,7 +40,7 @@ class Plan:
     note: str = ""
     crowd: str = ""
     far: str = ""
-    insists: bool = False
+    ports: range = range(0)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -67,16 +68,6 @@ class Plan:
         of_servers = [f"servers={self.servers}"] if self.servers else []
         return ", ".join([*of_ranks, *of_servers, *([self.far] if self.far else [])])
 
-    def without_mps(self, why: str) -> Plan:
-        """The same where MPS did not start: NCCL does not serve several ranks of a GPU then."""
-        nccl = self.backend == "nccl" and all(seat.sharers == 1 for seat in self.seats)
-        return replace(
-            self,
-            backend="nccl" if nccl else "gloo",
-            seats=tuple(replace(seat, mps="") for seat in self.seats),
-            note=f"{'nccl' if nccl else 'gloo'}: no MPS on these GPUs: {why}",
-        )
-
 
 def make_plan(
     ranks: int,
@@ -88,7 +79,6 @@ def make_plan(
     memory: int,
     gpus: Gpus | None = None,
     threads: int | None = None,
-    mps: str = "off",
     memory_fraction: float | None = None,
 ) -> Plan:
     """Decide on devices, backend and threads.
@@ -102,7 +92,6 @@ def make_plan(
         memory: bytes that new processes may take.
         gpus: what there is of GPUs; None for nothing.
         threads: torch threads per rank; as many as the processors give when None.
-        mps: "off", "on" or "auto".
         memory_fraction: of its GPU's memory that a rank may take.
 
     Raises:
@@ -110,13 +99,13 @@ def make_plan(
     """
     check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
-    wanted = Wanted(device, backend, mps, memory_fraction)
+    wanted = Wanted(device, backend, memory_fraction)
     seats, backend, note = seat_ranks(ranks, wanted, gpus or Gpus())
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
     full = device == "auto" and gpus is not None and gpus.usable and not seats[0].gpu
     crowd = "\n".join(filter(None, [_crowd(ranks + servers, cpus), note if full else ""]))
-    return Plan(ranks, servers, backend, seats, threads, note, crowd, insists=mps == "on")
+    return Plan(ranks, servers, backend, seats, threads, note, crowd)
 
 
 @dataclass(frozen=True)
@@ -137,7 +126,6 @@ def plan_for_machines(
     device: str,
     backend: str,
     threads: int | None,
-    mps: str = "off",
     memory_fraction: float | None = None,
 ) -> Plan:
     """Decide for ranks on several machines, as :func:`make_plan` does for those of one.
@@ -158,7 +146,6 @@ def plan_for_machines(
                     memory=m.memory,
                     gpus=m.gpus,
                     threads=threads,
-                    mps=mps,
                     memory_fraction=memory_fraction,
                 )
             )
@@ -183,7 +170,6 @@ def plan_for_machines(
         min(plan.threads for plan in plans),
         f"{where} · {'nccl' if nccl else 'gloo'}",
         "\n".join(crowds),
-        insists=mps == "on",
     )
 
 

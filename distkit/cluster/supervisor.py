@@ -16,7 +16,7 @@ from pathlib import Path
 from pickle import dumps
 from typing import Any
 
-from distkit.cluster.gpus import Gpu, in_use, mps_environ
+from distkit.cluster.gpus import in_use
 from distkit.cluster.hosts.agent import versions
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
 from distkit.cluster.hosts.keeping import KeptFleet
@@ -120,7 +120,6 @@ class Supervisor(RankController):
         self._lock, self._failing = threading.RLock(), threading.Lock()
         self._engines: Engines | None = None
         self._controller: Child | None = None
-        self._daemons: dict[tuple[str, Gpu], Child] = {}  # of MPS, by machine
         self._call: tuple[bytes, dict[str, Any]] = b"", {}  # of the latest run
         self._deaf = [self._fork.on_loss(self._fail)]  # to hear no loss any more
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
@@ -178,7 +177,6 @@ class Supervisor(RankController):
             self._settle_in(self._fleet.gather(), self._wish)
             self._stage("importing torch")
         self.nodes.start()
-        self._start_mps()
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")
         self._await_registration(range(self.plan.ranks))
@@ -194,40 +192,6 @@ class Supervisor(RankController):
             place.folder = place.server.make_folder(processes, like=self.folder, sockets=sockets)
             self._deaf.append(place.server.on_loss(self._fail))
         self.plan = wish.plan(self._places, self.plan.servers)
-
-    def _start_mps(self) -> None:
-        """Start the daemons of the GPUs that are to be shared by MPS, one each."""
-        asked = self._daemons
-        for r, seat in enumerate(self.plan.seats):
-            place = self.place(r)
-            server = self._fork if place is None else place.server
-            if seat.mps and seat.gpu is not None and (server.host, seat.gpu) not in asked:
-                folder = self.folder if place is None else place.folder
-                asked[server.host, seat.gpu] = server.fork(
-                    "distkit.cluster.processes.mps:serve",
-                    folder=folder,
-                    log=f"mps-{seat.gpu.index}.log",
-                    control=seat.mps,
-                    uuid=seat.gpu.uuid,
-                    environ=mps_environ(folder, seat.gpu),
-                )
-        for (host, gpu), child in asked.items():
-            try:
-                why = child.channel.recv()
-            except EOFError:
-                why = self._log(f"mps-{gpu.index}.log")
-            if why and self.plan.insists:
-                raise StartError(
-                    f"mps='on' was asked for, and {gpu.label} on {host} has none: {why}. "
-                    "Use mps='off'."
-                )
-            if why:
-                self.plan = self.plan.without_mps(f"{gpu.label} on {host}: {why}")
-            child.on_exit(partial(self._on_mps_exit, gpu))
-
-    def _on_mps_exit(self, gpu: Gpu, status: int) -> None:
-        if any(seat.mps for seat in self.plan.seats):
-            self._fail(f"the MPS daemon of {gpu.label} ended ({cause(status)}).")
 
     def _offset(self, rank: int) -> Offset | None:
         """The clock of the machine that a rank is on; None if it is this machine's."""
@@ -368,9 +332,6 @@ class Supervisor(RankController):
                 "ranks": {r: child.pid for r, child in list(self.ranks.items())},
                 "nodes": {n: child.pid for n, child in list(self.nodes.children.items())},
                 "of nodes": self.nodes.state(),
-                "daemons": {
-                    who: child.pid for who, child in self._daemons.items() if child.status is None
-                },
                 "began": self.began,
                 "run": None if run is None or run.finished else (run.name, run.number, run.stepped),
             }
@@ -383,7 +344,7 @@ class Supervisor(RankController):
         numbers = {**left["ranks"], **left["nodes"]}
         ours = {"controller": left["controller"], "fleet": left["fleet"]}
         if not left["places"]:
-            ours |= numbers | left["daemons"]
+            ours |= numbers
         found = self._fork.take_up(ours)
         if missing := [who for who in ("controller", "fleet") if left[who] and who not in found]:
             raise StartError(f"its {missing[0]} has ended: its ranks cannot be reached any more.")
@@ -397,13 +358,7 @@ class Supervisor(RankController):
             self._deaf.append(place.server.on_loss(self._fail))
         for place in self._places:
             there = {n: pid for n, pid in numbers.items() if self.place(n) is place}
-            there |= {who: pid for who, pid in left["daemons"].items() if who[0] == place.name}
             found |= place.server.take_up(there)
-        for who in left["daemons"]:
-            if who not in found:
-                raise StartError(f"the MPS daemon of {who[1].label} has ended.")
-            self._daemons[who] = found[who]
-            found[who].on_exit(partial(self._on_mps_exit, who[1]))
         self.nodes.resume(left["of nodes"], {n: found[n] for n in left["nodes"] if n in found})
         for r in left["ranks"]:
             if r in found:
@@ -708,7 +663,7 @@ class Supervisor(RankController):
         """All processes but those that keep tunnels."""
         one = [] if self._controller is None else [self._controller]
         nodes = self.nodes.children.values()
-        return [*self.ranks.values(), *nodes, *self._daemons.values(), *one]
+        return [*self.ranks.values(), *nodes, *one]
 
     def _end_all(self) -> None:
         self.nodes.closed = True

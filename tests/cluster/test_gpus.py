@@ -1,141 +1,30 @@
-"""Clusters on GPUs. Where there are none, the CPU and a stand-in for MPS take their place."""
+"""Clusters on GPUs. Where there are none, the CPU takes their place."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from gpus import GIB
-from waiting import alive, until
 
 import distkit as dk
 from distkit import probe
 from distkit.cluster import cluster as cluster_module
-from distkit.cluster.gpus import Gpu, Seat, mps_environ
+from distkit.cluster.gpus import Gpu, Seat
 from distkit.cluster.plan import Plan
-from distkit.cluster.processes import forkserver, mps
 
 GPU = Gpu(0, "H200", "GPU-a", 80 * GIB, 80 * GIB)
 
-#: MPS's control program: its server leaves for a session of its own, as daemons do.
-CONTROL = """#!/bin/sh
-cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
-if [ "$1" = -f ]; then
-    echo "$CUDA_VISIBLE_DEVICES" > gpu
-    echo $$ > nvidia-cuda-mps-control.pid
-    [ -e "$0.fails" ] && { echo 'No device to serve' > control.log; exit 3; }
-    setsid sleep 1000 & echo $! > server
-    wait
-fi
-read -r command server
-case "$command" in
-    get_server_list) cat server || { echo 'Cannot find MPS control daemon' >&2; exit 1; } ;;
-    get_client_list) cat clients ;;
-esac
-"""
 
-
-@pytest.fixture
-def control(tmp_path: Path) -> str:
-    """The program."""
-    path = tmp_path / "nvidia-cuda-mps-control"
-    path.write_text(CONTROL)
-    path.chmod(0o755)
-    return str(path)
-
-
-def processes(folder: str) -> list[psutil.Process]:
-    """The daemon and its server."""
-    names = ("nvidia-cuda-mps-control.pid", "server")
-    return [psutil.Process(int(Path(folder, "mps-0", name).read_text())) for name in names]
-
-
-def gone(some: list[psutil.Process]) -> Callable[[], bool]:
-    return lambda: not any(map(alive, some))
-
-
-def test_ranks_in_engines_of_others_are_seated_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Any] = []
-    monkeypatch.setattr(dk.Cluster, "_open_far", lambda self, *given: opened.append(given))
-    gpu = {"mps": "on", "memory_fraction": 0.1}
-    dk.Cluster.attach(SimpleNamespace(ids=[0, 1]), servers=1, **gpu)
-    ((wish, servers, _),) = opened
-    assert (wish.mps, wish.memory_fraction, wish.count, servers) == ("on", 0.1, 2, 1)
-
-
-def served(fork: forkserver.ForkServer, folder: str, control: str) -> tuple[Any, str]:
-    """MPS's daemon on a GPU, and what it says when it begins."""
-    child = fork.fork(
-        "distkit.cluster.processes.mps:serve",
-        folder=folder,
-        log="mps-0.log",
-        control=control,
-        uuid=GPU.uuid,
-        environ=mps_environ(folder, GPU),
-    )
-    return child, child.channel.recv()
-
-
-@pytest.mark.parametrize("end", ["remove", "kill the zygote", "kill its parent"])
-def test_mps_ends_with_its_cluster(
-    end: str, fresh: forkserver.LocalForkServer, control: str
-) -> None:
-    folder = fresh.make_folder(1)
-    child, why = served(fresh, folder, control)
-    assert why == ""
-    place = Path(folder, "mps-0")
-    assert place.joinpath("gpu").read_text() == "GPU-a\n"
-    assert place.stat().st_mode & 0o777 == 0o700
-    environ = {**os.environ, **mps_environ(folder, GPU)}
-    place.joinpath("clients").write_text("1\n")
-    assert not mps.attached(control, environ)
-    place.joinpath("clients").write_text(f"1\n{os.getpid()}\n")
-    assert mps.attached(control, environ)
-    both = processes(folder)
-    assert not gone(both)()
-    if end == "remove":
-        fresh.remove(folder)
-    elif end == "kill its parent":
-        os.kill(child.pid, signal.SIGKILL)
-    else:
-        psutil.Process(fresh.process.pid).children()[0].kill()
-    until(gone(both))
-    child.let_go()
-
-
-def test_mps_that_does_not_start_says_why(
-    fresh: forkserver.LocalForkServer, control: str, tmp_path: Path
-) -> None:
-    Path(f"{control}.fails").touch()
-    child, why = served(fresh, fresh.make_folder(1), control)
-    assert why == "its daemon does not answer (exit status 3): No device to serve"
-    assert child.wait(10)
-    child.let_go()
-
-
-def test_a_path_too_long_for_the_sockets_of_mps(fresh: forkserver.LocalForkServer) -> None:
-    folder = fresh.make_folder(1)
-    environ = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/{'x' * 80}"}
-    child = fresh.fork("distkit.cluster.processes.mps:serve", folder=folder, log="mps-0.log",
-                       control="", uuid="", environ=environ)  # fmt: skip
-    assert "set a shorter TMPDIR" in child.channel.recv()
-    child.let_go()
-
-
-def planned(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
+def planned(monkeypatch: pytest.MonkeyPatch, **seat: Any) -> None:
     """Have clusters of two ranks planned so: on the CPU, as if it were the GPU."""
-    seat = Seat(**{"device": "cpu", "gpu": GPU, "sharers": 2, "alone": True} | facts.pop("seat"))
-    plan = Plan(2, 0, "gloo", (seat, seat), 1, "as if", **facts)
+    seat = Seat(**{"device": "cpu", "gpu": GPU, "alone": True, **seat})
+    plan = Plan(2, 0, "gloo", (seat, seat), 1, "as if")
     monkeypatch.setattr(cluster_module, "make_plan", lambda *_, **__: plan)
 
 
@@ -145,56 +34,9 @@ def total() -> float:
     return x.item()
 
 
-def test_a_cluster_shares_its_gpu_by_mps(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned(monkeypatch, seat={"mps": control, "fraction": 0.25}, insists=True)
-
-    def seen() -> list[str | None]:
-        return [os.environ.get(f"CUDA_{n}") for n in ("VISIBLE_DEVICES", "MPS_PIPE_DIRECTORY")]
-
-    with dk.Cluster(2) as cluster:
-        assert cluster.run(total).results == [2.0, 2.0]
-        folder = cluster._room.folder
-        assert cluster.run(seen).results == [["GPU-a", f"{folder}/mps-0"]] * 2
-        assert {row[3] for row in cluster.status().rows} == {"cpu = GPU 0, at most 20 GiB"}
-        both = processes(folder)
-        assert not gone(both)()
-    until(gone(both))
-
-
-def test_a_cluster_is_over_when_mps_ends(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned(monkeypatch, seat={"mps": control})
-    with dk.Cluster(2) as cluster:
-        cluster.wait()
-        both = processes(cluster._room.folder)
-        both[0].kill()
-        until(lambda: cluster._room.stage == "failed")
-        with pytest.raises(dk.StartError, match="the MPS daemon of GPU 0 ended"):
-            cluster.run(total)
-        until(gone(both))
-
-
-def test_mps_that_was_asked_for_must_start(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(f"{control}.fails").touch()
-    planned(monkeypatch, seat={"mps": control}, insists=True)
-    with (
-        dk.Cluster(2) as cluster,
-        pytest.raises(dk.StartError, match=r"mps='on' was asked for, .*No device to serve"),
-    ):
-        cluster.wait()
-
-
-def test_without_mps_it_goes_on_and_says_so(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(f"{control}.fails").touch()
-    planned(monkeypatch, seat={"mps": control})
-    with dk.Cluster(2) as cluster:
-        assert cluster.run(total).results == [2.0, 2.0]
-        assert "no MPS on these GPUs: GPU 0 on" in cluster.status().note
-        assert "No device to serve" in cluster.status().note
-
-
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 def test_a_rank_that_cannot_use_its_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned(monkeypatch, seat={"device": "cuda:0"})
+    planned(monkeypatch, device="cuda:0")
     said = r"\(1\). rank \d on cuda:0 \(GPU 0, H200\) cannot use it: .*; install torch with CUDA"
     with dk.Cluster(2) as cluster, pytest.raises(dk.StartError, match=said) as refused:
         cluster.wait()
@@ -293,16 +135,6 @@ def test_a_failed_kernel_costs_a_process() -> None:
             cluster.run(wrong)
         assert cluster.run(os.getpid).results[1] != pids[1]
         assert cluster.run(on_gpu).results[1][0] == 8.0
-
-
-@pytest.mark.gpu
-def test_ranks_share_a_gpu_by_mps() -> None:
-    with dk.Cluster(2, device="cuda:0", mps="auto") as cluster:
-        assert cluster.run(on_gpu).results[0][0] == 8.0
-        if not cluster.plan.seats[0].mps:
-            pytest.skip(cluster.status().note)
-        daemons = [child.pid for child in cluster._room._daemons.values()]
-    until(lambda: not any(map(psutil.pid_exists, daemons)))
 
 
 @pytest.mark.gpu

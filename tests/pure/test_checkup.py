@@ -152,7 +152,6 @@ GPUS: Json = {
     ],
     "driver": "580.65.06",
     "cuda": [13, 0],
-    "mps": None,
 }
 
 
@@ -160,12 +159,9 @@ GPUS: Json = {
     ("torch", "gpus", "said"),
     [
         ({}, {}, "ok GPU 0 (H200) and GPU 1 (H200), 278 GiB free; driver 580.65.06 for CUDA 13.0"),
-        ({}, {}, "torch's NCCL 2.29.7; MPS cannot be started: no nvidia-cuda-mps-control"),
+        ({}, {}, "torch's NCCL 2.29.7"),
         ({}, {}, "2 ranks: nccl: every rank has a GPU of its own; 4 ranks: gloo: ranks 0 and 2"),
         ({}, {}, "dk.Cluster(2) would use NCCL"),
-        ({}, {"mps": "/usr/bin/it"}, "MPS can be started"),
-        ({}, {"site": "/run/mps"}, "MPS is run by this site (/run/mps)"),
-        ({"nccl": [2, 30, 1]}, {}, "NCCL 2.30.1 is slow there without MPS"),
         ({}, {"visible": ""}, "no GPU can be used here: CUDA_VISIBLE_DEVICES='' names none"),
         ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
         ({}, {"cuda": [12, 2]}, "driver 580.65.06 is for CUDA 12.2, and torch for CUDA 13.0"),

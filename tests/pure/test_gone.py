@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import torch
 
@@ -27,25 +30,14 @@ def test_a_removed_name_says_what_to_do_instead() -> None:
         dk.simulation.measure_modes  # noqa: B018
 
 
-@pytest.mark.parametrize("name", [n for n in GONE if n.startswith("distkit.kvstore.")])
-def test_a_removed_name_of_kvstore_says_what_to_do_instead(name: str) -> None:
-    with pytest.raises(AttributeError, match="was removed: "):
-        getattr(kvstore, name.rpartition(".")[2])
-
-
-@pytest.mark.parametrize("name", [n for n in GONE if n.startswith(("KVStore.", "Trainer."))])
-def test_a_removed_method_says_what_to_do_instead(name: str) -> None:
-    kind, _, method = name.partition(".")
-    made = {
-        "KVStore": kvstore.create("local"),
-        "Trainer": kvstore.Trainer([torch.ones(1, requires_grad=True)]),
-    }
-    with pytest.raises(AttributeError, match=f"{name} was removed: "):
-        getattr(made[kind], method)
-
-
-def test_a_removed_option_says_what_to_do_instead() -> None:
-    with pytest.raises(dk.KVStoreError, match=r"check_finite=…\) was removed: .*isfinite"):
-        kvstore.create("dist_sync", check_finite=True)
-    with pytest.raises(dk.StartError, match=r"ports=…\) was removed: .*free ports"):
-        dk.Cluster(2, ports=range(4000, 4010))
+@pytest.mark.parametrize(("option", "instead"), [({"mps": "auto"}, "take turns")])
+def test_a_removed_option_of_a_cluster_says_what_to_do_instead(
+    option: dict[str, Any], instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = option
+    with pytest.raises(dk.StartError, match=rf"dk.Cluster\({name}=…\) was removed: .*{instead}"):
+        dk.Cluster(2, **option)
+    monkeypatch.setenv("DISTKIT_HOSTS", "alpha")
+    monkeypatch.setenv("DISTKIT_OPTIONS", json.dumps(option))
+    with pytest.raises(dk.StartError, match="was removed"):
+        dk.Cluster(2)

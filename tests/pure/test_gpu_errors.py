@@ -14,7 +14,6 @@ from gpus import GIB
 
 from distkit import probe
 from distkit.cluster.gpus import Gpu, Seat
-from distkit.cluster.processes import mps
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.processes.zygote import nccl_version
 from distkit.cluster.rank import gpu
@@ -63,9 +62,8 @@ def test_a_rank_takes_its_part(calls: dict[str, Any], tmp_path: Path) -> None:
         ("CUDA error: initialization error", "sitecustomize"),
         ("Torch not compiled with CUDA enabled", "install torch with CUDA"),
         ("CUDA error: out of memory", "other programs fill it"),
-        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "use mps='on'"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "nvidia-smi -c 0"),
         ("CUDA error: no kernel image is available for execution on the device", "generation"),
-        ("CUDA error: MPS client failed to connect to the MPS control daemon", "use mps='off'"),
         ("something else", "distkit doctor"),
     ],
 )
@@ -82,16 +80,6 @@ def test_a_gpu_that_cannot_be_used(
     first = said.partition("\n")[0].rstrip(".")
     assert str(refused.value).startswith(f"rank 1 on cuda:0 (GPU 0, H200) cannot use it: {first};")
     assert remedy in str(refused.value)
-
-
-def test_a_rank_that_is_no_client_of_mps(
-    calls: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mps, "attached", lambda control, environ: False)
-    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path))
-    tmp_path.joinpath("control.log").write_text("one\nServer failed to start\n")
-    with pytest.raises(StartError, match=r"daemon runs: Server failed to start. Use mps='off'"):
-        gpu.take(spec(tmp_path, mps="/bin/it"))
 
 
 def test_a_full_memory_names_who_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

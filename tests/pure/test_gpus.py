@@ -12,8 +12,6 @@ from distkit.cluster.gpus import Gpu, Gpus, Seat, Wanted, examine, in_use, seat_
 from distkit.cluster.plan import Machine, make_plan, plan_for_machines
 from distkit.errors import StartError
 
-NEW = (2, 30, 1)
-
 
 def seated(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
     """The devices, the backend and the note."""
@@ -34,7 +32,7 @@ def seated(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
             some_gpus(1),
             ["cuda:0"] * 4,
             "gloo",
-            ["ranks 0, 1, 2 and 3 share GPU 0, and NCCL 2.29.7 needs one", "through host memory"],
+            ["ranks 0, 1, 2 and 3 share GPU 0, and NCCL needs one", "through host memory"],
         ),
         (
             3,
@@ -44,7 +42,6 @@ def seated(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
             ["ranks 0 and 2 share GPU 0", "dk.Cluster(2) would use NCCL"],
         ),
         (2, some_gpus(2, ()), ["cuda:0", "cuda:1"], "gloo", ["torch is built without NCCL"]),
-        (2, some_gpus(1, NEW), ["cuda:0"] * 2, "gloo", ["NCCL 2.30.1 is slow there without MPS"]),
     ],
 )
 def test_ranks_go_round_the_gpus(
@@ -61,21 +58,6 @@ def test_ranks_go_round_the_gpus(
         (2, some_gpus(2), {"device": "cpu"}, "gloo", "gloo on CPU"),
         (2, some_gpus(2), {"backend": "gloo"}, "gloo", "as asked"),
         (2, some_gpus(2), {"device": "cuda:1"}, "gloo", "ranks 0 and 1 share GPU 1"),
-        (2, some_gpus(1, NEW), {"backend": "nccl"}, "nccl", "2 ranks a GPU"),
-        (2, some_gpus(1, NEW, "/mps"), {"mps": "on"}, "nccl", "MPS: ranks of one GPU"),
-        (2, some_gpus(1, NEW, "/mps"), {"mps": "auto"}, "nccl", "MPS: ranks of one GPU"),
-        (3, some_gpus(1, NEW, "/mps"), {"mps": "auto"}, "gloo", "at most 2 ranks a GPU"),
-        (2, some_gpus(1, mps="/mps"), {"mps": "on"}, "gloo", "MPS: ranks of one GPU"),
-        (2, some_gpus(1, mps="/mps"), {}, "gloo", "mps='on' would let them compute at the same"),
-        (2, some_gpus(1), {"mps": "auto"}, "gloo", "no MPS: nvidia-cuda-mps-control is not there"),
-        (2, some_gpus(2, mps="/mps"), {"mps": "auto"}, "nccl", "no MPS: no ranks share a GPU"),
-        (
-            2,
-            replace(some_gpus(1), site="/run/mps"),
-            {"mps": "on"},
-            "gloo",
-            "MPS of this site (/run/mps)",
-        ),
     ],
 )
 def test_what_was_asked_for_decides(
@@ -94,14 +76,9 @@ def test_what_was_asked_for_decides(
         (2, some_gpus(2), {"device": "cuda:"}, "device='cuda:' is not known"),
         (2, some_gpus(2), {"device": "gpu"}, "device='gpu' is not known"),
         (2, some_gpus(2), {"backend": "mpi"}, "backend='mpi' is not known"),
-        (2, some_gpus(2), {"mps": "yes"}, "mps='yes' is not known. Use 'off', 'on' or 'auto'"),
         (2, some_gpus(2), {"memory_fraction": 1.5}, "memory_fraction=1.5"),
         (4, some_gpus(2), {"backend": "nccl"}, "at most 2 ranks"),
-        (3, some_gpus(1, NEW), {"backend": "nccl"}, "at most 2 ranks a GPU"),
         (2, some_gpus(0), {"backend": "nccl"}, "one GPU for each of 2 ranks; 0 can be used"),
-        (2, some_gpus(0), {"mps": "on"}, "mps='on' needs a GPU"),
-        (2, some_gpus(1), {"mps": "on"}, "nvidia-cuda-mps-control is not there. Install it"),
-        (2, some_gpus(1, mps="/m", slice=0), {"mps": "on"}, "MIG slices are not shared by it"),
         (2, some_gpus(1, free=GIB), {"device": "cuda"}, "GPU 0 has 1 GiB of 80 GiB free"),
     ],
 )
@@ -141,20 +118,8 @@ def test_memory_is_shared_out() -> None:
 
 def test_a_rank_is_told_by_its_environment() -> None:
     (one, _), backend, _ = seat_ranks(2, Wanted(), some_gpus(2))
-    assert one.environ("/folder", backend) == {"NCCL_SOCKET_IFNAME": "=lo"}
-    (one, _), backend, _ = seat_ranks(2, Wanted(mps="on"), some_gpus(1, NEW, "/mps"))
-    assert (one.device, one.where.partition(",")[0]) == ("cuda:0", "cuda:0 = GPU 0")
-    assert one.environ("/folder", backend) == {
-        "CUDA_VISIBLE_DEVICES": "GPU-0",
-        "CUDA_MPS_PIPE_DIRECTORY": "/folder/mps-0",
-        "CUDA_MPS_LOG_DIRECTORY": "/folder/mps-0",
-        "NCCL_SOCKET_IFNAME": "=lo",
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-        "NCCL_NVLS_ENABLE": "0",
-    }
-    site = replace(some_gpus(1), site="/run/mps")
-    assert seat_ranks(2, Wanted(mps="on"), site)[0][0].environ("/folder", "gloo") == {}
-    assert Seat().environ("/folder", "gloo") == {}
+    assert one.environ(backend) == {"NCCL_SOCKET_IFNAME": "=lo"}
+    assert one.environ("gloo") == Seat().environ("gloo") == {}
 
 
 def test_each_rank_sees_its_slice_alone() -> None:
@@ -163,7 +128,7 @@ def test_each_rank_sees_its_slice_alone() -> None:
     gpu = {"index": 0, "name": "H100", "uuid": "GPU-0", "total": 80 * GIB, "free": 0}
     gpus = examine({"found": [{**gpu, "slices": parts}]}, {"cuda": "13.0", "nccl": [2, 29, 7]})
     seats, backend, note = seat_ranks(2, Wanted(), gpus)
-    assert [seat.environ("/f", backend)["CUDA_VISIBLE_DEVICES"] for seat in seats] == [
+    assert [seat.environ(backend)["CUDA_VISIBLE_DEVICES"] for seat in seats] == [
         "MIG-0",
         "MIG-1",
     ]
@@ -172,7 +137,7 @@ def test_each_rank_sees_its_slice_alone() -> None:
     assert "NCCL does not connect MIG slices" in note
     assert seat_ranks(1, Wanted(), gpus)[1] == "nccl"
     whole = replace(gpus, usable=(*some_gpus(1).usable, *gpus.usable))
-    assert seat_ranks(1, Wanted(), whole)[0][0].environ("/f", "gloo") == {
+    assert seat_ranks(1, Wanted(), whole)[0][0].environ("gloo") == {
         "CUDA_VISIBLE_DEVICES": "GPU-0"  # or CUDA would show a slice in its place
     }
     with pytest.raises(StartError, match="does not connect MIG"):
@@ -203,7 +168,7 @@ TORCH = {"cuda": "13.0", "nccl": [2, 29, 7]}
     ],
 )
 def test_visible_gpus(visible: str | None, indices: list[int]) -> None:
-    gpus = examine({**FOUND, "visible": visible, "mps": None, "site": None}, TORCH)
+    gpus = examine({**FOUND, "visible": visible}, TORCH)
     assert [gpu.index for gpu in gpus.usable] == indices
     assert (gpus.nccl, gpus.obstacle) == ((2, 29, 7), None)
     seats, _, _ = seat_ranks(1, Wanted(), gpus)
@@ -272,12 +237,3 @@ def test_each_machine_chooses_for_its_ranks() -> None:
     assert plan(0, 0, threads=None).note == "2 on alpha, 2 on beta · gloo"
     with pytest.raises(StartError, match="on beta: device='cuda' was asked for"):
         plan(2, 0, threads=None, device="cuda")
-
-
-def test_without_mps_nccl_serves_one_rank_a_gpu() -> None:
-    known: dict[str, Any] = {"cpus": 8, "memory": 10**12, "mps": "auto"}
-    plan = make_plan(2, 0, "auto", "auto", gpus=some_gpus(1, NEW, "/mps"), **known)
-    assert (plan.backend, plan.seats[0].mps, plan.insists) == ("nccl", "/mps", False)
-    without = plan.without_mps("GPU 0: its daemon does not answer")
-    assert (without.backend, without.seats[0].mps) == ("gloo", "")
-    assert "GPU 0: its daemon does not answer" in without.note

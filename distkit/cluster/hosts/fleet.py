@@ -44,7 +44,8 @@ class Wish:
             socket that listens; "" to find it.
         timeout: how long the machines may take to come [s].
         options: of the launcher.
-        device, backend, threads, mps, memory_fraction: as of a cluster.
+        device, backend, threads, memory_fraction: as of a cluster.
+        ports: where parameter servers and their scheduler may listen; none for any.
         keep: how long ranks stay when the kernel ends [s].
     """
 
@@ -57,14 +58,13 @@ class Wish:
     device: str = "auto"
     backend: str = "auto"
     threads: int | None = None
-    mps: str = "off"
     memory_fraction: float | None = None
     keep: float = 0.0
 
     def plan(self, places: list[Place], servers: int) -> Plan:
         """The plan for the machines that are there."""
         machines = [place.facts(self.device) for place in places]
-        asked = self.device, self.backend, self.threads, self.mps, self.memory_fraction
+        asked = self.device, self.backend, self.threads, self.memory_fraction
         plan = plan_for_machines(machines, servers, *asked)
         ranks = (rank for place in places for rank in place.ranks)
         seats = dict(zip(ranks, plan.seats, strict=True))

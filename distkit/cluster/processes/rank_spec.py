@@ -76,7 +76,7 @@ class Spec:
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # no agent listens on MASTER_PORT
             "TORCHELASTIC_ERROR_FILE": f"{self.folder}/error-{rank}.json",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            **self.seat.environ(self.folder, self.backend),
+            **self.seat.environ(self.backend),
         }
 
 

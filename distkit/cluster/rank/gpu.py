@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from distkit import probe
-from distkit.cluster.processes import mps
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.runs.outcome import slot
 from distkit.errors import StartError
@@ -38,9 +37,11 @@ _MEANING = (
         "other programs fill it (nvidia-smi lists them): stop them, or use fewer ranks or "
         "device='cpu'",
     ),
-    ("busy or unavailable", "another process has it to itself (its compute mode): use mps='on'"),
+    (
+        "busy or unavailable",
+        "another process has it to itself: set its compute mode to DEFAULT with nvidia-smi -c 0",
+    ),
     ("no kernel image", "torch's build has no code for this GPU: install one for its generation"),
-    ("MPS|mps", "use mps='off'"),
 )
 
 #: So many holders of a GPU's memory are named.
@@ -54,7 +55,7 @@ def take(spec: Spec) -> None:
     """Initialize CUDA on the rank's GPU, which no other process of ours has done for it.
 
     Raises:
-        StartError: the GPU cannot be used, or not by MPS; the message says why.
+        StartError: the GPU cannot be used; the message says why.
     """
     seat = spec.seat
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as NVML and nvidia-smi number them
@@ -68,11 +69,6 @@ def take(spec: Spec) -> None:
     except (RuntimeError, AssertionError) as error:
         said = str(error).partition("\n")[0].rstrip(".")
         raise StartError(f"{_who(spec)} cannot use it: {said}; {_remedy(said)}.") from error
-    if seat.mps and not mps.attached(seat.mps, os.environ):
-        raise StartError(
-            f"{_who(spec)} does not use MPS, although its daemon runs"
-            f"{mps.last_words(os.environ)}. Use mps='off'."
-        )
 
 
 def _pid(spec: Spec, rank: int) -> str:
