@@ -82,8 +82,7 @@ def surroundings() -> dict[str, Any]:
     """Date, GPUs, driver, and torch with its CUDA and NCCL."""
     import torch
 
-    from distkit.cluster.processes.zygote import nccl_version
-
+    nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else ()
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         smi = subprocess.run(asked, capture_output=True, text=True, timeout=60)
@@ -95,7 +94,7 @@ def surroundings() -> dict[str, Any]:
         "gpus": there,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, nccl_version())) if hasattr(torch._C, "_nccl_version") else None,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
     }
 
 
@@ -324,9 +323,9 @@ def _used(device: str, ranks: list[int]) -> float:
     """Bytes in use on the GPUs; for the CPU those of these processes."""
     if device == "cpu":
         return sum(map(_resident, ranks))
-    from distkit import probe
+    from distkit.cluster import machine
 
-    there = [gpu for gpu in probe.gpus()["found"] if "error" not in gpu]  # not one that is lost
+    there = [gpu for gpu in machine.gpus()["found"] if "error" not in gpu]  # not one that is lost
     return float(sum(gpu["total"] - gpu["free"] for gpu in there))
 
 

@@ -25,10 +25,10 @@ class Line(NamedTuple):
 #: test fails when one grows beyond its line. A commit that makes a package smaller lowers its line;
 #: a package that moves takes its line along.
 LINES = {
-    "distkit": Line(2_113, 550),
+    "distkit": Line(2_003, 550),
     "distkit/algorithms": Line(1_651, 1_300),
     "distkit/checkup": Line(970, 0),
-    "distkit/cluster": Line(7_559, 3_000),
+    "distkit/cluster": Line(7_644, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_566, 1_800),
     "distkit/kvstore": Line(4_353, 1_700),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(27_194, 16_000),
+    "tests": Line(27_117, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_852, 2_000),
 }
@@ -49,10 +49,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(32_831, 15_000),
-    "the whole product": Line(38_186, 25_000),
+    "all of distkit": Line(32_806, 15_000),
+    "the whole product": Line(38_161, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(302, 150),
+    "files in distkit": Line(303, 150),
     "names at the top level": Line(78, 23),
 }
 

@@ -1,15 +1,14 @@
-"""What one machine has, and how it reaches others: one file, and nothing but the standard library.
+"""What one machine has, and how it reaches others, by nothing but the standard library.
 
-``distkit doctor`` sends this file to hosts where distkit may not be installed, and starts it there
-with :data:`START`. It reads requests, one JSON object a line, and answers each with a line that
-begins with :data:`MARK`; when its input ends, so does it. To other probes it listens on the
-addresses that it is told, for connections that begin with a secret, and executes nothing that
-comes in.
+``distkit doctor`` sends this file, behind that of :mod:`distkit.cluster.machine`, to hosts where
+distkit may not be installed, and starts both there with :data:`START`. It reads requests, one JSON
+object a line, and answers each with a line that begins with :data:`MARK`; when its input ends, so
+does it. To other probes it listens on the addresses that it is told, for connections that begin
+with a secret, and executes nothing that comes in.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -29,22 +28,33 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+if __name__ != "probe":  # there it is part of the same program
+    from distkit.cluster.machine import (
+        cgroup_memory,
+        cgroups,
+        cpu_quota,
+        gpus,
+        own_address,
+        usable_cores,
+        words,
+    )
+
 #: Answers begin so: what a host's shell prints at login does not.
 MARK = "distkit-probe "
 
-#: The program that reads this file's text from its input, as many characters as its argument says.
+#: The program that reads the files' texts from its input, as many characters as its argument says.
 START = (
     "import sys;"
     "sys.version_info<(3,9) and sys.exit('Python %d.%d is too old'%sys.version_info[:2]);"
     "sys.path[:]=[p for p in sys.path if p];"  # a random.py of the user's hides Python's
-    "exec(compile(sys.stdin.read(int(sys.argv[1])),'probe','exec'),{'__name__':'probe'})"
+    "names={'__name__':'probe'};"
+    r"[exec(compile(t,'probe','exec'),names) for t in sys.stdin.read(int(sys.argv[1])).split('\f')]"
 )
 
 #: A connection, a name or a message to another machine may take so long [s].
@@ -74,11 +84,6 @@ _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: The users that are people, not services.
 _PEOPLE = 1000, 65000
 
-_CGROUP, _MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-#: The NVIDIA driver's own files.
-_DRIVER = Path("/proc/driver/nvidia")
-
 Json = dict[str, Any]
 
 
@@ -102,7 +107,7 @@ def machine() -> Json:
         "home": room(home),
         "files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
         "processes": processes(),
-        "ports": [int(n) for n in _words(_PORTS)],
+        "ports": [int(n) for n in words(_PORTS)],
         "gpus": gpus(),
         "interfaces": interfaces(),
         "loopback": loopback(),
@@ -110,55 +115,6 @@ def machine() -> Json:
         "namespaces": namespaces(),
         "hub": hub(),
     }
-
-
-def usable_cores() -> int:
-    """Processors this process may use, by its affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cpu_quota() -> float:
-    """Processors that the cgroups allow; infinite without a limit."""
-    return min(map(_quota, cgroups("cpu")), default=math.inf)
-
-
-def _quota(cgroup: Path) -> float:
-    v1 = _words(cgroup / "cpu.cfs_quota_us") + _words(cgroup / "cpu.cfs_period_us")
-    words = _words(cgroup / "cpu.max") or v1
-    limited = len(words) == 2 and words[0] not in ("max", "-1")
-    return int(words[0]) / int(words[1]) if limited else math.inf
-
-
-def cgroup_memory() -> float:
-    """Bytes that the cgroups still allow; infinite without a limit."""
-    return min(map(_memory_left, cgroups("memory")), default=math.inf)
-
-
-def _memory_left(cgroup: Path) -> float:
-    most = _words(cgroup / "memory.max") or _words(cgroup / "memory.limit_in_bytes")
-    now = _words(cgroup / "memory.current") or _words(cgroup / "memory.usage_in_bytes")
-    if not most or not now or most[0] == "max":
-        return math.inf
-    words = _words(cgroup / "memory.stat")
-    stat = dict(zip(words[::2], words[1::2], strict=False))
-    cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
-    return max(0, int(most[0]) - int(now[0]) + int(cached))  # what was read is dropped on demand
-
-
-def cgroups(controller: str) -> Iterator[Path]:
-    """The cgroup of this process and those around it, whose limits hold for it, too.
-
-    In a container its own is often the outermost that it sees. A service of systemd, such as a
-    user's server on a hub, and what Slurm starts have theirs further in.
-    """
-    # 4:memory:/system.slice/it.service; of version 2: 0::/the/path
-    for names, path in re.findall(r"\d+:([\w,=]*):(/\S*)", " ".join(_words(_MINE))):
-        if not names or controller in names.split(","):
-            parts = path.strip("/").split("/")
-            for n in range(len(parts), -1, -1):
-                yield _CGROUP.joinpath(controller if names else "", *parts[:n])
 
 
 def memory() -> Json:
@@ -191,7 +147,7 @@ def processes() -> Json:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [] if os.getuid() == 0 or soft == resource.RLIM_INFINITY else [(_threads(), soft)]
     for cgroup in cgroups("pids"):
-        most, now = _words(cgroup / "pids.max"), _words(cgroup / "pids.current")
+        most, now = words(cgroup / "pids.max"), words(cgroup / "pids.current")
         if most and now and most[0] != "max":
             limits.append((int(now[0]), int(most[0])))
     left = min((limit - used for used, limit in limits), default=None)
@@ -253,141 +209,6 @@ def digest(name: str) -> str:
     return found.hexdigest()[:12]
 
 
-def gpus() -> Json:
-    """The GPUs that the driver knows, and what decides who sees them. CUDA is not touched.
-
-    NVML tells them (nvidia-smi asks it, too); where only the driver's files are, these.
-    """
-    around = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    try:
-        return {**_nvml().gpus(), **around}
-    except OSError as error:
-        if isinstance(error, _NvmlError):
-            return {"found": [], "error": str(error), **around}
-        return {"found": _from_files(), **around}
-
-
-def holders(uuid: str) -> dict[int, int]:
-    """The processes that hold memory of a GPU: pid -> bytes, 0 where the driver does not tell.
-
-    A container's driver tells the pids outside of it, if any.
-    """
-    with suppress(OSError):
-        return _nvml().holders(uuid)
-    return {}
-
-
-def _from_files() -> list[Json]:
-    """The GPUs by the driver's files, without their memory."""
-    found = []
-    for index, path in enumerate(sorted(_DRIVER.glob("gpus/*/information"))):
-        facts = dict(re.findall(r"(?m)^(.+?):\s*(.*?)\s*$", path.read_text()))
-        uuid, name = facts.get("GPU UUID", ""), facts.get("Model", "")
-        found.append({"index": index, "name": name, "uuid": uuid, "total": 0, "free": 0})
-    return found
-
-
-class _NvmlError(OSError):
-    """What NVML says."""
-
-
-class _Process(ctypes.Structure):
-    """A process that uses a GPU: ``nvmlProcessInfo_t``."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("bytes", ctypes.c_ulonglong),
-        ("instance", ctypes.c_uint),
-        ("part", ctypes.c_uint),
-    )
-
-
-class _Nvml:
-    """The driver's library; raises OSError where there is none, and for what it cannot do."""
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
-        self._library.nvmlErrorString.restype = ctypes.c_char_p
-        self.call("Init_v2")
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the library."""
-        if code := getattr(self._library, f"nvml{name}")(*arguments):
-            raise _NvmlError(self._library.nvmlErrorString(code).decode())
-
-    def number(self, name: str, *before: Any) -> int:
-        """The number that a function gives."""
-        number = ctypes.c_uint()
-        self.call(name, *before, ctypes.byref(number))
-        return number.value
-
-    def text(self, name: str, *before: Any) -> str:
-        """The text that a function gives."""
-        text = ctypes.create_string_buffer(96)
-        self.call(name, *before, text, len(text))
-        return text.value.decode()
-
-    def handle(self, name: str, *before: Any) -> ctypes.c_void_p:
-        """The device that a function gives."""
-        handle = ctypes.c_void_p()
-        self.call(name, *before, ctypes.byref(handle))
-        return handle
-
-    def gpus(self) -> Json:
-        """All of them, the driver's version, and the CUDA that it is for."""
-        version = self.number("SystemGetCudaDriverVersion_v2")
-        return {
-            "found": [self._gpu(index) for index in range(self.number("DeviceGetCount_v2"))],
-            "driver": self.text("SystemGetDriverVersion"),
-            "cuda": [version // 1000, version % 1000 // 10],
-        }
-
-    def _gpu(self, index: int) -> Json:
-        try:
-            handle = self.handle("DeviceGetHandleByIndex_v2", index)
-            return {"index": index, **self._device(handle), **self._slices(handle)}
-        except _NvmlError as error:  # it is lost
-            return {"index": index, "error": str(error)}
-
-    def _device(self, handle: ctypes.c_void_p) -> Json:
-        memory = (ctypes.c_ulonglong * 3)()  # total, free, used
-        self.call("DeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        return {
-            "name": self.text("DeviceGetName", handle),
-            "uuid": self.text("DeviceGetUUID", handle),
-            "total": memory[0],
-            "free": memory[1],
-        }
-
-    def _slices(self, handle: ctypes.c_void_p) -> Json:
-        """What a GPU in MIG mode was cut into."""
-        now, later = ctypes.c_uint(), ctypes.c_uint()
-        try:
-            self.call("DeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))
-        except _NvmlError:  # it cannot be cut
-            return {}
-        slices = []
-        for n in range(self.number("DeviceGetMaxMigDeviceCount", handle) if now.value else 0):
-            with suppress(_NvmlError):  # there are fewer
-                part = self.handle("DeviceGetMigDeviceHandleByIndex", handle, n)
-                slices.append(self._device(part))
-        return {"slices": slices} if now.value else {}
-
-    def holders(self, uuid: str) -> dict[int, int]:
-        """The processes on one, and their memory."""
-        handle = self.handle("DeviceGetHandleByUUID", uuid.encode())
-        room, found = ctypes.c_uint(1024), (_Process * 1024)()
-        self.call("DeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(room), found)
-        known = (1 << 64) - 1  # what it says where it does not know
-        return {one.pid: one.bytes % known for one in found[: room.value]}
-
-
-@cache
-def _nvml() -> _Nvml:
-    """The library, asked to get ready once: that may take long."""
-    return _Nvml()
-
-
 def interfaces() -> dict[str, Json]:
     """The network interfaces that have an address, and their largest frames [bytes]."""
     found = {}
@@ -398,7 +219,7 @@ def interfaces() -> dict[str, Json]:
                 address = socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, asked)[20:24])
         except OSError:
             continue
-        mtu = _words(Path("/sys/class/net", name, "mtu"))
+        mtu = words(Path("/sys/class/net", name, "mtu"))
         found[name] = {"address": address, "mtu": int(mtu[0]) if mtu else 0}
     return found
 
@@ -442,13 +263,6 @@ def torch() -> Json:
     return answer
 
 
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
-
-
 def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
@@ -470,13 +284,6 @@ def resolve(name: str) -> Json:
     except OSError:
         back = ""
     return {"addresses": addresses, "back": back}
-
-
-def own_address(towards: str) -> str:
-    """The address of this machine from which packets to another leave: nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect((towards, 9))
-        return str(s.getsockname()[0])
 
 
 def route(address: str) -> Json:
@@ -618,7 +425,7 @@ class Probe:
                 line.settimeout(PATIENCE)
                 send(line, 1)
         except OSError as error:
-            return "timed out" if isinstance(error, TimeoutError) else words(error)
+            return "timed out" if isinstance(error, TimeoutError) else strerror(error)
         return ""
 
     def do_knock(self, peers: dict[str, list[Any]]) -> Json:
@@ -654,7 +461,7 @@ class Probe:
                         s.sendto(head.ljust(size, b"."), (address, port))
                         said[str(size)] = ""
                     except OSError as error:
-                        said[str(size)] = words(error)
+                        said[str(size)] = strerror(error)
         return said
 
     def do_heard(self, wanted: dict[str, list[int]], within: float) -> dict[str, list[int]]:
@@ -679,7 +486,7 @@ class Probe:
                         if _is_short(samples, size, seconds):
                             samples.setdefault(str(size), []).append(send(line, size))
         except OSError as error:
-            why = "timed out" if isinstance(error, TimeoutError) else words(error)
+            why = "timed out" if isinstance(error, TimeoutError) else strerror(error)
             return {"samples": samples, "error": why}
         return {"samples": samples}
 
@@ -717,7 +524,7 @@ def read(line: socket.socket, size: int, keep: bool = True) -> bytes:
     return bytes(found)
 
 
-def words(error: OSError) -> str:
+def strerror(error: OSError) -> str:
     """The system's words for an error."""
     return (error.strerror or str(error)).lower()
 

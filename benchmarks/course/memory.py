@@ -24,7 +24,7 @@ from benchmarks.driver import MARK, end, marked
 from benchmarks.figure import Figure, figure
 from benchmarks.kernel import Kernel
 from benchmarks.memory import pss
-from distkit import probe
+from distkit.cluster import machine
 from distkit.errors import DistkitError
 
 #: From one look at the memory to the next [s].
@@ -126,7 +126,7 @@ def _total(processes: list[psutil.Process]) -> float:
 @contextmanager
 def cgroup(nbytes: int) -> Iterator[Path | None]:
     """A cgroup within this process's own that has so much memory; None where there can be none."""
-    group = next(iter(probe.cgroups("memory")), Path("/")) / f"distkit-{uuid.uuid4().hex[:8]}"
+    group = next(iter(machine.cgroups("memory")), Path("/")) / f"distkit-{uuid.uuid4().hex[:8]}"
     try:
         group.mkdir()
         limits = [group / name for name in ("memory.max", "memory.limit_in_bytes")]

@@ -43,7 +43,7 @@ def theirs() -> None:
     import ipyparallel
     from traitlets.config import Config
 
-    from distkit.probe import own_address
+    from distkit.cluster.machine import own_address
 
     config = Config()
     config.SSHEngineSetLauncher.engines = dict(EACH)
@@ -61,7 +61,7 @@ def theirs() -> None:
 
 
 def _address() -> str:
-    from distkit.probe import own_address
+    from distkit.cluster.machine import own_address
 
     return own_address("head")
 

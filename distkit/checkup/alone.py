@@ -246,11 +246,10 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
         what = f"GPU {lost['index']} {on(host)} does not answer: {lost['error']}."
         yield warning("gpus.lost", what, "Look at nvidia-smi and dmesg; reset it, or reboot.", host)
     if usable.usable:
-        cuda = ".".join(map(str, found.get("cuda", ["?"])))
         nccl = ".".join(map(str, usable.nccl)) or "none"
         kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])
         memory = human_bytes(sum(gpu.free for gpu in usable.usable))
-        what = f"{kinds}, {memory} free; driver {found.get('driver', '?')} for CUDA {cuda}"
+        what = f"{kinds}, {memory} free; driver {found.get('driver', '?')}"
         yield fine("gpus", f"{what}, torch's NCCL {nccl}", host)
     yield fine("backend", backend(machine, usable), host)
 

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from distkit import probe
 from distkit.checkup.facts import Json
+from distkit.cluster import machine
 
 #: ssh itself gives up after so long [s]; a host's first answer may take so long.
 CONNECT, FIRST = 5, 10.0
@@ -25,7 +26,7 @@ CONNECT, FIRST = 5, 10.0
 PATIENCE = 3 * probe.PATIENCE
 
 #: What is sent to every machine.
-SOURCE = Path(probe.__file__).read_text("utf-8")
+SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
 
 
 class Lost(Exception):

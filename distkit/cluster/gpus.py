@@ -1,13 +1,13 @@
 """Which rank computes on which GPU, by what the ranks talk then, and why. Pure.
 
-What a machine has comes from NVML (:func:`distkit.probe.gpus`), what its torch can do from there,
-and what is chosen is said in words: on the status card, by the doctor, and in errors.
+What a machine has comes from nvidia-smi (:func:`distkit.cluster.machine.gpus`). What is chosen is
+said in words: on the status card, by the doctor, and in errors.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ from distkit.views.scene.units import count, human_bytes, joined
 
 #: What a rank takes on a GPU: CUDA's context, libraries, a little for tensors [bytes]; estimated.
 GPU_RANK_BYTES = 700_000_000
+
+#: The oldest driver of each version of CUDA.
+OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 
 #: NCCL would listen on any other interface; ranks on several machines are told theirs later.
 _NCCL = {"NCCL_SOCKET_IFNAME": "=lo"}
@@ -37,7 +40,7 @@ class Obstacle(NamedTuple):
 class Gpu:
     """A GPU, or a slice of one (MIG).
 
-    ``index`` is NVML's and nvidia-smi's; ``slice`` is the number of a slice there, None for a whole
+    ``index`` is nvidia-smi's; ``slice`` is the number of a slice there, None for a whole
     GPU; sizes are in bytes, 0 if nobody tells them.
     """
 
@@ -121,7 +124,7 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
     """The GPUs that CUDA would show, or why it shows none.
 
     Args:
-        found: the answer of :func:`distkit.probe.gpus`.
+        found: the answer of :func:`distkit.cluster.machine.gpus`.
         torch: its versions of CUDA and NCCL; empty if nobody asked it.
     """
     devices = [gpu for each in found["found"] for gpu in _devices(each)]
@@ -189,14 +192,11 @@ def _no_torch(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Obstacle | 
         return None
     if not torch["cuda"]:
         return Obstacle("torch", "torch is built without CUDA", "Install torch with CUDA.")
-    wants, has = int(torch["cuda"].split(".")[0]), found.get("cuda")
-    if has and has[0] < wants:
-        what = (
-            f"the driver {found.get('driver', '')} is for CUDA {'.'.join(map(str, has))}, and "
-            f"torch for CUDA {torch['cuda']}"
-        )
-        remedy = f"Install a newer driver, or torch for CUDA {has[0]}."
-        return Obstacle("old", what, remedy)
+    driver = found.get("driver", "")
+    needed = OLDEST_DRIVERS.get(int(torch["cuda"].split(".")[0]), 0)
+    if driver and int(driver.split(".")[0]) < needed:
+        what = f"the driver {driver} is too old for CUDA {torch['cuda']}, which torch is built for"
+        return Obstacle("old", what, f"Install driver {needed} or later, or an older torch.")
     return None
 
 
@@ -354,17 +354,3 @@ def _faster(usable: Sequence[Gpu], most: int, gpus: Gpus) -> str:
     if most == 1 or len(usable) == 1 or not whole or not gpus.nccl:
         return ""
     return f"; dk.Cluster({len(usable)}) would use NCCL"
-
-
-def in_use(now: Sequence[Mapping[str, Any]], seats: Sequence[Seat]) -> Iterator[str]:
-    """How full the ranks' GPUs are, each once.
-
-    Args:
-        now: GPUs and slices as :func:`distkit.probe.gpus` finds them at this moment.
-        seats: of the ranks.
-    """
-    known = {gpu.uuid: gpu for each in now for gpu in _devices(each)}
-    for gpu in dict.fromkeys(seat.gpu for seat in seats):
-        if gpu is not None and (found := known.get(gpu.uuid)) is not None and found.total:
-            used = human_bytes(found.total - found.free)
-            yield f"{gpu.label}: {used} of {human_bytes(found.total)} in use"

@@ -11,18 +11,18 @@ import resource
 
 import psutil
 
-from distkit import probe
+from distkit.cluster import machine
 from distkit.errors import StartError
 
 
 def cpus() -> int:
     """Processors this process may use: affinity, cut to the cgroup's quota, at least 1."""
-    return max(1, math.ceil(min(probe.usable_cores(), probe.cpu_quota())))
+    return max(1, math.ceil(min(machine.usable_cores(), machine.cpu_quota())))
 
 
 def memory() -> int:
     """Bytes that new processes may still take: free memory, cut to the cgroup's limit."""
-    return int(min(psutil.virtual_memory().available, probe.cgroup_memory()))
+    return int(min(psutil.virtual_memory().available, machine.cgroup_memory()))
 
 
 #: Files that a process of each kind has open at once, without a rank's own, and those that each

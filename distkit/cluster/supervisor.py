@@ -16,7 +16,6 @@ from pathlib import Path
 from pickle import dumps
 from typing import Any
 
-from distkit.cluster.gpus import in_use
 from distkit.cluster.hosts.agent import versions
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
 from distkit.cluster.hosts.keeping import KeptFleet
@@ -208,11 +207,6 @@ class Supervisor(RankController):
         """ipyparallel's client, once the controller has told where it is."""
         assert self._engines is not None
         return self._engines
-
-    def memory(self) -> list[str]:
-        """How full this machine's GPUs are that ranks use."""
-        seats = [] if self._places else [seat for seat in self.plan.seats if seat.gpu is not None]
-        return list(in_use(self._fork.devices()["found"], seats)) if seats else []
 
     def reports(self, rank: int) -> bool:
         """True if a rank's engine has said that it is there."""

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.gpu import ROWS, Row, measure, measured
-from distkit import probe
+from distkit.cluster import machine
 
 
 @pytest.mark.stand_in
@@ -22,7 +22,7 @@ def test_the_cpu_stands_in(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_that_is_lost_has_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     there, lost = {"index": 0, "total": 80, "free": 50}, {"index": 1, "error": "GPU is lost"}
-    monkeypatch.setattr(probe, "gpus", lambda: {"found": [there, lost]})
+    monkeypatch.setattr(machine, "gpus", lambda: {"found": [there, lost]})
     assert gpu._used("cuda:0", []) == 30
 
 

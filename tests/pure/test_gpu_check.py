@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import measured
 from benchmarks.gpu import ROWS
-from distkit import probe
+from distkit.cluster import machine
 
 TOOL = measured.ROOT / "tools" / "gpu-check"
 
@@ -70,7 +70,7 @@ def test_results_come_from_the_newest_report_of_a_gpu(tmp_path: Path) -> None:
 # -- the tool ----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(probe.gpus()["found"]), reason="there is a GPU")
+@pytest.mark.skipif(bool(machine.gpus()["found"]), reason="there is a GPU")
 def test_without_a_driver_it_says_so_and_runs_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(TOOL), "--out", str(tmp_path / "report")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,9 @@ import pytest
 import torch
 from gpus import GIB
 
-from distkit import probe
+from distkit.cluster import machine
 from distkit.cluster.gpus import Gpu, Seat
 from distkit.cluster.processes.rank_spec import Spec
-from distkit.cluster.processes.zygote import nccl_version
 from distkit.cluster.rank import gpu
 from distkit.errors import StartError
 
@@ -83,13 +81,13 @@ def test_a_gpu_that_cannot_be_used(
 
 
 def test_a_full_memory_names_who_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "holders", lambda uuid: {11: 9 * GIB, 12: 60 * GIB, 13: 1 * GIB})
+    monkeypatch.setattr(machine, "holders", lambda uuid: {11: 9 * GIB, 12: 60 * GIB, 13: 1 * GIB})
     tmp_path.joinpath("rank-1.pid").write_text("11")
     tmp_path.joinpath("rank-2.pid").write_text("12")
     said = gpu.hint(torch.OutOfMemoryError("CUDA out of memory."), spec(tmp_path, fraction=0.125))
     assert "rank 1 on cuda:0 (GPU 0, H200): it may take 10 GiB; of 80 GiB hold: " in said
     assert "rank 2 60 GiB, rank 1 9 GiB, process 13 1 GiB. Use smaller batches" in said
-    monkeypatch.setattr(probe, "holders", lambda uuid: {})
+    monkeypatch.setattr(machine, "holders", lambda uuid: {})
     said = gpu.hint(torch.OutOfMemoryError("CUDA out of memory."), spec(tmp_path))
     assert "of 80 GiB hold: unknown processes." in said
 
@@ -107,18 +105,6 @@ def test_a_failed_kernel_ruins_its_process(tmp_path: Path, monkeypatch: pytest.M
     assert "Its process is replaced by another." in gpu.hint(error, spec(tmp_path))
     monkeypatch.setattr(Stream, "query", lambda self: True)
     assert not gpu.is_ruined(error)
-
-
-def test_the_nccl_that_is_loaded_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        def ncclGetVersion(self, number: Any) -> None:
-            number._obj.value = 23007
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
-    assert nccl_version() == (2, 30, 7)
-    monkeypatch.setattr(ctypes, "CDLL", raising(OSError("no libnccl.so.2")))
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
-    assert nccl_version() == (2, 29, 7)
 
 
 def test_a_tensor_elsewhere_is_explained(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ LAYERS = {
     "gone": "",
     "companions": "errors",
     "lazy": "companions gone",
-    "probe": "",  # it is sent to machines where distkit is not
+    "probe": "cluster",
     "events": "",
     "consistency": "",
     "trace": "errors events companions consistency",

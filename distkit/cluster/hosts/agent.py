@@ -25,11 +25,11 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from distkit import probe
-from distkit.cluster import limits
+from distkit.cluster import limits, machine
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
@@ -120,7 +120,7 @@ class Agent:
 
     def _facts(self) -> dict[str, Any]:
         kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
-        address = probe.own_address(self._where.get("network") or kernel)
+        address = machine.own_address(self._where.get("network") or kernel)
         return {
             "name": self._where.get("name") or platform.node(),
             "node": platform.node(),
@@ -128,9 +128,9 @@ class Agent:
             "interface": interface_of(address),
             "cpus": limits.cpus(),
             "memory": limits.memory(),
-            "gpus": probe.gpus(),
+            "gpus": machine.gpus(),
             **versions(),
-            "missing": [name for name in ("torch", "ipyparallel") if not probe.package(name)],
+            "missing": [name for name in ("torch", "ipyparallel") if find_spec(name) is None],
             "executable": sys.executable,
             "pid": os.getpid(),
             "order": self._where.get("order", self._place.rank),

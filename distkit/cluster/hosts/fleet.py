@@ -20,11 +20,11 @@ from distkit.cluster.hosts.host import HostForkServer
 from distkit.cluster.hosts.launching import Launch, by_launcher
 from distkit.cluster.hosts.store import StoreServer
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
+from distkit.cluster.machine import own_address
 from distkit.cluster.plan import Machine, Plan, plan_for_machines
 from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
-from distkit.probe import own_address
 from distkit.trace.calls import named
 from distkit.views.scene.units import joined
 

@@ -25,8 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from distkit import probe
-from distkit.cluster import limits
+from distkit.cluster import limits, machine
 from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
@@ -206,8 +205,8 @@ class ForkServer:
         return examine(found, self._ask({"do": "torch"}) if found["found"] else {})
 
     def devices(self) -> dict[str, Any]:
-        """The machine's answer of :func:`distkit.probe.gpus`."""
-        return probe.gpus()
+        """The machine's answer of :func:`distkit.cluster.machine.gpus`."""
+        return machine.gpus()
 
     def kill(self, children: list[Child]) -> None:
         """End children, and whatever they started."""

@@ -134,7 +134,7 @@ class Zygote:
         """Tell for which CUDA torch is built, and with which NCCL; neither is initialized."""
         import torch
 
-        found = nccl_version() if hasattr(torch._C, "_nccl_version") else None
+        found = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
         self._tell({"cuda": torch.version.cuda, "nccl": found})
 
     def _tell(self, news: dict[str, Any]) -> None:
@@ -286,19 +286,6 @@ def _next_changed() -> tuple[int, int] | None:
         pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         return (pid, status) if pid else None
     return None
-
-
-def nccl_version() -> tuple[int, ...]:
-    """The version of the NCCL that torch has loaded: not always that which it was built with."""
-    import ctypes
-
-    import torch
-
-    number = ctypes.c_int()
-    with suppress(OSError):  # it is linked into torch
-        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
-        return number.value // 10000, number.value % 10000 // 100, number.value % 100
-    return tuple(torch.cuda.nccl.version())
 
 
 def _redirect(path: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from distkit import probe
+from distkit.cluster import machine
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.runs.outcome import slot
 from distkit.errors import StartError
@@ -58,7 +58,7 @@ def take(spec: Spec) -> None:
         StartError: the GPU cannot be used; the message says why.
     """
     seat = spec.seat
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as NVML and nvidia-smi number them
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi numbers them
     Path(_pid(spec, spec.rank)).write_text(str(os.getpid()))
     try:
         torch.cuda.init()
@@ -139,7 +139,7 @@ def _memory(spec: Spec) -> str:
     for rank in range(spec.world_size):
         with suppress(OSError):  # it is on another machine
             ranks[Path(_pid(spec, rank)).read_text()] = f"rank {rank}"
-    held = sorted(probe.holders(gpu.uuid).items(), key=lambda item: -item[1])
+    held = sorted(machine.holders(gpu.uuid).items(), key=lambda item: -item[1])
     each = [f"{ranks.get(str(p), f'process {p}')} {human_bytes(n)}" for p, n in held[:MOST]]
     most = f"it may take {human_bytes(spec.seat.limit)}; " if spec.seat.limit else ""
     return f"{most}of {human_bytes(gpu.total)} hold: {', '.join(each) or 'unknown processes'}"

@@ -1,0 +1,184 @@
+"""The processors, memory and GPUs of this machine: one file, and nothing but the standard library.
+
+The doctor sends it to machines where distkit may not be installed. CUDA is not touched here: a
+process that has used it cannot be forked.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_CGROUP, _MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+#: The NVIDIA driver's own files.
+_DRIVER = Path("/proc/driver/nvidia")
+
+#: What nvidia-smi is asked of each GPU; the name comes last, since it may contain a comma.
+_ASKED = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
+
+#: nvidia-smi answers within this time [s].
+_SMI_TIMEOUT = 20.0
+
+Json = dict[str, Any]
+
+
+def usable_cores() -> int:
+    """Processors this process may use, by its affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_quota() -> float:
+    """Processors that the cgroups allow; infinite without a limit."""
+    return min(map(_quota, cgroups("cpu")), default=math.inf)
+
+
+def _quota(cgroup: Path) -> float:
+    v1 = words(cgroup / "cpu.cfs_quota_us") + words(cgroup / "cpu.cfs_period_us")
+    found = words(cgroup / "cpu.max") or v1
+    limited = len(found) == 2 and found[0] not in ("max", "-1")
+    return int(found[0]) / int(found[1]) if limited else math.inf
+
+
+def cgroup_memory() -> float:
+    """Bytes that the cgroups still allow; infinite without a limit."""
+    return min(map(_memory_left, cgroups("memory")), default=math.inf)
+
+
+def _memory_left(cgroup: Path) -> float:
+    most = words(cgroup / "memory.max") or words(cgroup / "memory.limit_in_bytes")
+    now = words(cgroup / "memory.current") or words(cgroup / "memory.usage_in_bytes")
+    if not most or not now or most[0] == "max":
+        return math.inf
+    found = words(cgroup / "memory.stat")
+    stat = dict(zip(found[::2], found[1::2], strict=False))
+    cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
+    return max(0, int(most[0]) - int(now[0]) + int(cached))  # what was read is dropped on demand
+
+
+def cgroups(controller: str) -> Iterator[Path]:
+    """The cgroup of this process and those around it, whose limits hold for it, too.
+
+    In a container its own is often the outermost that it sees. A service of systemd, such as a
+    user's server on a hub, and what Slurm starts have theirs further in.
+    """
+    # 4:memory:/system.slice/it.service; of version 2: 0::/the/path
+    for names, path in re.findall(r"\d+:([\w,=]*):(/\S*)", " ".join(words(_MINE))):
+        if not names or controller in names.split(","):
+            parts = path.strip("/").split("/")
+            for n in range(len(parts), -1, -1):
+                yield _CGROUP.joinpath(controller if names else "", *parts[:n])
+
+
+def words(path: Path) -> list[str]:
+    """The words in a file of the kernel's; none if it is not there."""
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def own_address(towards: str) -> str:
+    """The address of this machine from which packets to another leave: nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect((towards, 9))
+        return str(s.getsockname()[0])
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+def gpus() -> Json:
+    """The GPUs that nvidia-smi lists, or else the driver's files, and which of them are visible.
+
+    ``found`` has each GPU's index, name, UUID, and memory [bytes], 0 if it is not known; in MIG
+    mode its ``slices``; or the ``error`` that it has.
+    """
+    around = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    if not shutil.which("nvidia-smi"):
+        return {"found": _from_files(), **around}
+    try:
+        rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_ASKED}", *_CSV)]
+        slices = _slices(_smi("-L")) if any(row[5] == "Enabled" for row in rows) else {}
+    except OSError as error:
+        return {"found": [], "error": str(error), **around}
+    driver = rows[0][4] if rows else ""
+    return {"found": [_gpu(row, slices) for row in rows], "driver": driver, **around}
+
+
+def holders(uuid: str) -> dict[int, int]:
+    """The processes that hold memory of a GPU: pid -> bytes, 0 where the driver does not tell.
+
+    A container's driver tells the pids outside of it, if any.
+    """
+    try:
+        rows = _smi("--query-compute-apps=pid,used_memory", f"--id={uuid}", *_CSV)
+    except OSError:
+        return {}
+    return {int(pid): _bytes(held) for pid, held in (row.split(", ") for row in rows)}
+
+
+_CSV = ("--format=csv,noheader,nounits",)
+
+
+def _smi(*options: str) -> list[str]:
+    """The lines that nvidia-smi prints.
+
+    Raises:
+        OSError: it fails, with its own words.
+    """
+    command = ["nvidia-smi", *options]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"nvidia-smi does not answer within {_SMI_TIMEOUT:.0f} s") from None
+    if ran.stdout.startswith("No devices"):
+        return []
+    if ran.returncode:
+        raise OSError((ran.stdout + ran.stderr).strip().partition("\n")[0])
+    return [line for line in ran.stdout.splitlines() if line.strip()]
+
+
+def _gpu(row: list[str], slices: Json) -> Json:
+    index, uuid, total, free, _, mig, name = row
+    if not index.isdigit() or uuid.startswith("["):  # [GPU is lost]
+        return {"index": int(index) if index.isdigit() else 0, "error": uuid.strip("[]")}
+    known = {"index": int(index), "name": name, "uuid": uuid}
+    parts = {"slices": slices.get(uuid, [])} if mig == "Enabled" else {}
+    return {**known, "total": _bytes(total), "free": _bytes(free), **parts}
+
+
+def _bytes(mebibytes: str) -> int:
+    return int(mebibytes) << 20 if mebibytes.isdigit() else 0
+
+
+def _slices(listed: list[str]) -> dict[str, list[Json]]:
+    """What GPUs in MIG mode were cut into, by their UUIDs."""
+    found: dict[str, list[Json]] = {}
+    for line in listed:
+        if gpu := re.match(r"GPU .*\(UUID: (\S+)\)", line):
+            parts = found[gpu[1]] = []
+        elif part := re.match(r"\s+(MIG \S+) .*\(UUID: (\S+)\)", line):
+            parts.append({"name": part[1], "uuid": part[2], "total": 0, "free": 0})
+    return found
+
+
+def _from_files() -> list[Json]:
+    """The GPUs by the driver's files, without their memory."""
+    found = []
+    with suppress(OSError):
+        for index, path in enumerate(sorted(_DRIVER.glob("gpus/*/information"))):
+            facts = dict(re.findall(r"(?m)^(.+?):\s*(.*?)\s*$", path.read_text()))
+            uuid, name = facts.get("GPU UUID", ""), facts.get("Model", "")
+            found.append({"index": index, "name": name, "uuid": uuid, "total": 0, "free": 0})
+    return found

@@ -1,0 +1,153 @@
+"""What a machine allows: processors and memory by cgroups, GPUs by nvidia-smi."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from distkit.cluster import limits, machine
+
+
+@pytest.mark.parametrize(
+    ("mine", "files", "quota", "left"),
+    [
+        ("", {}, math.inf, math.inf),
+        (
+            "0::/",
+            {"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"},
+            math.inf,
+            math.inf,
+        ),
+        (
+            "0::/",
+            {"cpu.max": "150000 100000", "memory.max": "900", "memory.current": "200"},
+            1.5,
+            700,
+        ),
+        (
+            "4:memory:/docker/of-the-host\n1:cpu,cpuacct:/docker/of-the-host",
+            {
+                "cpu/cpu.cfs_quota_us": "50000",
+                "cpu/cpu.cfs_period_us": "100000",
+                "memory/memory.limit_in_bytes": "100",
+                "memory/memory.usage_in_bytes": "300",
+            },
+            0.5,
+            0,
+        ),
+        (
+            "0::/system.slice/jupyter-ada.service",
+            {
+                "system.slice/cpu.max": "300000 100000",
+                "system.slice/jupyter-ada.service/cpu.max": "max 100000",
+                "system.slice/memory.max": "max",
+                "system.slice/memory.current": "5000",
+                "system.slice/jupyter-ada.service/memory.max": "1000",
+                "system.slice/jupyter-ada.service/memory.current": "900",
+                "system.slice/jupyter-ada.service/memory.stat": "anon 300\ninactive_file 600",
+            },
+            3,
+            700,
+        ),
+    ],
+    ids=["none", "unlimited", "v2", "v1", "a service"],
+)
+def test_what_a_cgroup_allows(
+    mine: str,
+    files: dict[str, str],
+    quota: float,
+    left: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_MINE", tmp_path / "mine")
+    for name, text in {**files, "mine": mine}.items():
+        tmp_path.joinpath(name).parent.mkdir(exist_ok=True, parents=True)
+        tmp_path.joinpath(name).write_text(text + "\n")
+    assert (machine.cpu_quota(), machine.cgroup_memory()) == (quota, left)
+    assert limits.cpus() == max(1, math.ceil(min(quota, machine.usable_cores())))
+    assert limits.memory() == left if left < math.inf else limits.memory() > 0
+
+
+#: A driver's program, which prints what the test has written.
+SMI = """#!/bin/sh
+case "$1" in
+    --query-gpu=*) cat "$0.gpus" ;;
+    -L) cat "$0.list" ;;
+    --query-compute-apps=*) [ "$2" = --id=GPU-a ] && cat "$0.apps" ;;
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install an nvidia-smi that prints these lines."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    program = tmp_path / "nvidia-smi"
+
+    def install(text: str = SMI, **printed: str) -> None:
+        program.write_text(text)
+        program.chmod(0o755)
+        for name, lines in printed.items():
+            Path(f"{program}.{name}").write_text(lines)
+
+    return install
+
+
+def test_gpus_are_those_that_nvidia_smi_lists(smi: Callable[..., None]) -> None:
+    smi(
+        gpus="0, GPU-a, 100, 60, 580.65.06, Disabled, NVIDIA H200\n"
+        "1, [GPU is lost], [GPU is lost], [GPU is lost], 580.65.06, [GPU is lost], NVIDIA H200\n"
+        "2, GPU-c, 100, 60, 580.65.06, Enabled, NVIDIA A100, 80 GB\n"
+        "3, GPU-d, [N/A], [N/A], 580.65.06, [N/A], NVIDIA GB10\n",
+        list="GPU 0: NVIDIA H200 (UUID: GPU-a)\nGPU 2: NVIDIA A100, 80 GB (UUID: GPU-c)\n"
+        "  MIG 1g.10gb     Device  0: (UUID: MIG-x)\n  MIG 1g.10gb     Device  1: (UUID: MIG-y)\n",
+        apps="4711, 1024\n4712, [N/A]\n",
+    )
+    found = machine.gpus()
+    memory = {"total": 100 << 20, "free": 60 << 20}
+    part = {"name": "MIG 1g.10gb", "total": 0, "free": 0}
+    assert found["found"] == [
+        {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-a", **memory},
+        {"index": 1, "error": "GPU is lost"},
+        {
+            "index": 2,
+            "name": "NVIDIA A100, 80 GB",
+            "uuid": "GPU-c",
+            **memory,
+            "slices": [{**part, "uuid": "MIG-x"}, {**part, "uuid": "MIG-y"}],
+        },
+        {"index": 3, "name": "NVIDIA GB10", "uuid": "GPU-d", "total": 0, "free": 0},
+    ]
+    assert (found["driver"], found["visible"]) == ("580.65.06", None)
+    assert machine.holders("GPU-a") == {4711: 1 << 30, 4712: 0}
+    assert machine.holders("GPU-x") == {}
+
+
+def test_a_driver_that_fails_is_quoted(smi: Callable[..., None]) -> None:
+    smi("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
+    assert machine.gpus()["error"].endswith("Driver/library version mismatch")
+    smi("#!/bin/sh\necho 'No devices were found'; exit 6")
+    assert machine.gpus() == {"found": [], "driver": "", "visible": None}
+
+
+def test_without_nvidia_smi_the_drivers_files_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert machine.gpus() == {"found": [], "visible": "0"}
+    folder = tmp_path / "gpus" / "0000:18:00.0"
+    folder.mkdir(parents=True)
+    folder.joinpath("information").write_text(
+        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t GPU-a\n"
+    )
+    gpu = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-a", "total": 0, "free": 0}
+    assert machine.gpus()["found"] == [gpu]
+    assert machine.holders("GPU-a") == {}
