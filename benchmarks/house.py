@@ -25,9 +25,8 @@ class Line(NamedTuple):
 #: test fails when one grows beyond its line. A commit that makes a package smaller lowers its line;
 #: a package that moves takes its line along.
 LINES = {
-    "distkit": Line(2_003, 550),
+    "distkit": Line(1_669, 550),
     "distkit/algorithms": Line(1_651, 1_300),
-    "distkit/checkup": Line(970, 0),
     "distkit/cluster": Line(7_644, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_566, 1_800),
@@ -37,7 +36,7 @@ LINES = {
     "distkit/views": Line(6_534, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(692, 3_200),
+    "companions/distkit_hosts": Line(2_000, 3_200),
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
@@ -49,10 +48,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(32_806, 15_000),
-    "the whole product": Line(38_161, 25_000),
+    "all of distkit": Line(31_502, 15_000),
+    "the whole product": Line(38_165, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(303, 150),
+    "files in distkit": Line(292, 150),
     "names at the top level": Line(78, 23),
 }
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import ddp_hook, use_algorithm
-    from distkit.checkup.doctor import doctor
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.rank.attached import record
     from distkit.cluster.runs.run import Run
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from distkit.views import Compare, Gradients, Servers, ShardMap, Stage, Tensors, Timeline
     from distkit_course import check, concept_check, hint, predict, solution
     from distkit_experiments import Experiment, sweep
+    from distkit_hosts.checkup.doctor import doctor
     from distkit_simulation import Link, Network, calibrate, cost, parallel, simulate
     from distkit_simulation.parallel import Layout, shards
 
@@ -88,7 +88,7 @@ _HOMES = {
     "distkit.cluster.runs.run": ["Run"],
     "distkit.cluster.runs.stepper": ["Stepper"],
     # what will run, here and on other machines
-    "distkit.checkup.doctor": ["doctor"],
+    "distkit_hosts.checkup.doctor": ["doctor"],
     # what they said to each other
     "distkit.events": ["Event", "Message", "Op", "Span", "State", "Summary"],
     "distkit.trace.trace": ["Trace"],

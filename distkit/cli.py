@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 #: The commands of companions, and the module of each, which adds them to the parser.
 COMPANIONS = {
     **dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli"),
-    "lab-hosts": "distkit_hosts.cli",
+    **dict.fromkeys(("doctor", "lab-hosts"), "distkit_hosts.cli"),
 }
 
 
@@ -94,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    adding = (add_demo, add_trace, add_replay, add_hang, add_doctor, add_lab)
+    adding = (add_demo, add_trace, add_replay, add_hang, add_lab)
     for add in (*adding, add_clusters, add_bench):
         add(commands)
     for module in set(COMPANIONS.values()):
@@ -432,61 +431,6 @@ def _suffer(case: Case) -> tuple[Run, str]:
             raise
         how = "It could not go on" if isinstance(error, DeadlockError) else "It failed"
         return error.run, how
-
-
-# -- distkit doctor ------------------------------------------------------------------------------
-
-
-def add_doctor(commands: Any) -> None:
-    """Tell the parser about ``doctor``."""
-    doctor = commands.add_parser(
-        "doctor",
-        help="say what will run here, or on several machines, and what to repair",
-        description="Exit status 0: ranks will run. 1: something has to be repaired before.",
-    )
-    doctor.add_argument(
-        "--hosts",
-        type=lambda text: [host for host in text.split(",") if host],
-        default=[],
-        metavar="A,B,C",
-        help="other machines, as ssh takes them: they are examined, and the ways between all",
-    )
-    doctor.add_argument("--ssh", metavar="COMMAND", default="ssh", help="what reaches them (ssh)")
-    doctor.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh's configuration")
-    doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
-    doctor.add_argument(
-        "--port",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="a port that is to be open between the machines; may be given again",
-    )
-    doctor.add_argument("--json", action="store_true", help="print one JSON object, not a text")
-    doctor.set_defaults(run=_doctor)
-
-
-def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
-    from distkit.checkup.doctor import doctor
-
-    report = doctor(
-        args.hosts,
-        ssh_cmd=shlex.split(args.ssh),
-        ssh_args=["-F", str(args.ssh_config)] if args.ssh_config else [],
-        python=args.python,
-        ports=args.port,
-        say=_examining if sys.stderr.isatty() else _silence,
-    )
-    print(report.to_json() if args.json else report)
-    return 0 if report.good else 1
-
-
-def _examining(stage: str) -> None:
-    print(f"\rdistkit: examining {stage:<12}", end="\r", file=sys.stderr, flush=True)
-
-
-def _silence(stage: str) -> None:
-    """What is going on is only for those who wait."""
 
 
 # -- distkit lab and distkit bench: what the checkout has beside the package ---------------------

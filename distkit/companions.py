@@ -14,6 +14,7 @@ from distkit.errors import CompanionError
 
 #: Packages of distkit that have moved to a companion.
 MOVED = {
+    "distkit.checkup": "distkit_hosts.checkup",
     "distkit.exercises": "distkit_course",
     "distkit.experiments": "distkit_experiments",
     "distkit.laboratory": "distkit_hosts.laboratory",

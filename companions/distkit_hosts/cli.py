@@ -1,16 +1,75 @@
-"""The commands of this companion: ``distkit lab-hosts``."""
+"""The commands of this companion: ``distkit doctor`` and ``distkit lab-hosts``."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 
 def add(commands: Any) -> None:
     """Tell the parser of ``distkit`` about them."""
+    add_doctor(commands)
     add_lab_hosts(commands)
+
+
+# -- distkit lab-hosts --------------------------------------------------------------------------
+
+
+def add_doctor(commands: Any) -> None:
+    """Tell the parser about ``doctor``."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what will run here, or on several machines, and what to repair",
+        description="Exit status 0: ranks will run. 1: something has to be repaired before.",
+    )
+    doctor.add_argument(
+        "--hosts",
+        type=lambda text: [host for host in text.split(",") if host],
+        default=[],
+        metavar="A,B,C",
+        help="other machines, as ssh takes them: they are examined, and the ways between all",
+    )
+    doctor.add_argument("--ssh", metavar="COMMAND", default="ssh", help="what reaches them (ssh)")
+    doctor.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh's configuration")
+    doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
+    doctor.add_argument(
+        "--port",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="a port that is to be open between the machines; may be given again",
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object, not a text")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
+    from distkit_hosts.checkup.doctor import doctor
+
+    report = doctor(
+        args.hosts,
+        ssh_cmd=shlex.split(args.ssh),
+        ssh_args=["-F", str(args.ssh_config)] if args.ssh_config else [],
+        python=args.python,
+        ports=args.port,
+        say=_examining if sys.stderr.isatty() else _silence,
+    )
+    print(report.to_json() if args.json else report)
+    return 0 if report.good else 1
+
+
+def _examining(stage: str) -> None:
+    print(f"\rdistkit: examining {stage:<12}", end="\r", file=sys.stderr, flush=True)
+
+
+def _silence(stage: str) -> None:
+    """What is going on is only for those who wait."""
 
 
 # -- distkit lab-hosts --------------------------------------------------------------------------

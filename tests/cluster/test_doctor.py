@@ -16,8 +16,8 @@ from laboratories import laboratory
 import distkit as dk
 from benchmarks.hosts import doctor as faults
 from distkit import cli
-from distkit.checkup.check import Level
 from distkit.errors import DistkitError
+from distkit_hosts.checkup.check import Level
 from distkit_hosts.laboratory.tools import PATH
 
 #: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
@@ -71,7 +71,7 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
 
 
 def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkit.checkup.examine.FIRST", 3.0)
+    monkeypatch.setattr("distkit_hosts.checkup.examine.FIRST", 3.0)
     report = dk.doctor(["mute"], ssh_cmd=["bash", "-c", STAND_IN])
     assert kinds(report) == {"ssh.silent": ("mute",)}
     assert "mute does not answer (no answer within 3 s)" in str(report)
@@ -96,7 +96,7 @@ def test_what_cannot_be_examined_is_said() -> None:
 
 
 def test_the_probe_ends_with_its_input(tmp_path: Path) -> None:
-    from distkit.checkup.hosts import SOURCE, own_command
+    from distkit_hosts.checkup.hosts import SOURCE, own_command
 
     ask = SOURCE + '{"do": "clock"}\n{"do": "dance"}\nnot json\n'
     ran = subprocess.run(own_command(), input=ask, capture_output=True, text=True, timeout=60)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from distkit import probe
-from distkit.checkup.check import Level
-from distkit.checkup.examine import choose, tournament
-from distkit.checkup.facts import HERE, Facts, Json, fitted
-from distkit.checkup.hosts import SOURCE, command
-from distkit.checkup.report import Report
+from distkit_hosts.checkup import probe
+from distkit_hosts.checkup.check import Level
+from distkit_hosts.checkup.examine import choose, tournament
+from distkit_hosts.checkup.facts import HERE, Facts, Json, fitted
+from distkit_hosts.checkup.hosts import SOURCE, command
+from distkit_hosts.checkup.report import Report
 
 GIB = 1 << 30
 

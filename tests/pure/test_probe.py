@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distkit import probe
+from distkit_hosts.checkup import probe
 
 
 def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

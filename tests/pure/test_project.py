@@ -44,14 +44,13 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency companions trace shadowing lazy gone probe "
+WAIST = "errors events consistency companions trace shadowing lazy gone "
 LAYERS = {
     "errors": "",
     "shadowing": "",
     "gone": "",
     "companions": "errors",
     "lazy": "companions gone",
-    "probe": "cluster",
     "events": "",
     "consistency": "",
     "trace": "errors events companions consistency",
@@ -62,7 +61,6 @@ LAYERS = {
     "views": WAIST + "diagnosis algorithms data",  # a run that equals a schedule is drawn as one
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
-    "checkup": WAIST + "cluster views",
 }
 TOP = {
     "__init__",
@@ -79,11 +77,11 @@ TOP = {
 USES = {
     "distkit_course": "distkit_simulation",
     "distkit_experiments": "",
-    "distkit_hosts": "",
+    "distkit_hosts": "distkit_simulation",
     "distkit_simulation": "",
     "distkit_strategies": "",
 }
-BECOME_COMPANIONS = {"checkup"}  # until they are, they may import one
+BECOME_COMPANIONS = set[str]()  # until they are, they may import one
 
 
 # -- imports ---------------------------------------------------------------------

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from distkit import probe
-from distkit.checkup.facts import Json
 from distkit.cluster import machine
+from distkit_hosts.checkup import probe
+from distkit_hosts.checkup.facts import Json
 
 #: ssh itself gives up after so long [s]; a host's first answer may take so long.
 CONNECT, FIRST = 5, 10.0

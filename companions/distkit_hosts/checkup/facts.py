@@ -25,8 +25,8 @@ class Facts:
     """Everything about machines, by their labels; ``HERE`` is the doctor's own.
 
     Args:
-        machines: what each machine says of itself, see :func:`distkit.probe.machine`; only those
-            that could be asked.
+        machines: what each machine says of itself, as ``checkup.probe.machine()`` does;
+            only those that could be asked.
         targets: of each host: its name, and how ssh finds it from here (door, port, target).
         lost: the words of ssh, or of ours, about those that could not be asked, or not to the end.
         names: of each machine: what it knows of the names of the others.

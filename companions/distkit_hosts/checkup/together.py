@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from distkit.checkup.alone import NEEDED
-from distkit.checkup.check import Check, failure, fine, named, on, warning
-from distkit.checkup.facts import HERE, Facts, Json
-from distkit.checkup.ways import ways
 from distkit.views.scene.units import human_bytes, human_seconds, joined
+from distkit_hosts.checkup.alone import NEEDED
+from distkit_hosts.checkup.check import Check, failure, fine, named, on, warning
+from distkit_hosts.checkup.facts import HERE, Facts, Json
+from distkit_hosts.checkup.ways import ways
 
 #: Clocks further apart than this are told [s].
 APART = 0.1

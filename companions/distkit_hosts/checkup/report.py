@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from distkit.checkup import alone, together
-from distkit.checkup.check import Check, Level
-from distkit.checkup.facts import HERE, Facts, cores, gpus
 from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT, channels
 from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
+from distkit_hosts.checkup import alone, together
+from distkit_hosts.checkup.check import Check, Level
+from distkit_hosts.checkup.facts import HERE, Facts, cores, gpus
 
 #: Lines are at most so long [columns].
 WIDTH = 100

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distkit.checkup.facts import HERE
 from distkit.events import _Word
 from distkit.views.scene.units import joined
+from distkit_hosts.checkup.facts import HERE
 
 
 class Level(_Word):

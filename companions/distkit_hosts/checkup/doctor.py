@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from distkit.checkup import examine
-from distkit.checkup.report import Report
+from distkit_hosts.checkup import examine
+from distkit_hosts.checkup.report import Report
 
 
 def doctor(

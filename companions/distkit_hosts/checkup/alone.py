@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from distkit.checkup.check import Check, failure, fine, on, warning
-from distkit.checkup.facts import (
+from distkit.cluster import limits
+from distkit.cluster.gpus import Gpus
+from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
+from distkit.cluster.processes import folders
+from distkit.errors import StartError
+from distkit.views.scene.units import count, human_bytes, joined
+from distkit_hosts.checkup.check import Check, failure, fine, on, warning
+from distkit_hosts.checkup.facts import (
     HERE,
     Json,
     comfortable,
@@ -14,12 +20,6 @@ from distkit.checkup.facts import (
     fitting,
     gpus,
 )
-from distkit.cluster import limits
-from distkit.cluster.gpus import Gpus
-from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
-from distkit.cluster.processes import folders
-from distkit.errors import StartError
-from distkit.views.scene.units import count, human_bytes, joined
 
 #: Docker gives a container so much shared memory if nothing is said [bytes].
 SMALL_SHM = 64 << 20

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from distkit.checkup.check import Check, failure, fine, named, on, warning
-from distkit.checkup.facts import HERE, Facts
 from distkit.views.scene.units import joined
+from distkit_hosts.checkup.check import Check, failure, fine, named, on, warning
+from distkit_hosts.checkup.facts import HERE, Facts
 
 #: The size of the datagram that shows whether anything passes [bytes].
 SMALL = 256

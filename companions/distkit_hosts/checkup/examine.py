@@ -18,11 +18,11 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from distkit import probe
-from distkit.checkup.facts import HERE, Facts, Json
-from distkit.checkup.hosts import CONNECT, FIRST, PATIENCE, Host, Hosts, command, own_command
-from distkit.checkup.ways import ANY, SMALL
 from distkit.errors import DistkitError
+from distkit_hosts.checkup import probe
+from distkit_hosts.checkup.facts import HERE, Facts, Json
+from distkit_hosts.checkup.hosts import CONNECT, FIRST, PATIENCE, Host, Hosts, command, own_command
+from distkit_hosts.checkup.ways import ANY, SMALL
 
 #: Messages that are measured [bytes], and for how long on each way at most and at least [s].
 SIZES = (1, 1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
