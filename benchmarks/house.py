@@ -36,20 +36,20 @@ LINES = {
     "distkit/views": Line(6_534, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(2_000, 3_200),
+    "companions/distkit_hosts": Line(1_527, 3_200),
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(27_117, 16_000),
+    "tests": Line(27_027, 16_000),
     "tests/stress": Line(470, 4_000),
-    "benchmarks": Line(7_852, 2_000),
+    "benchmarks": Line(7_854, 2_000),
 }
 #: Those of them that are not what a reader installs or opens.
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
     "all of distkit": Line(31_502, 15_000),
-    "the whole product": Line(38_165, 25_000),
+    "the whole product": Line(37_692, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(292, 150),
     "names at the top level": Line(78, 23),

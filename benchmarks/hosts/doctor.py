@@ -21,9 +21,6 @@ HOSTS = ("alpha", "beta")
 #: The sources that are measured: hosts may have another distkit installed.
 ROOT = Path(__file__).resolve().parents[2]
 
-#: A port that a firewall loses messages to.
-PORT = 29500
-
 #: Makes a fault, and returns what the doctor is to be told.
 Cause = Callable[[Laboratory], "Sequence[str | Path]"]
 
@@ -106,12 +103,12 @@ def verdict(fault: Fault, checks: Sequence[Check]) -> str:
 # -- causes ----------------------------------------------------------------------------------------
 
 
-def _do(fault: Callable[[Laboratory], None], *options: str) -> Cause:
-    """A fault that the laboratory makes, and what the doctor is told."""
+def _do(fault: Callable[[Laboratory], None]) -> Cause:
+    """A fault that the laboratory makes."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
         fault(lab)
-        return options
+        return ()
 
     return cause
 
@@ -132,9 +129,15 @@ def _ssh(lines: str) -> Cause:
     return cause
 
 
-def _route(lab: Laboratory) -> list[str]:
-    """The router's way to beta."""
-    return f"ip route replace {lab.address('beta')} dev port2".split()
+def _filter(port: str, to: str, how: str) -> Cause:
+    """Lose TCP connections to a host's dynamic ports that come from one of the router's ports."""
+
+    def cause(lab: Laboratory) -> Sequence[str]:
+        rule = f"iif {port} to {lab.address(to)} ipproto tcp dport 1024-65534 {how}"
+        lab._admin(None, "ip", "rule", "add", "pref", "100", *rule.split())
+        return ()
+
+    return cause
 
 
 def _password(lab: Laboratory) -> Sequence[str | Path]:
@@ -153,8 +156,8 @@ def _python(lab: Laboratory) -> Path:
     """A Python that has this distkit; on beta it looks first for what a fault has written."""
     python = lab.folder / "python"
     python.write_text(
-        f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
-        f'[ "$(hostname)" = beta ] && PYTHONPATH={lab.folder}/beta:{ROOT}\n'
+        f"#!/bin/sh\nexport PYTHONPATH={ROOT}:{ROOT}/companions\n"
+        f'[ "$(hostname)" = beta ] && PYTHONPATH={lab.folder}/beta:$PYTHONPATH\n'
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
@@ -194,8 +197,6 @@ metadata.version = lambda name: "2.9.1" if name == "torch" else version(name)
 """
 _OLD_DISTKIT = "distkit/__init__.py", '__version__ = "0.0.1"\n'
 
-_PORT = "--port", str(PORT)
-
 #: Every fault, what the doctor must call it, and whom it must name.
 FAULTS = (
     Fault("a host is off the network", "ssh.silent", "beta", _do(lambda lab: lab.cut("beta"))),
@@ -208,22 +209,22 @@ FAULTS = (
         _do(lambda lab: lab.drop("alpha", "beta")),
     ),
     Fault(
-        "a port is filtered, silently",
-        "ports.filtered",
+        "connections are filtered, silently",
+        "ways.filtered",
         "beta alpha",
-        _do(lambda lab: lab.drop("alpha", "beta", PORT), *_PORT),
+        _filter("port1", "beta", "blackhole"),
     ),
     Fault(
-        "a port is filtered, with a refusal",
-        "ports.filtered",
+        "connections are filtered, with a refusal",
+        "ways.filtered",
         "beta alpha",
-        _do(lambda lab: lab.drop("alpha", "beta", PORT, reject=True), *_PORT),
+        _filter("port1", "beta", "prohibit"),
     ),
     Fault(
         "the way back to the notebook is filtered",
-        "ports.filtered",
+        "ways.filtered",
         "here beta",
-        _do(lambda lab: lab.drop("beta", "head", PORT), *_PORT),
+        _filter("port2", "head", "blackhole"),
     ),
     Fault("ssh is filtered", "ssh.silent", "beta", _do(lambda lab: lab.drop("head", "beta", 22))),
     Fault(
@@ -277,7 +278,7 @@ FAULTS = (
         private=(_folder("ipyparallel"),),
     ),
     Fault("home is not shared", "home.own", "beta", private=(Path.home(),)),
-    Fault("the disk is full", "disk.full", "beta", _do(lambda lab: lab.fill("beta"))),
+    Fault("the disk is full", "disk", "beta", _do(lambda lab: lab.fill("beta"))),
     Fault("shared memory is full", "shm", "beta", _do(lambda lab: lab.fill("beta", "/dev/shm"))),
     Fault(
         "little shared memory",
@@ -286,24 +287,5 @@ FAULTS = (
         _administer("beta", "mount -o remount,size=64m /dev/shm"),
     ),
     Fault("no loopback", "loopback", "beta", _administer("beta", "ip link set lo down")),
-    Fault("a slow link", "links.slow", "beta", _do(lambda lab: lab.slow("beta", "100mbit"))),
-    Fault(
-        "small frames only, on a host",
-        "mtu.differs",
-        "beta",
-        _do(lambda lab: lab.narrow("beta", 1280)),
-    ),
-    Fault(
-        "large frames are refused on the way",
-        "mtu.blocked",
-        "beta",
-        _do(lambda lab: lab._admin(None, *_route(lab), "mtu", "lock", "1280")),
-    ),
-    Fault(
-        "large frames are lost on the way, ssh's too",
-        "ssh.hangs",
-        "beta",
-        _administer(None, "ip link set port2 mtu 1280"),
-    ),
     Fault("a clock is 5 s ahead", "clock", "beta", _at_start(_LATE)),
 )

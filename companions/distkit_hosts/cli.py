@@ -37,14 +37,6 @@ def add_doctor(commands: Any) -> None:
     doctor.add_argument("--ssh", metavar="COMMAND", default="ssh", help="what reaches them (ssh)")
     doctor.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh's configuration")
     doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
-    doctor.add_argument(
-        "--port",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="a port that is to be open between the machines; may be given again",
-    )
     doctor.add_argument("--json", action="store_true", help="print one JSON object, not a text")
     doctor.set_defaults(run=_doctor)
 
@@ -57,7 +49,6 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
         ssh_cmd=shlex.split(args.ssh),
         ssh_args=["-F", str(args.ssh_config)] if args.ssh_config else [],
         python=args.python,
-        ports=args.port,
         say=_examining if sys.stderr.isatty() else _silence,
     )
     print(report.to_json() if args.json else report)

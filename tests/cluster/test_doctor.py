@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,7 +46,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     machine = plain["facts"]["machines"]["here"]
     assert machine["python"]["version"] == sys.version.split()[0]
     assert machine["torch"].get("gloo", True)
-    assert {"ranks", "backend", "launchers", "laboratory"} <= {c["kind"] for c in plain["checks"]}
+    assert {"ranks", "backend"} <= {c["kind"] for c in plain["checks"]}
 
 
 def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
@@ -63,8 +62,8 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
     assert not [kind for kind in failures if kind.startswith(("ways", "ports", "torch"))]
     assert set(kinds(report, Level.WARNING)) >= {"hosts.same"}
     assert {"ways", "versions", "home.shared", "clock"} <= set(kinds(report, Level.OK))
-    assert all(facts.way(a, b)["tcp"]["0"] == "" for a, b in facts.ordered())
-    assert all(facts.way(a, b)["samples"] for a, b in facts.ordered())
+    ways = [facts.way(*way) for a, b in facts.pairs() for way in ((a, b), (b, a))]
+    assert ways == [{"tcp": "", "arrived": True}] * 6
     assert all(abs(offset) <= error + 1e-3 for offset, error in facts.clocks.values())
     assert stages[-1] == "torch"
     assert not leftovers()
@@ -77,15 +76,10 @@ def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mute does not answer (no answer within 3 s)" in str(report)
 
 
-def test_another_python_and_a_port_that_is_taken() -> None:
+def test_a_python_that_is_not_there() -> None:
     reach = ["bash", "-c", STAND_IN]
-    with socket.create_server(("0.0.0.0", 0)) as server:
-        port = server.getsockname()[1]
-        report = dk.doctor(["alpha"], ssh_cmd=reach, ports=[port])
-    assert set(kinds(report)) >= {"ports.taken", "names.unknown"}
-    assert set(kinds(dk.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python"))) == {
-        "python.missing"
-    }
+    report = dk.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python")
+    assert set(kinds(report)) == {"python.missing"}
 
 
 def test_what_cannot_be_examined_is_said() -> None:
@@ -101,7 +95,7 @@ def test_the_probe_ends_with_its_input(tmp_path: Path) -> None:
     ask = SOURCE + '{"do": "clock"}\n{"do": "dance"}\nnot json\n'
     ran = subprocess.run(own_command(), input=ask, capture_output=True, text=True, timeout=60)
     first, second = (json.loads(line.split(" ", 1)[1]) for line in ran.stdout.splitlines())
-    assert len(first["answer"]) == 2
+    assert first["answer"] > 0
     assert "do_dance" in second["error"]
     assert ran.returncode == 1
 
@@ -125,8 +119,7 @@ def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str
         pass  # skip where there can be none
     (fault,) = (fault for fault in faults.FAULTS if fault.name == name)
     checks, _ = faults.diagnose(fault, lambda line: None)
-    timed = "links.far", "torch.slow"  # on a busy machine
-    assert faults.verdict(fault, [c for c in checks if c["kind"] not in timed]), checks
+    assert faults.verdict(fault, checks), checks
     assert not leftovers()
 
 
@@ -138,9 +131,6 @@ def test_hosts_from_outside(leftovers: Callable[[], list[str]]) -> None:
         facts, addresses = report.facts, {h: lab.address(h) for h in ("alpha", "beta")}
     assert set(kinds(report)) <= {"distkit.differs"}  # hosts have the one that is installed
     assert facts.addresses == {**addresses, "here": lab.outside}
-    assert {facts.way(a, b)["interface"] for a in addresses for b in facts.machines if a != b} == {
-        "eth0"
-    }
     assert not leftovers()
 
 

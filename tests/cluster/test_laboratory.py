@@ -195,13 +195,6 @@ def test_ssh_without_a_password(hosts: Laboratory) -> None:
     assert say(hosts, "head", "ssh alpha id -un") == me
 
 
-def test_small_packets(mended: Laboratory) -> None:
-    mended.narrow("beta", 1280)
-    assert say(mended, "beta", "cat /sys/class/net/eth0/mtu") == "1280"
-    mended.mend()
-    assert say(mended, "beta", "cat /sys/class/net/eth0/mtu") == "1500"
-
-
 def test_a_full_disk(mended: Laboratory) -> None:
     write = ["sh", "-c", "head -c 1000000 /dev/zero > /tmp/large"]
     mended.fill("beta")

@@ -21,9 +21,6 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.package(folder.name) is None  # nothing is in it
     folder.joinpath("__init__.py").write_text('"""Doc."""\n__version__ = "1.2.3"\n')
     assert probe.package(folder.name) == "1.2.3"
-    before = probe.digest(folder.name)
-    folder.joinpath("more.py").write_text("x = 1\n")
-    assert len({before, probe.digest(folder.name), probe.digest("no_such_package")}) == 3
 
 
 def test_a_folder_that_is_not_there() -> None:
@@ -34,7 +31,7 @@ def test_a_folder_that_is_not_there() -> None:
 def test_names() -> None:
     assert probe.resolve("localhost")["addresses"] == ["127.0.0.1"]
     assert "error" in probe.resolve("no-such-host.invalid")
-    assert probe.route("127.0.0.1")["interface"] == "lo"
+    assert "127.0.0.1" in probe.addresses()
 
 
 def test_who_is_too_slow_is_left_out() -> None:
@@ -44,34 +41,23 @@ def test_who_is_too_slow_is_left_out() -> None:
 
 
 def test_only_those_with_the_secret_are_served() -> None:
-    alice, bob = probe.Probe(), probe.Probe()
-    ports = alice.do_listen(["127.0.0.1"], [0], "secret")
-    to = ["127.0.0.1", ports["127.0.0.1"]["0"]]
-    bob.do_listen([], [], "secret")
+    alice, bob, mallory = probe.Probe(), probe.Probe(), probe.Probe()
+    to = ["127.0.0.1", alice.do_listen(["127.0.0.1"], "secret")["127.0.0.1"]]
+    bob.do_listen([], "secret")
     assert bob.do_reach({"alice": to}) == {"alice": ""}
-    assert bob.do_shout("bob", {"alice": [*to, [256]]}) == {"alice": {"256": ""}}
-    assert alice.do_heard({"bob": [256]}, 10.0) == {"bob": [256]}
-    measured = bob.do_measure(*to, sizes=[1, 4096], seconds=0.05)
-    assert set(measured["samples"]) == {"1", "4096"}
-    mallory = probe.Probe()
-    mallory.do_listen([], [], "sesame")
+    bob.do_shout("bob", {"alice": to})
+    assert alice.do_heard(["bob"], 10.0) == ["bob"]
+    mallory.do_listen([], "sesame")
     assert mallory.do_reach({"alice": to})["alice"] in (
         "another program answers",
         "connection reset by peer",
     )
-    mallory.do_shout("mallory", {"alice": [*to, [256]]})
-    assert "mallory" not in alice.do_heard({"mallory": [256]}, 0.1)
-
-
-def test_a_slow_message_is_not_sent_again_and_again() -> None:
-    known = {"1": [1e-3], "65536": [0.1]}
-    assert probe._is_short(known, 65536, 0.6)
-    assert probe._is_short(known, 1 << 17, 0.6)
-    assert not probe._is_short(known, 1 << 20, 0.6)
+    mallory.do_shout("mallory", {"alice": to})
+    assert alice.do_heard(["mallory"], 0.1) == ["bob"]
 
 
 def test_what_fails_is_said() -> None:
-    answer = probe.Probe().answer({"do": "measure", "address": "x"})
+    answer = probe.Probe().answer({"do": "reach", "address": "x"})
     assert answer["error"].startswith("TypeError: ")
     closed = socket.create_server(("127.0.0.1", 0))
     port = closed.getsockname()[1]

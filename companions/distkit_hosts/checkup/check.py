@@ -1,4 +1,4 @@
-"""One thing that was looked at, and how it is. Pure."""
+"""One thing that was examined, and what was found. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Check:
     """What was found, where, and the remedy.
 
     Args:
-        kind: what was looked at, and what is wrong with it: "names.loopback".
+        kind: what was examined, and what is wrong with it: "names.loopback".
         level: how bad it is.
         message: what was found, and on which machine.
         remedy: what to do about it.

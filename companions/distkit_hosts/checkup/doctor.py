@@ -14,12 +14,11 @@ def doctor(
     ssh_cmd: Sequence[str] = ("ssh",),
     ssh_args: Sequence[str] = (),
     python: str | None = None,
-    ports: Sequence[int] = (),
     say: Callable[[str], None] = lambda stage: None,
 ) -> Report:
     """Examine this machine, or several and the ways between them, before ranks run there.
 
-    Takes seconds: a dead host costs ten, and measuring some more.
+    It takes seconds: a dead host costs ten.
 
     Args:
         hosts: other machines, each as ssh takes it: ``"alpha"``, ``"me@10.0.0.2"``.
@@ -27,8 +26,7 @@ def doctor(
             host and a command line.
         ssh_args: its options, such as ``["-F", "lab.config"]``.
         python: the Python on the hosts; if not given, this one where it is there, or python3.
-        ports: tried between machines, beside any free one.
-        say: told what is going on, a stage at a time.
+        say: called with the name of each step that begins.
 
     Raises:
         DistkitError: a host is named twice, or there is no ssh here.
@@ -41,4 +39,4 @@ def doctor(
     if not hosts:
         return Report(examine.alone())
     reach = examine.Reach(tuple(ssh_cmd), tuple(ssh_args), python)
-    return Report(examine.several(hosts, reach, ports, say))
+    return Report(examine.several(hosts, reach, say))

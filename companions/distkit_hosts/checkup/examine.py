@@ -11,34 +11,31 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Any
 
+from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import HERE, Facts, Json
-from distkit_hosts.checkup.hosts import CONNECT, FIRST, PATIENCE, Host, Hosts, command, own_command
-from distkit_hosts.checkup.ways import ANY, SMALL
-
-#: Messages that are measured [bytes], and for how long on each way at most and at least [s].
-SIZES = (1, 1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-LONGEST, SHORTEST = 0.6, 0.15
-
-#: All ways together are measured for about so long [s].
-MEASURING = 6.0
+from distkit_hosts.checkup.hosts import (
+    CONNECT,
+    FIRST,
+    PATIENCE,
+    Host,
+    Hosts,
+    command,
+    own_command,
+)
 
 #: Round trips by which a clock is read.
 TRIPS = 20
 
-#: Importing torch may take so long, cold, from a network disk [s].
+#: Importing torch may take this long, cold, from a network disk [s].
 IMPORT = 25.0
-
-#: Frames larger than this are not tried: no network card makes them [bytes].
-JUMBO = 9216
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Reach:
     Args:
         ssh_cmd: the program, as in ipyparallel's launchers; it gets the host and a command line.
         ssh_args: its options.
-        python: the Python of the hosts; where none is named: this one, if it is there, or python3.
+        python: the Python of the hosts; without one, this one if it is there, or python3.
     """
 
     ssh_cmd: Sequence[str] = ("ssh",)
@@ -90,19 +87,13 @@ def _unable(label: str, words: str) -> None:
     raise DistkitError(f"this machine cannot be examined: {words}. Is {sys.executable} whole?")
 
 
-def several(
-    hosts: Sequence[str],
-    reach: Reach,
-    ports: Sequence[int] = (),
-    say: Callable[[str], None] = lambda stage: None,
-) -> Facts:
+def several(hosts: Sequence[str], reach: Reach, say: Callable[[str], None]) -> Facts:
     """The facts about this machine, these hosts, and the ways between them.
 
     Args:
         hosts: each as ssh takes it: a name, an address, user@host.
         reach: how they are reached.
-        ports: tried beside any.
-        say: told what is going on.
+        say: called with the name of each step that begins.
 
     Raises:
         DistkitError: there is nothing to reach hosts with, or one is named twice.
@@ -117,7 +108,7 @@ def several(
         )
     targets = {label: reach.target(host) for label, host in labels.items()}
     commands = {label: reach.command(host) for label, host in labels.items()}
-    examination = _Examination(Facts(targets=targets, ports=tuple(ports)), say)
+    examination = _Examination(Facts(targets=targets), say)
     examination.run({HERE: own_command(), **commands})
     return examination.facts
 
@@ -131,8 +122,8 @@ class _Examination:
     stage: str = ""
     #: The address of this machine as each host sees it.
     sources: dict[str, str] = field(default_factory=dict)
-    #: The ports on which each machine listens, by address and by what was asked for.
-    listening: dict[str, dict[str, Json]] = field(default_factory=dict)
+    #: The port on which each machine listens, by address; or why it does not.
+    listening: dict[str, dict[str, int | str]] = field(default_factory=dict)
 
     def run(self, commands: dict[str, list[str]]) -> None:
         """All steps."""
@@ -140,20 +131,10 @@ class _Examination:
         with Hosts(commands, self.lost) as self.hosts:
             self.say("machines")
             facts.machines.update(self.hosts.ask("machine", patience=FIRST))
-            for stage, step in self._steps():
+            for stage in ("names", "ports", "connections", "clocks", "files", "torch"):
                 self.stage = stage
                 self.say(stage)
-                step()
-
-    def _steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        yield "names", self.names
-        yield "ports", self.listen
-        yield "connections", self.connect
-        yield "frames", self.shout
-        yield "clocks", self.clocks
-        yield "files", self.files
-        yield "links", self.measure
-        yield "torch", self.torch
+                getattr(self, stage)()
 
     def lost(self, label: str, words: str) -> None:
         """Note a machine that does not answer."""
@@ -173,42 +154,28 @@ class _Examination:
             return {label: about[kind] for label, about in facts.targets.items()}
 
         found = self.hosts.ask("resolve", lambda asked: {"names": list(names(asked).values())})
-        facts.names = {
-            asked: {label: known[name] for label, name in names(asked).items()}
-            for asked, known in found.items()
-        }
+        for asked, known in found.items():
+            facts.names[asked] = {label: known[name] for label, name in names(asked).items()}
         for label in facts.hosts:
-            own = {i["address"] for i in facts.machines[label]["interfaces"].values()}
+            own = {*facts.machines[label]["addresses"]}
             told = [known[label].get("addresses", []) for known in facts.names.values()]
             facts.addresses[label] = choose([a for addresses in told for a in addresses], own)
 
-    def listen(self) -> None:
+    def ports(self) -> None:
         """Let every machine listen where the others look for it, and on nothing else."""
         facts, secret = self.facts, secrets.token_hex(16)
-        self.sources = self._routes()
-        ours = sorted(set(self.sources.values()))
+        asked = [facts.addresses[label] for label in facts.hosts]
+        self.sources = dict(zip(facts.hosts, map(_source, asked), strict=True))
+        ours = sorted({*self.sources.values()})
         facts.addresses[HERE] = next(iter(ours), "127.0.0.1")
 
         def where(label: str) -> Json:
-            addresses = ours if label == HERE else [facts.addresses[label]]
-            return {"addresses": addresses, "ports": [0, *facts.ports], "secret": secret}
+            return {
+                "addresses": ours if label == HERE else [facts.addresses[label]],
+                "secret": secret,
+            }
 
         self.listening = self.hosts.ask("listen", where)
-        ways = self.hosts.ask(
-            "route", lambda a: {"addresses": [self.address(a, b) for b in self.others(a)]}
-        )
-        for a, found in ways.items():
-            facts.ways[a] = {b: {"tcp": {}, **found[self.address(a, b)]} for b in self.others(a)}
-
-    def _routes(self) -> dict[str, str]:
-        """The address that packets from here to each host come from."""
-        facts = self.facts
-        asked = [facts.addresses[label] for label in facts.hosts]
-        found = self.hosts.ask(
-            "route", lambda label: {"addresses": asked} if label == HERE else None
-        )
-        known = {address: way.get("source", "127.0.0.1") for address, way in found[HERE].items()}
-        return {label: known[facts.addresses[label]] for label in facts.hosts}
 
     def others(self, label: str) -> list[str]:
         """The other machines that still answer."""
@@ -218,71 +185,31 @@ class _Examination:
         """The address by which a is to find b."""
         return self.sources[a] if b == HERE else self.facts.addresses[b]
 
-    def port(self, a: str, b: str, port: str = ANY) -> Any:
-        """The port of b that a is to try, or the words that say why there is none."""
-        return self.listening.get(b, {}).get(self.address(a, b), {}).get(port, "is not there")
+    def peers(self, a: str) -> dict[str, list[int | str]]:
+        """The address and port of each machine that a is to reach."""
+        found = {b: self.listening.get(b, {}).get(self.address(a, b)) for b in self.others(a)}
+        return {b: [self.address(a, b), p] for b, p in found.items() if isinstance(p, int)}
 
-    def connect(self) -> None:
-        """Connect from every machine to every other."""
-        for port in (0, *self.facts.ports):
-            self._connect(str(port))
-        self._knock()
-
-    def _connect(self, port: str) -> None:
-        def peers(a: str) -> Json:
-            numbers = {b: self.port(a, b, port) for b in self.others(a)}
-            return {b: [self.address(a, b), n] for b, n in numbers.items() if isinstance(n, int)}
-
-        found = self.hosts.ask("reach", lambda a: {"peers": peers(a)})
-        for a, answers in found.items():
+    def connections(self) -> None:
+        """Connect from every machine to every other, and send datagrams, which need no answer."""
+        ways = self.facts.ways
+        ways.update({a: {b: {} for b in self.others(a)} for a in self.hosts.alive})
+        for a, answers in self.hosts.ask("reach", lambda a: {"peers": self.peers(a)}).items():
             for b in self.others(a):
-                why = answers.get(b, f"cannot listen: {self.port(a, b, port)}")
-                self.facts.ways[a][b]["tcp"][port] = why
-
-    def _knock(self) -> None:
-        """Ask everybody whether a lost host's ssh server answers."""
-        facts = self.facts
-        doors = {}
-        for label in facts.lost:
-            known = facts.names.get(HERE, {}).get(label, {}).get("addresses")
-            if known:
-                doors[label] = [known[0], facts.targets[label]["port"]]
-        found = self.hosts.ask("knock", lambda a: {"peers": doors} if doors else None)
-        for label in doors:
-            if seen := [a for a, answers in found.items() if answers[label]]:
-                facts.knocked[label] = seen
-
-    def shout(self) -> None:
-        """Send small and large datagrams from every machine to every other."""
-        facts = self.facts
-
-        def large(a: str, b: str) -> int:
-            return min(facts.way(a, b).get("mtu") or 1500, JUMBO) - probe.HEADERS
-
-        def peers(a: str) -> Json:
-            return {
-                b: [self.address(a, b), number, [SMALL, large(a, b)]]
-                for b in self.others(a)
-                if isinstance(number := self.port(a, b), int)
-            }
-
-        sent = self.hosts.ask("shout", lambda a: {"name": a, "peers": peers(a)})
+                why = self.listening.get(b, {}).get(self.address(a, b))
+                ways[a][b]["tcp"] = answers.get(b, f"cannot listen: {why}")
+        self.hosts.ask("shout", lambda a: {"name": a, "peers": self.peers(a)})
         heard = self.hosts.ask(
-            "heard",
-            lambda b: {
-                "wanted": {a: [SMALL, large(a, b)] for a in self.others(b)},
-                "within": probe.PATIENCE / 2,
-            },
+            "heard", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}
         )
-        for a, said in sent.items():
-            for b, sizes in said.items():
-                arrived = heard.get(b, {}).get(a, [])
-                facts.ways[a][b].update(sent=sizes, arrived=arrived)
+        for b, arrived in heard.items():
+            for a in self.others(b):
+                ways[a][b]["arrived"] = a in arrived
 
     def clocks(self) -> None:
         """Read every clock by round trips."""
-        found = self.hosts.each(read_clock, lambda label: None if label == HERE else {})
-        self.facts.clocks = {label: offset for label, offset in found.items()}
+        found = self.hosts.each(read_clock)
+        self.facts.clocks.update({label: c for label, c in found.items() if label != HERE})
 
     def files(self) -> None:
         """Look from everywhere for a file in this home, and in this folder."""
@@ -302,30 +229,18 @@ class _Examination:
             seen = {label: there[name] for label, there in found.items()}
             self.facts.shared[kind] = {"path": path, "seen": seen}
 
-    def measure(self) -> None:
-        """Measure latency and bandwidth of every way; at one time each machine has one way."""
-        facts = self.facts
-        open_ways = [w for w in facts.ordered() if facts.way(*w).get("tcp", {}).get(ANY) == ""]
-        rounds = list(tournament(open_ways))
-        seconds = min(LONGEST, max(SHORTEST, MEASURING / max(1, len(rounds))))
-        for ways in rounds:
-            self._measure({a: b for a, b in ways if {a, b} <= set(self.hosts.alive)}, seconds)
-
-    def _measure(self, to: dict[str, str], seconds: float) -> None:
-        def way(a: str) -> Json | None:
-            if a not in to:
-                return None
-            end = {"address": self.address(a, to[a]), "port": self.port(a, to[a])}
-            return {**end, "sizes": SIZES, "seconds": seconds}
-
-        found = self.hosts.ask("measure", way, PATIENCE + 2 * LONGEST)
-        for a, samples in found.items():
-            self.facts.ways[a][to[a]].update(samples)
-
     def torch(self) -> None:
         """Import torch everywhere."""
         for label, found in self.hosts.ask("torch", patience=IMPORT).items():
             self.facts.machines[label]["torch"] = found
+
+
+def _source(address: str) -> str:
+    """The address that packets from here to another come from."""
+    try:
+        return own_address(address)
+    except OSError:
+        return "127.0.0.1"
 
 
 def choose(told: Sequence[str], own: set[str]) -> str:
@@ -341,33 +256,15 @@ def choose(told: Sequence[str], own: set[str]) -> str:
     return next(iter(outside or candidates), "127.0.0.1")
 
 
-def tournament(ways: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Rounds in which every machine has one way at most.
+def read_clock(host: Host) -> tuple[float, float]:
+    """A machine's clock minus this one's, and the error of that [s].
 
-    >>> list(tournament([("a", "b"), ("b", "a"), ("c", "d")]))
-    [[('a', 'b'), ('c', 'd')], [('b', 'a')]]
-    """
-    left = list(ways)
-    while left:
-        busy: set[str] = set()
-        now = []
-        for way in left:
-            if not busy & set(way):
-                busy |= set(way)
-                now.append(way)
-        left = [way for way in left if way not in now]
-        yield now
-
-
-def read_clock(host: Host, _: Json) -> tuple[float, float]:
-    """How far a machine's clock is ahead of this one, and the error of that [s].
-
-    The quickest of some round trips counts: the true offset is within half of it.
+    The quickest round trip counts: the true offset is within half of it.
     """
     best = (0.0, float("inf"))
     for _trip in range(TRIPS):
         before = time()
-        theirs, _ = host.ask("clock", PATIENCE)
+        theirs = host.ask("clock", PATIENCE)
         after = time()
         best = min(best, (theirs - (before + after) / 2, (after - before) / 2), key=lambda x: x[1])
     return best

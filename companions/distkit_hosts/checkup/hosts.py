@@ -19,10 +19,10 @@ from distkit.cluster import machine
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import Json
 
-#: ssh itself gives up after so long [s]; a host's first answer may take so long.
+#: ssh itself gives up after this long [s]; a host's first answer may take this long.
 CONNECT, FIRST = 5, 10.0
 
-#: Any other answer may take so long, beyond what the question itself takes [s].
+#: Any other answer may take this long [s].
 PATIENCE = 3 * probe.PATIENCE
 
 #: What is sent to every machine.
@@ -43,35 +43,35 @@ class Host:
 
     def __init__(self, label: str, command: Sequence[str]) -> None:
         self.label = label
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._said: list[str] = []
+        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._said = ""
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
             start_new_session=True,  # Ctrl-C is not meant for it
         )
-        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._hear, self._warn)]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
         self._say(SOURCE)
 
     def ask(self, do: str, patience: float, **given: Any) -> Any:
-        """Ask, and wait so many seconds for the answer.
+        """Ask, and wait this many seconds for the answer.
 
         Raises:
             Lost: there is none.
         """
         self._say(json.dumps({"do": do, **given}) + "\n")
         try:
-            text = self._lines.get(timeout=patience)
+            text = self._answers.get(timeout=patience)
         except queue.Empty:
             raise Lost(f"no answer within {patience:g} s") from None
         if text is None:
-            raise Lost(self._why())
+            code = self._process.wait()
+            raise Lost(self._said.rstrip(".") or f"it ended with exit status {code}")
         answer = json.loads(text)
         if "error" in answer:
             raise Lost(answer["error"])
@@ -85,17 +85,10 @@ class Host:
     def _hear(self) -> None:
         for line in self._stream("stdout"):
             if line.startswith(probe.MARK):
-                self._lines.put(line[len(probe.MARK) :])
-        self._lines.put(None)
-
-    def _warn(self) -> None:
-        self._said += [line.strip() for line in self._stream("stderr") if line.strip()]
-
-    def _why(self) -> str:
-        code = self._process.wait()
-        self._threads[1].join(1)
-        last = [line for line in self._said if not line.startswith("Warning: ")][-1:]
-        return last[0].rstrip(".") if last else f"it ended with exit status {code}"
+                self._answers.put(line[len(probe.MARK) :])
+            elif not line.startswith("Warning: "):
+                self._said = line.strip() or self._said
+        self._answers.put(None)
 
     def close(self) -> None:
         """End the probe."""
@@ -106,10 +99,8 @@ class Host:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for thread in self._threads:
-            thread.join(1)
-        for name in ("stdout", "stderr"):
-            self._stream(name).close()
+        self._thread.join(1)
+        self._stream("stdout").close()
 
     def _stream(self, name: str) -> IO[str]:
         stream: IO[str] = getattr(self._process, name)
@@ -121,7 +112,7 @@ class Hosts:
 
     Args:
         commands: what starts the probe of each, by label.
-        lost: told of each that is left out: its label, and the words.
+        lost: called with each that is left out: its label, and the words.
     """
 
     def __init__(self, commands: dict[str, list[str]], lost: Callable[[str, str], None]) -> None:
@@ -139,31 +130,25 @@ class Hosts:
     def ask(
         self,
         do: str,
-        given: Callable[[str], Json | None] = lambda label: {},
+        given: Callable[[str], Json] = lambda label: {},
         patience: float = PATIENCE,
     ) -> dict[str, Any]:
-        """Ask those for which something is given; the answers, by label."""
-        return self.each(lambda host, what: host.ask(do, patience, **what), given)
+        """Ask all, with what is given for each; the answers, by label."""
+        return self.each(lambda host: host.ask(do, patience, **given(host.label)))
 
-    def each(
-        self,
-        work: Callable[[Host, Json], Any],
-        given: Callable[[str], Json | None] = lambda label: {},
-    ) -> dict[str, Any]:
-        """Work with those for which something is given; the results, by label."""
+    def each(self, work: Callable[[Host], Any]) -> dict[str, Any]:
+        """Work with all; the results, by label."""
         results: dict[str, Any] = {}
 
-        def one(host: Host, what: Json) -> None:
+        def one(host: Host) -> None:
             try:
-                results[host.label] = work(host, what)
+                results[host.label] = work(host)
             except Lost as error:
                 del self.alive[host.label]
                 self._lost(host.label, str(error))
 
-        asked = [(host, given(host.label)) for host in self.alive.values()]
-        todo = [(host, what) for host, what in asked if what is not None]
-        list(self._pool.map(lambda pair: one(*pair), todo))
-        return {label: results[label] for label in self.alive if label in results}
+        list(self._pool.map(one, list(self.alive.values())))
+        return {label: results[label] for label in self.alive}
 
 
 def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:

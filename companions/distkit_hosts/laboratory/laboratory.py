@@ -154,19 +154,6 @@ class Laboratory(Hosts):
             lambda: self._queue(host, "del"),
         )
 
-    def narrow(self, host: str, mtu: int) -> None:
-        """Limit the size of the packets on a host's line, 1500 bytes otherwise.
-
-        Raises:
-            LaboratoryError: there is no such host, or no network has packets of that size.
-        """
-        self._faults.add(
-            f"{host} has small packets",
-            {host},
-            lambda: self._link(host, "mtu", str(mtu)),
-            lambda: self._link(host, "mtu", "1500"),
-        )
-
     def unname(self, host: str, to: str | None = None, on: Sequence[str] | None = None) -> None:
         """Make a host's name impossible to resolve, or resolve to another address.
 
@@ -285,11 +272,6 @@ class Laboratory(Hosts):
         """Change the queues at both ends of a host's line."""
         for where, device in self._ends(host):
             self._admin(where, "tc", "qdisc", verb, "dev", device, "root", *words)
-
-    def _link(self, host: str, *words: str) -> None:
-        """Change both ends of a host's line."""
-        for where, device in self._ends(host):
-            self._admin(where, "ip", "link", "set", "dev", device, *words)
 
     def _ends(self, host: str) -> list[tuple[str | None, str]]:
         """Both ends of a host's line: where they are, and what they are called there."""

@@ -1,0 +1,216 @@
+"""What several machines can do together, and what is wrong between them. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from distkit.views.scene.units import human_seconds, joined
+from distkit_hosts.checkup.check import Check, failure, fine, named, on, warning
+from distkit_hosts.checkup.facts import HERE, Facts, Json
+from distkit_hosts.checkup.host_checks import NEEDED
+from distkit_hosts.checkup.reachability import reachability
+
+#: Clocks further apart than this are reported [s].
+APART = 0.1
+
+
+def judge(facts: Facts) -> Iterator[Check]:
+    """Every check of what is between machines."""
+    yield from _lost(facts)
+    if facts.hosts:
+        for check in (_names, _same, reachability, _versions, _shared, _clocks):
+            yield from check(facts)
+
+
+# -- ssh -------------------------------------------------------------------------------------------
+
+_SILENT = (
+    "ssh.silent",
+    "{host} does not answer",
+    "Look whether it is on, how busy it is, and at firewalls and cables between here and there: "
+    "ip -4 route get {door}.",
+)
+
+_PYTHON = "Install the environment of this machine there, or name its Python with --python."
+
+#: What ssh says -> (what it means, the remedy). The first that fits counts.
+_SSH = {
+    "permission denied": (
+        "ssh.password",
+        "ssh to {host} needs a password",
+        "Let it in by a key: ssh-keygen, then ssh-copy-id {target}.",
+    ),
+    "host key verification failed": (
+        "ssh.key",
+        "ssh does not know the key of {host}, or knows another one",
+        "Look at it once by hand, and accept it: ssh {target}. After a new installation, "
+        "ssh-keygen -R {door} first.",
+    ),
+    "could not resolve hostname": (
+        "names.unknown",
+        "the name {door} is not known here",
+        "Write it to /etc/hosts or ~/.ssh/config here, or use an address.",
+    ),
+    "connection refused": (
+        "ssh.refused",
+        "nothing listens on port {port} of {host}",
+        "Start sshd there, or name its port in ~/.ssh/config.",
+    ),
+    "no route to host": _SILENT,
+    "timed out": _SILENT,
+    "no answer": _SILENT,
+    "no python": ("python.missing", "there is no Python on {host}", _PYTHON),
+    "is too old": ("python.old", "the Python of {host} is too old", _PYTHON),
+    "": (
+        "ssh.other",
+        "no program can be started on {host}",
+        "Try it by hand: ssh {target} python3 --version.",
+    ),
+}
+
+
+def _lost(facts: Facts) -> Iterator[Check]:
+    for host, about in facts.lost.items():
+        said, known = about["words"], {"host": host, **facts.targets.get(host, {})}
+        kind, what, remedy = next(why for words, why in _SSH.items() if words in said.lower())
+        if about["stage"]:
+            kind, what = "ssh.cut", f"{{host}} stopped responding during {about['stage']}"
+        yield failure(kind, f"{what.format(**known)} ({said}).", remedy.format(**known), host)
+    if fit := [host for host in facts.hosts if host not in facts.lost]:
+        yield fine("ssh", f"ssh without a password: {joined(fit)}", *fit)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _names(facts: Facts) -> Iterator[Check]:
+    found = [
+        check
+        for asked, known in facts.names.items()
+        for host, answer in known.items()
+        if host in facts.machines and not _called(facts, asked, host).replace(".", "").isdigit()
+        for check in _name(facts, asked, host, answer)
+    ]
+    yield from _merged(found)
+    if not found:
+        yield fine("names", "every machine knows the names of the others")
+
+
+def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
+    """What is wrong with a host's name, as a machine knows it."""
+    name, right = _called(facts, asked, host), facts.addresses.get(host, "ADDRESS")
+    first = answer.get("addresses", [""])[0]
+    add = f"Add the line '{right} {name}' to /etc/hosts {on(asked)}"
+    if answer.get("silent"):
+        kind, remedy = "names.silent", f"Repair the name server in /etc/resolv.conf {on(asked)}."
+        what = f"the name server {on(asked)} does not answer for {name!r} ({answer['error']})."
+    elif "ipv6" in answer:
+        kind, remedy = "names.ipv6", f"Ranks connect by IPv4. {add}, or an A record."
+        what = f"{name!r} has only IPv6 addresses {on(asked)} ({joined(answer['ipv6'])})."
+    elif "error" in answer:
+        kind, remedy = "names.unknown", f"{add}."
+        what = f"{name!r} does not resolve {on(asked)} ({answer['error']})."
+    elif first.startswith("127.") and not right.startswith("127."):
+        kind, remedy = "names.loopback", f"{add}, in place of that with {first}."
+        whose = "its own name" if asked == host else repr(name)
+        what = f"{named(asked)} resolves {whose} to {first}, where no other machine reaches ranks."
+    elif asked != host and first not in facts.machines[host]["addresses"]:
+        kind, remedy = "names.wrong", f"{add}, or correct the name server."
+        what = f"{named(asked)} resolves {name!r} to {first}, which is no address of {host}."
+    else:
+        return
+    # nobody has to know the name of a notebook's machine
+    level = warning if host == HERE and kind != "names.wrong" else failure
+    yield level(kind, what, remedy, asked, host)
+
+
+def _called(facts: Facts, asked: str, host: str) -> str:
+    """A host's name, as a machine calls it: here ssh may have another one."""
+    return str(facts.targets[host]["door" if asked == HERE else "name"])
+
+
+def _merged(checks: list[Check]) -> Iterator[Check]:
+    """The same complaint of many machines about one, once."""
+    about: dict[tuple[str, str], list[Check]] = defaultdict(list)
+    for check in checks:
+        about[check.kind, check.hosts[-1]].append(check)
+    for (kind, host), (first, *others) in about.items():
+        who = [check.hosts[0] for check in others]
+        more = f" The same is true of {named(*who)}." if who else ""
+        hosts = (first.hosts[0], *who, host)
+        yield Check(kind, first.level, first.message + more, first.remedy, hosts)
+
+
+def _same(facts: Facts) -> Iterator[Check]:
+    for a, b in facts.pairs():
+        address = facts.addresses.get(a)
+        if HERE not in (a, b) and address == facts.addresses.get(b):
+            yield warning(
+                "hosts.same", f"{a} and {b} are the same machine ({address}).", "Name one.", a, b
+            )
+
+
+# -- what they have --------------------------------------------------------------------------------
+
+
+def _versions(facts: Facts) -> Iterator[Check]:
+    ours, found = facts.machines[HERE], list[Check]()
+    for host in facts.hosts:
+        found += _differences(host, ours, facts.machines[host])
+    yield from found
+    if not found:
+        same = ", ".join(f"{name} {ours['packages'][name]}" for name in NEEDED)
+        yield fine("versions", f"the same everywhere: Python {ours['python']['version']}, {same}")
+
+
+def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
+    """Other versions: another release is a failure, another patch or build only surprises."""
+    path = theirs["python"]["executable"]
+    versions = [("python", ours["python"]["version"], theirs["python"]["version"])]
+    versions += [(name, ours["packages"][name], theirs["packages"][name]) for name in NEEDED]
+    for name, a, b in versions:
+        if not (a and b) or a == b:
+            continue
+        public = a.split("+")[0]
+        same = public == b.split("+")[0]
+        remedy = f"Run there: {path} -m pip install {name}=={public}."
+        if name == "python":
+            same = a.split(".")[:2] == b.split(".")[:2]  # functions travel between them
+            remedy = f"Install Python {a} there, or name it with --python."
+        what = f"{host} has {name} {b} ({path}), this machine {a}."
+        yield (warning if same else failure)(f"{name}.differs", what, remedy, host)
+
+
+def _shared(facts: Facts) -> Iterator[Check]:
+    for kind, about in facts.shared.items():
+        path, seen = about["path"], about["seen"]
+        without = [host for host in facts.hosts if not seen.get(host)]
+        what = f"{path} ({'home' if kind == 'home' else 'this folder'})"
+        if without:
+            yield warning(
+                f"{kind}.own",
+                f"{what} is not shared with {joined(without)}: modules, data and checkpoints in "
+                "it are not found there.",
+                "Share it (NFS), copy what ranks need, or keep functions in the notebook, which "
+                "sends them.",
+                *without,
+            )
+        else:
+            yield fine(f"{kind}.shared", f"{what} is shared by all machines")
+
+
+def _clocks(facts: Facts) -> Iterator[Check]:
+    wrong = {host: c for host, c in facts.clocks.items() if abs(c[0]) > APART + c[1]}
+    for host, (offset, error) in wrong.items():
+        word = "ahead of" if offset > 0 else "behind"
+        yield warning(
+            "clock",
+            f"the clock of {host} is {human_seconds(abs(offset))} (± {human_seconds(error)}) "
+            f"{word} this one: times in logs and files of the two do not compare.",
+            "Set it by NTP there: timedatectl set-ntp true.",
+            host,
+        )
+    if facts.clocks and not wrong:
+        worst = max(abs(offset) + error for offset, error in facts.clocks.values())
+        yield fine("clock", f"clocks agree within {human_seconds(worst)}")

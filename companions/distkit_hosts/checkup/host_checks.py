@@ -1,0 +1,176 @@
+"""What one machine can do, and what is wrong with it, by itself. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from distkit.cluster import limits
+from distkit.cluster.gpus import Gpus
+from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
+from distkit.cluster.processes import folders
+from distkit.errors import StartError
+from distkit.views.scene.units import count, human_bytes, joined
+from distkit_hosts.checkup.check import Check, failure, fine, on, warning
+from distkit_hosts.checkup.facts import HERE, Json, comfortable, cores, fitting, gpus
+
+#: Docker gives a container this much shared memory by default [bytes].
+SMALL_SHM = 64 << 20
+
+#: A file system with less than this is full [bytes].
+FULL = 1 << 20
+
+#: A rank has about this many threads: torch's, gloo's, ZeroMQ's.
+THREADS = 20
+
+#: distkit itself needs at least this Python.
+OLDEST = (3, 10)
+
+#: What ranks need.
+NEEDED = ("torch", "ipyparallel", "distkit")
+
+
+def judge(host: str, machine: Json) -> Iterator[Check]:
+    """Every check of one machine."""
+    for check in (_memory, _shm, _temporary, _files, _threads, _loopback, _packages, _torch, _gpus):
+        yield from check(host, machine)
+
+
+def _memory(host: str, machine: Json) -> Iterator[Check]:
+    free, n, good = machine["memory"]["free"], cores(machine), comfortable(machine)
+    if not good:
+        what = f"{human_bytes(free)} of memory {on(host)} is free, and a rank needs "
+        remedy = "Stop other programs there, or allow the container more memory."
+        yield failure("memory", f"{what}{human_bytes(RANK_BYTES)}.", remedy, host)
+        return
+    quota, usable = machine["cores"]["quota"], machine["cores"]["usable"]
+    cut = f" (the cgroup allows {quota:g} of {usable})" if quota and quota < usable else ""
+    text = f"{count(n, 'core')}{cut}, {human_bytes(free)} of memory free"
+    why = f"{COMFORTABLE} a core" if good < fitting(machine) else "as many as memory holds"
+    yield fine("ranks", f"{text}: {count(good, 'rank')} {on(host)} in comfort, {why}", host)
+
+
+def _shm(host: str, machine: Json) -> Iterator[Check]:
+    shm = machine["shm"]
+    if "error" in shm or shm["free"] < FULL:
+        what = f"/dev/shm {on(host)}, where ranks share memory, {_is_wrong(shm)}."
+        remedy = "Mount it (mount -t tmpfs tmpfs /dev/shm), or remove files there."
+        yield failure("shm", what, remedy, host)
+    elif shm["size"] <= SMALL_SHM:
+        yield warning(
+            "shm",
+            f"/dev/shm {on(host)} has {human_bytes(shm['size'])} only, as containers have: data "
+            "loaders and shared-memory collectives soon fill it.",
+            "Start the container with --shm-size=2g.",
+            host,
+        )
+    else:
+        yield fine("shm", f"/dev/shm: {_left(shm)}", host)
+
+
+def _is_wrong(room: Json) -> str:
+    """What is wrong with a file system."""
+    if "error" in room or not room["writable"]:
+        return f"cannot be written to ({room.get('error', 'no permission')})"
+    return f"is full ({'no more files' if room['files'] == 0 else _left(room)})"
+
+
+def _left(room: Json) -> str:
+    return f"{human_bytes(room['free'])} of {human_bytes(room['size'])} free"
+
+
+def _temporary(host: str, machine: Json) -> Iterator[Check]:
+    room, need = machine["temporary"], folders.room(max(1, comfortable(machine)))
+    if "error" in room or not room["writable"] or room["files"] == 0 or room["free"] < need:
+        what = f"the temporary folder {room['path']} {on(host)} {_is_wrong(room)}."
+        remedy = f"Free {human_bytes(need)} there, or set TMPDIR to another folder of yours."
+        yield failure("disk", what, remedy, host)
+    else:
+        yield fine("disk", f"{room['path']}: {_left(room)}", host)
+
+
+def _files(host: str, machine: Json) -> Iterator[Check]:
+    soft, hard = (math.inf if n < 0 else n for n in machine["files"])
+    wanted = max(2, comfortable(machine))
+    need = limits.files(wanted)
+    if soft < max(need["kernel"], need["rank"]) or hard < need["controller"]:
+        yield failure(
+            "files",
+            f"a process {on(host)} may open {soft:g} files at once, at most {hard:g}, and "
+            f"{wanted} ranks need {max(need.values())}.",
+            f"Raise the limit: ulimit -n {max(1024, *need.values())}.",
+            host,
+        )
+
+
+def _threads(host: str, machine: Json) -> Iterator[Check]:
+    left = machine["threads_left"]
+    if left is not None and left < THREADS * (max(2, comfortable(machine)) + 2):
+        what = f"{left} more threads may be started {on(host)}, and a rank has about {THREADS}."
+        yield warning("threads", what, "Raise the container's --pids-limit.", host)
+
+
+def _loopback(host: str, machine: Json) -> Iterator[Check]:
+    if why := machine["loopback"]:
+        what = f"127.0.0.1 {on(host)} does not work ({why}): ranks of one machine talk by it."
+        yield failure("loopback", what, "Switch it on: ip link set lo up.", host)
+
+
+def _packages(host: str, machine: Json) -> Iterator[Check]:
+    have, version = machine["packages"], machine["python"]["version"]
+    path, other = machine["python"]["executable"], ", or name another Python with --python."
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        what = f"{path} {on(host)} is Python {version}."
+        remedy = f"Install Python {'.'.join(map(str, OLDEST))} or later there{other}"
+        yield failure("python.old", what, remedy, host)
+    missing = [name for name in NEEDED if not have[name]]
+    for name in missing:
+        what = f"{name} is missing {on(host)}, in {path}."
+        remedy = f"Run {on(host)}: {path} -m pip install {name}{other}"
+        yield failure(f"{name}.missing", what, remedy, host)
+    if host == HERE and not missing:
+        versions = ", ".join(f"{name} {have[name]}" for name in NEEDED)
+        yield fine("versions", f"Python {version}, {versions}", host)
+
+
+def _torch(host: str, machine: Json) -> Iterator[Check]:
+    torch = machine.get("torch", {})
+    if machine["packages"]["torch"] and "error" in torch:
+        what = f"torch {on(host)} does not import: {torch['error']}."
+        yield failure("torch.broken", what, "Install it again there.", host)
+    elif not torch.get("gloo", True):
+        what = f"torch {torch['version']} {on(host)} was built without gloo."
+        yield failure("torch.gloo", what, "Install torch from its own packages.", host)
+
+
+def _gpus(host: str, machine: Json) -> Iterator[Check]:
+    found, usable = machine["gpus"], gpus(machine)
+    if why := usable.obstacle:
+        what = f"no GPU can be used {on(host)}: {why.what}."
+        yield warning(f"gpus.{why.kind}", what, why.remedy, host)
+    for lost in (each for each in found["found"] if "error" in each and usable.usable):
+        what = f"GPU {lost['index']} {on(host)} does not answer: {lost['error']}."
+        yield warning("gpus.lost", what, "Look at nvidia-smi and dmesg; reset it, or reboot.", host)
+    if usable.usable:
+        nccl = ".".join(map(str, usable.nccl)) or "none"
+        kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])
+        memory = human_bytes(sum(gpu.free for gpu in usable.usable))
+        what = f"{kinds}, {memory} free; driver {found.get('driver', '?')}, torch's NCCL {nccl}"
+        yield fine("gpus", what, host)
+    yield fine("backend", backend(machine, usable), host)
+
+
+def backend(machine: Json, usable: Gpus) -> str:
+    """How ranks of this machine would communicate, and why."""
+    numbers = {"cpus": cores(machine), "memory": machine["memory"]["free"]}
+
+    def of(ranks: int) -> str:
+        try:
+            return make_plan(ranks, 0, "auto", "auto", **numbers, gpus=usable).note
+        except StartError as error:
+            return str(error)
+
+    n = len(usable.usable)
+    if not n:
+        return f"no GPU: {of(2)}"
+    return "; ".join(f"{count(ranks, 'rank')}: {of(ranks)}" for ranks in (n, 2 * n))
