@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import ddp_hook, use_algorithm
     from distkit.cluster.cluster import Cluster
-    from distkit.cluster.rank.attached import record
     from distkit.cluster.runs.run import Run
     from distkit.cluster.runs.run_ranks import run_ranks
     from distkit.cluster.runs.stepper import Stepper
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from distkit.events import Event, Message, Op, Span, State, Summary
-    from distkit.following import follow
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.progress import progress
     from distkit.recording.recorder import mark
@@ -75,6 +73,8 @@ if TYPE_CHECKING:
     from distkit_course import check, concept_check, hint, predict, solution
     from distkit_experiments import Experiment, sweep
     from distkit_hosts.checkup.doctor import doctor
+    from distkit_hosts.torchrun.attached import record
+    from distkit_hosts.torchrun.following import follow
     from distkit_simulation import Link, Network, calibrate, cost, parallel, simulate
     from distkit_simulation.parallel import Layout, shards
 
@@ -95,8 +95,8 @@ _HOMES = {
     "distkit.diagnosis.findings": ["Finding"],
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
-    "distkit.cluster.rank.attached": ["record"],
-    "distkit.following": ["follow"],
+    "distkit_hosts.torchrun.attached": ["record"],
+    "distkit_hosts.torchrun.following": ["follow"],
     "distkit.recording.gradients": ["watch_gradients"],
     "distkit.recording.progress": ["progress"],
     "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],

@@ -249,10 +249,10 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> int | None:
     command = [*args.command, *rest]
     if not command:
         args.wrong("name the script: distkit trace -- train.py")
-    from distkit import launching
-
-    if launching.is_launcher(command):
-        return _trace_launcher(args, command)
+    if Path(command[0]).suffix != ".py":
+        hosts = load("distkit_hosts.cli")
+        if hosts.is_launcher(command):
+            return int(hosts.trace(args, command))
     if not Path(command[0]).is_file():
         args.wrong(f"{command[0]}: no such script")
     for file in (args.out, args.html):
@@ -265,52 +265,13 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> int | None:
     except (RunError, KeyboardInterrupt) as error:
         unfinished = getattr(error, "run", None)
         if isinstance(unfinished, Run):  # how far it came is what one wants to see
-            _keep(unfinished.trace, args)
+            keep(unfinished.trace, args)
         raise
-    _keep(run.trace, args)
+    keep(run.trace, args)
     return None
 
 
-def _trace_launcher(args: argparse.Namespace, command: list[str]) -> int:
-    """Record ranks that torchrun or another launcher starts; returns its exit status."""
-    from distkit import launching
-
-    folder = args.out.with_suffix("") if args.out.suffix == ".gz" else args.out
-    args.out = folder.with_name(f"{folder.name}.gz")
-    for file in (args.out, args.html):
-        check_folder(file, args.wrong)
-    told = set[str]()
-    explain = partial(_explain, folder, told)
-    status = launching.run(launching.recorded(command, folder.absolute()), on_signal=explain)
-    trace = explain()
-    if trace is not None:
-        _keep(trace, args)
-    return status
-
-
-def _explain(folder: Path, told: set[str]) -> Trace | None:
-    """Say what is known of the ranks whose files are in a folder, but for what was ``told``."""
-    from distkit.recording.rankfile import found
-    from distkit.trace.calls import named
-
-    if not folder.is_dir() or not found([folder]):
-        print("No rank was recorded: the launcher ended before the script began.", file=sys.stderr)
-        return None
-    trace = _load([folder])
-    size, here = trace.meta["world_size"], {int(r) for r in trace.meta["ranks"]}
-    absent = [rank for rank in range(size) if rank not in here]
-    if absent:
-        print(
-            f"The files of {named(absent)} are not in {folder}: bring those of the other hosts "
-            f"there, then run distkit replay {folder}"
-        )
-    findings = [f for f in trace.diagnose() if f.message not in told]
-    told.update(f.message for f in findings)
-    print_findings(findings)
-    return trace
-
-
-def _keep(trace: Trace, args: argparse.Namespace) -> None:
+def keep(trace: Trace, args: argparse.Namespace) -> None:
     """Save a trace and say what is in it."""
     write(args.out, lambda: trace.save(args.out))
     for line in clocks(trace):
@@ -347,7 +308,7 @@ def add_replay(commands: Any) -> None:
 
 def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     check_folder(args.html, args.wrong)
-    trace, name = _load(args.files), args.files[0].stem
+    trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.meta.get('name') or name}: {summary(trace)}.")
     for line in (*clocks(trace), *_files(trace)):
         _print_wrapped(line, 2)
@@ -368,7 +329,8 @@ def _files(trace: Trace) -> list[str]:
     return [*told[:_MOST_FILES], *([f"… and {more} more files"] if more > 0 else [])]
 
 
-def _load(files: list[Path]) -> Trace:
+def open_trace(files: list[Path]) -> Trace:
+    """The trace in some files, or one that comes with distkit."""
     from distkit.demos import RECORDED, recorded
     from distkit.trace.trace import Trace
 

@@ -11,12 +11,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from distkit.errors import CompanionError
+from distkit.gone import GONE
 
 #: Packages of distkit that have moved to a companion.
 MOVED = {
     "distkit.checkup": "distkit_hosts.checkup",
     "distkit.exercises": "distkit_course",
     "distkit.experiments": "distkit_experiments",
+    "distkit.following": "distkit_hosts.torchrun.following",
     "distkit.laboratory": "distkit_hosts.laboratory",
     "distkit.parallel": "distkit_simulation.parallel",
     "distkit.simulation": "distkit_simulation",
@@ -57,4 +59,6 @@ class MovedFinder:
         if name in MOVED:
             where = MOVED[name]
             raise ModuleNotFoundError(f"{name} has moved: import {where} instead.", name=name)
+        if name in GONE:
+            raise ModuleNotFoundError(GONE[name], name=name)
         return None

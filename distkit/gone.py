@@ -7,6 +7,8 @@ GONE = {
     "distkit lab-hosts --forward": "distkit lab-hosts --forward was removed: as root a browser on "
     "this machine reaches the head at the address that distkit lab-hosts prints; let the program "
     "there listen on it.",
+    "distkit.attach": "distkit.attach was removed: start the ranks with distkit trace -- torchrun "
+    "…, or call dk.record() in the script.",
     "dk.Cluster(mps=…)": "dk.Cluster(mps=…) was removed: leave it out. Ranks that share a GPU take "
     "turns; a site's own MPS daemon serves them if CUDA_MPS_PIPE_DIRECTORY names it.",
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "

@@ -133,7 +133,8 @@ def _filter(port: str, to: str, how: str) -> Cause:
     """Lose TCP connections to a host's dynamic ports that come from one of the router's ports."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
-        rule = f"iif {port} to {lab.address(to)} ipproto tcp dport 1024-65534 {how}"
+        ports = "sport 1024-65534 dport 1024-65534"  # ssh's answers pass
+        rule = f"iif {port} to {lab.address(to)} ipproto tcp {ports} {how}"
         lab._admin(None, "ip", "rule", "add", "pref", "100", *rule.split())
         return ()
 

@@ -55,7 +55,7 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
         **os.environ,
         **AS_ROOT,
         **SITES[launcher],
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT}/companions",
         "IPYTHONDIR": f"{folder}/ipython",
         "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
     }

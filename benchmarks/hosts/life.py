@@ -93,7 +93,7 @@ def laboratory() -> Iterator[Laboratory]:
 
 def start(lab: Laboratory, job: str) -> subprocess.Popen[str]:
     """A job on the head."""
-    environ = {**os.environ, **AS_ROOT, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, **AS_ROOT, "PYTHONPATH": f"{ROOT}:{ROOT}/companions"}
     return lab.popen(
         "head",
         [sys.executable, "-m", "benchmarks.hosts.jobs", job],

@@ -1,4 +1,8 @@
-"""Ranks on several machines: what will run there, and a laboratory of hosts on one machine."""
+"""Ranks on several machines, and ranks that others start.
+
+:func:`doctor` says what will run on machines, :class:`Laboratory` makes several hosts on one;
+:func:`record` and :func:`follow` are for ranks that torchrun or another launcher has started.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,18 @@ from distkit.lazy import attributes
 if TYPE_CHECKING:
     from distkit_hosts.checkup.doctor import doctor
     from distkit_hosts.laboratory import Laboratory
+    from distkit_hosts.torchrun.attached import record
+    from distkit_hosts.torchrun.following import follow
 
 _HOMES = {
     "distkit_hosts.checkup.doctor": ["doctor"],
     "distkit_hosts.laboratory": ["Laboratory"],
+    "distkit_hosts.torchrun.attached": ["record"],
+    "distkit_hosts.torchrun.following": ["follow"],
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = ["Laboratory", "doctor"]
+__all__ = ["Laboratory", "doctor", "follow", "record"]
 
 
 __getattr__ = attributes(__name__, _home)

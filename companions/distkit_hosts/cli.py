@@ -1,4 +1,7 @@
-"""The commands of this companion: ``distkit doctor`` and ``distkit lab-hosts``."""
+"""The commands of this companion.
+
+They are ``distkit doctor``, ``distkit lab-hosts`` and ``distkit trace -- torchrun …``.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,18 @@ import os
 import shlex
 import signal
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from distkit import cli
+from distkit_hosts.torchrun import launching
+from distkit_hosts.torchrun.launching import is_launcher
+
+if TYPE_CHECKING:
+    from distkit.trace.trace import Trace
+
+__all__ = ["add", "is_launcher", "trace"]
 
 
 def add(commands: Any) -> None:
@@ -92,3 +105,43 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
         print(guide.explain(lab), flush=True)
         while True:
             signal.pause()
+
+
+# -- distkit trace -- torchrun -------------------------------------------------------------------
+
+
+def trace(args: argparse.Namespace, command: list[str]) -> int:
+    """Record ranks that torchrun or another launcher starts; returns its exit status."""
+    folder = args.out.with_suffix("") if args.out.suffix == ".gz" else args.out
+    args.out = folder.with_name(f"{folder.name}.gz")
+    for file in (args.out, args.html):
+        cli.check_folder(file, args.wrong)
+    told = set[str]()
+    explain = partial(_explain, folder, told)
+    status = launching.run(launching.recorded(command, folder.absolute()), on_signal=explain)
+    found = explain()
+    if found is not None:
+        cli.keep(found, args)
+    return status
+
+
+def _explain(folder: Path, told: set[str]) -> Trace | None:
+    """Say what is known of the ranks whose files are in a folder, but for what was ``told``."""
+    from distkit.trace.calls import named
+    from distkit_hosts.torchrun import rankfile
+
+    if not folder.is_dir() or not rankfile.found([folder]):
+        print("No rank was recorded: the launcher ended before the script began.", file=sys.stderr)
+        return None
+    trace = cli.open_trace([folder])
+    size, here = trace.meta["world_size"], {int(r) for r in trace.meta["ranks"]}
+    absent = [rank for rank in range(size) if rank not in here]
+    if absent:
+        print(
+            f"The files of {named(absent)} are not in {folder}: bring those of the other hosts "
+            f"there, then run distkit replay {folder}"
+        )
+    findings = [f for f in trace.diagnose() if f.message not in told]
+    told.update(f.message for f in findings)
+    cli.print_findings(findings)
+    return trace

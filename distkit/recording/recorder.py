@@ -479,17 +479,20 @@ class _Capsule:
 # -- places ---------------------------------------------------------------------
 
 #: Frames of these are machinery; those of other files of algorithms/ and of demos.py are pages.
-MACHINERY = tuple(
-    f"{OWN[0]}/{name}"
-    for name in (
-        "recording/",
-        "cluster/",
-        "kvstore/",
-        "attach.py",
-        "algorithms/contract.py",
-        "algorithms/hosts.py",
-        "algorithms/use.py",
-    )
+MACHINERY = (
+    f"{OWN[0]}_hosts/",
+    f"{OWN[1]}/distkit_hosts/",
+    *(
+        f"{OWN[0]}/{name}"
+        for name in (
+            "recording/",
+            "cluster/",
+            "kvstore/",
+            "algorithms/contract.py",
+            "algorithms/hosts.py",
+            "algorithms/use.py",
+        )
+    ),
 )
 _LIBRARY = str(Path(threading.__file__).parent) + "/"
 _is_user: dict[str, bool] = {}

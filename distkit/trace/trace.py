@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distkit import companions
 from distkit.trace.log import EventLog
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ class Trace(EventLog):
         one = isinstance(path, (str, Path))
         paths = [Path(path)] if isinstance(path, (str, Path)) else [*map(Path, path)]
         if any(p.suffix == ".rank" or p.is_dir() for p in paths):
-            from distkit.recording import merge, rankfile
-
-            if files := rankfile.found(paths):
-                return merge.load(files, cls)
+            merge = companions.load("distkit_hosts.torchrun.merge")
+            if files := merge.rankfile.found(paths):
+                ranks: Trace = merge.load(files, cls)
+                return ranks
         if one and not paths[0].is_dir() and file.is_ours(paths[0]):
             return file.load(paths[0], cls)
         return foreign.load(paths, cls)

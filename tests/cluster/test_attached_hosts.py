@@ -70,7 +70,7 @@ def hosts(shared: Path) -> Iterator[Laboratory]:
 def environment(hosts: Laboratory) -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT}/companions",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "eth0",
         "MASTER_ADDR": hosts.address("alpha"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -23,6 +24,11 @@ def test_a_removed_command_says_what_to_do_instead(
     assert cli.main(command.split()) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("distkit: distkit ") and "was removed: " in said and instead in said
+
+
+def test_a_removed_module_says_what_to_do_instead() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"distkit.attach was removed: .*distkit trace"):
+        importlib.import_module("distkit.attach")
 
 
 def test_a_removed_name_says_what_to_do_instead() -> None:

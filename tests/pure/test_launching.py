@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from distkit import launching
 from distkit.errors import StartError
-from distkit.launching import FLAGS, is_launcher, recorded
+from distkit_hosts.torchrun import launching
+from distkit_hosts.torchrun.launching import FLAGS, is_launcher, recorded
 
-OURS = "-m distkit.attach --out f"
+OURS = "-m distkit_hosts.torchrun.attach f"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ OURS = "-m distkit.attach --out f"
             "/venv/bin/torchrun --nnodes=1:3 --nproc_per_node 2 -t3 -r 1 --rdzv-id j "
             f"{OURS} t.py --out o",
         ),
-        ("torchrun -m pkg.train a", "torchrun -m distkit.attach --out f -m pkg.train a"),
+        ("torchrun -m pkg.train a", "torchrun -m distkit_hosts.torchrun.attach f -m pkg.train a"),
         (
             "python3.11 -u -m torch.distributed.run --nproc-per-node=2 t.py",
             f"python3.11 -u -m torch.distributed.run --nproc-per-node=2 {OURS} t.py",
@@ -60,8 +60,8 @@ def test_a_command_that_is_recorded_is_one_that_torchrun_reads() -> None:
     command = "torchrun --standalone --nproc-per-node 2 t.py --lr 1".split()
     read = get_args_parser().parse_args(recorded(command, "f")[1:])
     assert (read.standalone, read.nproc_per_node, read.module) == (True, "2", True)
-    assert read.training_script == "distkit.attach"
-    assert read.training_script_args == ["--out", "f", "t.py", "--lr", "1"]
+    assert read.training_script == "distkit_hosts.torchrun.attach"
+    assert read.training_script_args == ["f", "t.py", "--lr", "1"]
 
 
 def test_the_options_without_a_value_are_torchruns() -> None:

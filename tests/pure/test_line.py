@@ -13,10 +13,10 @@ from waiting import until
 
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.folders import is_ours
-from distkit.cluster.rank.line import RUN, Line
 from distkit.cluster.rank.release import Releases
 from distkit.cluster.rank.wires import Wires
 from distkit.events import Op
+from distkit_hosts.torchrun.line import RUN, Line
 
 
 class Rank:

@@ -49,7 +49,7 @@ LAYERS = {
     "errors": "",
     "shadowing": "",
     "gone": "",
-    "companions": "errors",
+    "companions": "errors gone",
     "lazy": "companions gone",
     "events": "",
     "consistency": "",
@@ -65,13 +65,10 @@ LAYERS = {
 TOP = {
     "__init__",
     "__main__",
-    "attach",
     "cli",
     "demos",
-    "following",
     "hangs",
     "ipython",
-    "launching",
 }  # may import all
 # Each companion, and the other companions that it may import; distkit they all do.
 USES = {

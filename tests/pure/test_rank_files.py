@@ -17,12 +17,12 @@ import distkit as dk
 from distkit import cli
 from distkit.errors import DeadlockError, RankError, RunError, StepError
 from distkit.events import WORLD, Op, State
-from distkit.recording import merge, rankfile
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import encode
-from distkit.recording.rankfile import RankFile
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
+from distkit_hosts.torchrun import merge, rankfile
+from distkit_hosts.torchrun.rankfile import RankFile
 
 NAN = float("nan")
 

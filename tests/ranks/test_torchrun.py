@@ -18,11 +18,11 @@ import distkit as dk
 from distkit.diagnosis.rank_state import Doing
 from distkit.errors import DeadlockError, StepError
 from distkit.events import Event, Op, State
-from distkit.following import Following
-from distkit.recording.rankfile import found, read
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
 from distkit.views.widget.live import Live
+from distkit_hosts.torchrun.following import Following
+from distkit_hosts.torchrun.rankfile import found, read
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
@@ -162,7 +162,7 @@ if __name__ == "__main__":
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/companions")
     monkeypatch.chdir(tmp_path)
 
 
@@ -236,7 +236,7 @@ if dist.get_rank() == 0:
 
 def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
     Path("train.py").write_text(LEAVES)
-    subprocess.run([*TWO, "-m", "distkit.attach", "train.py"], stderr=subprocess.DEVNULL)
+    subprocess.run([*DISTKIT, "trace", "--", *TWO, "train.py"], stderr=subprocess.DEVNULL)
     why = "rank 0 waits in recv(src=1) at train.py:7, but rank 1 has finished without sending"
     with pytest.raises(DeadlockError, match=re.escape(why)):
         dk.follow(timeout=LONG).wait(LONG)
@@ -244,7 +244,7 @@ def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
 
 def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
-    command = [*TWO, "-m", "distkit.attach", "train.py"]
+    command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         run = dk.follow(timeout=LONG)
         why = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
@@ -290,7 +290,7 @@ sys.stdin.read()
 def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
     Path("train.py").write_text(STEPPED)
     word = tmp_path / "word"
-    running = subprocess.Popen([*TWO, "-m", "distkit.attach", "train.py", str(word)])
+    running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(word)])
     try:
         run = dk.follow(timeout=LONG)
         with dk.trouble(latency=1.0), pytest.raises(StepError, match="into the program"):
@@ -350,7 +350,7 @@ def test_a_script_attaches_itself() -> None:
 
 
 def test_a_script_disturbs_its_ranks() -> None:
-    run(*TWO, "-m", "distkit.attach", "train.py", script=DISTURBED)
+    run(*DISTKIT, "trace", "--", *TWO, "train.py", script=DISTURBED)
     first, second = [s for s in Trace.load("trace").spans if s.rank == 0 and s.op is Op.BARRIER]
     assert first.end is not None and second.end is not None
     assert second.end - second.start > 0.4
@@ -380,12 +380,13 @@ def test_ranks_that_are_recorded_already_need_no_files() -> None:
 
 
 def test_a_traceback_begins_in_the_script() -> None:
-    command = [sys.executable, "-m", "distkit.attach", "train.py"]
+    command = [*DISTKIT, "trace", "--", sys.executable, "train.py"]
     said = run(*command, script="def f():\n    1 / 0\nf()\n", status=1)
-    assert said.startswith('Traceback (most recent call last): File "')
+    traceback = said.partition("Traceback (most recent call last): ")[2]
+    assert traceback.startswith('File "') and traceback.index("train.py") < traceback.index(",")
     assert "attach" not in said
-    assert "ZeroDivisionError" in said
-    assert run(*command, script="raise SystemExit(3)", status=3) == ""
+    assert "ZeroDivisionError" in traceback
+    assert "Traceback" not in run(*command, script="raise SystemExit(3)", status=3)
     assert Trace.load("trace").meta["ends"]["0"]["text"] == "SystemExit: 3"
 
 
@@ -431,7 +432,9 @@ dist.all_reduce(x)
 def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
     script, word = tmp_path / "goes_on.py", tmp_path / "word"
     script.write_text(GOES_ON)
-    running = subprocess.Popen([*TWO, "-m", "distkit.attach", str(script), str(word)], cwd=tmp_path)
+    running = subprocess.Popen(
+        [*DISTKIT, "trace", "--", *TWO, str(script), str(word)], cwd=tmp_path
+    )
     try:
         run = dk.follow(tmp_path / "trace", timeout=LONG)
         heard: list[Event] = []

@@ -70,7 +70,7 @@ class Head:
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/companions", **environ},
         )
 
     def begin(self, source: str) -> None:

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import limits, machine
+from distkit.cluster.hosts.launched import recognise
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import start_zygote
 from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
-from distkit.recording.launched import recognise
 
 #: The environment variable that says where the kernel is.
 AGENT = "DISTKIT_AGENT"

@@ -1,6 +1,7 @@
 """Ranks that another launcher starts, recorded: ``distkit trace -- torchrun …``, srun, mpiexec.
 
-The launcher runs as its user has written it, but that each rank begins with ``distkit.attach``.
+The launcher runs as its user has written it, but each rank begins with
+:mod:`distkit_hosts.torchrun.attach`.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
         StartError: it starts no Python script.
 
     >>> recorded(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
-    ['-m', 'distkit.attach', '--out', 'f', 'train.py', '--lr', '1']
+    ['-m', 'distkit_hosts.torchrun.attach', 'f', 'train.py', '--lr', '1']
     >>> recorded(["srun", "-n", "2", "python", "-u", "train.py"], "f")[3:]
-    ['python', '-u', '-m', 'distkit.attach', '--out', 'f', 'train.py']
+    ['python', '-u', '-m', 'distkit_hosts.torchrun.attach', 'f', 'train.py']
     """
-    attach = ["-m", "distkit.attach", "--out", str(folder)]
+    attach = ["-m", "distkit_hosts.torchrun.attach", str(folder)]
     for at, word in enumerate(command, 1):
         before, after, name = [*command[:at]], [*command[at:]], Path(word).name
         if name == "torchrun":

@@ -8,10 +8,8 @@ notebook of the same machine may take up the rank's line, and hold it, or let it
 from __future__ import annotations
 
 import atexit
-import builtins
 import faulthandler
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -20,14 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 
-from distkit.cluster.rank.line import RUN, Line
+from distkit.cluster.hosts.launched import Launched, recognise
 from distkit.cluster.rank.process_group import TIMING
 from distkit.cluster.rank.release import Released, Releases
 from distkit.cluster.rank.wires import Wires
@@ -35,12 +32,12 @@ from distkit.errors import StartError
 from distkit.events import STACK, WORLD
 from distkit.recording import recorder as _recorder
 from distkit.recording.blackbox import BlackBox
-from distkit.recording.launched import Launched, recognise
 from distkit.recording.plain import Row, encode_rows
-from distkit.recording.rankfile import SUFFIX, RankFile, clock, pid_namespace
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import Witness, look_after_backward, told
+from distkit_hosts.torchrun.line import RUN, Line
+from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
 #: Where the files of the ranks go, if nobody says it.
 FOLDER = "trace"
@@ -81,6 +78,12 @@ def record(folder: str | Path = FOLDER) -> None:
         _here = Attached(place, Path(folder).absolute())
         if place.launcher != "none":  # else it may start ranks itself
             os.environ[_ATTACHED] = str(os.getpid())
+
+
+def ended(error: BaseException) -> None:
+    """Note the exception that ends this rank, if it is recorded."""
+    if _here is not None:
+        _here.ended(error)
 
 
 class Attached:
@@ -321,53 +324,3 @@ class _Flusher(Flusher):
         """Write what has been collected, and that the rank lives."""
         super().flush(last)
         self._beat()
-
-
-# -- python -m distkit.attach --------------------------------------------------------------------
-
-
-def main(argv: list[str]) -> None:
-    """Run a script, or a module, as Python does, and record it.
-
-    Args:
-        argv: ``[--out FOLDER] SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` for the script.
-    """
-    folder, words = FOLDER, list(argv)
-    if words[:1] == ["--out"] and len(words) > 1:
-        folder, words = words[1], words[2:]
-    is_module = words[:1] == ["-m"]
-    words = words[is_module:]
-    if not words or words[0].startswith("-"):
-        print(f"usage: {_USAGE}", file=sys.stderr)
-        raise SystemExit(2)
-    sys.argv[:] = words
-    try:
-        record(folder)
-    except StartError as error:
-        print(f"distkit: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    try:
-        _run_module(words[0]) if is_module else _run_script(Path(words[0]))
-    except BaseException as error:
-        if _here is not None:
-            _here.ended(error)
-        raise
-
-
-_USAGE = "torchrun [OPTION ...] -m distkit.attach [--out FOLDER] SCRIPT [ARGUMENT ...]"
-
-
-def _run_script(path: Path) -> None:
-    """Run a file as ``__main__``."""
-    sys.path[0] = str(path.resolve().parent)
-    _recorder.make_users(str(path))
-    main = ModuleType("__main__")
-    loader = SourceFileLoader("__main__", str(path))
-    vars(main).update(__file__=str(path), __builtins__=builtins, __loader__=loader)
-    sys.modules["__main__"] = main
-    exec(compile(path.read_bytes(), str(path), "exec"), vars(main))
-
-
-def _run_module(name: str) -> None:
-    """Run a module as ``__main__``; the current folder is searched first, as by ``python -m``."""
-    runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -17,14 +17,14 @@ from typing import Any
 
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
-from distkit.recording import rankfile
-from distkit.recording.rankfile import Record
 from distkit.recording.recorder import is_users, to_event
 from distkit.trace import foreign
 from distkit.trace.causality import crossings
 from distkit.trace.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.trace.generations import join
 from distkit.trace.log import EventLog, Log
+from distkit_hosts.torchrun import rankfile
+from distkit_hosts.torchrun.rankfile import Record
 
 #: A rank that was heard of so recently runs [s].
 RECENT = 2.0
@@ -34,7 +34,7 @@ def load(files: Sequence[Path], kind: type[Log]) -> Log:
     """Merge the files of the ranks of a run; of several runs in a folder, the latest.
 
     Args:
-        files: as :func:`distkit.recording.rankfile.found` finds them.
+        files: as :func:`distkit_hosts.torchrun.rankfile.found` finds them.
         kind: what to make of their events.
 
     Raises:

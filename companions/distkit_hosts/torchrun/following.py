@@ -9,20 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distkit.cluster.processes.folders import is_ours
-from distkit.cluster.rank.attached import FOLDER
 from distkit.cluster.runs import report
-from distkit.cluster.runs.others import OthersRun, TheirRanks, outcome
 from distkit.cluster.runs.run import Run, draw_waits
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding, Kind, diagnose
 from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
-from distkit.recording import merge, rankfile, trouble
+from distkit.recording import trouble
 from distkit.trace.calls import raised_at
 from distkit.trace.generations import split
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
+from distkit_hosts.torchrun import merge, rankfile
+from distkit_hosts.torchrun.attached import FOLDER
+from distkit_hosts.torchrun.others import OthersRun, TheirRanks, outcome
 
 #: How often to look for something new [s]; and so many times as long as it took to read it.
 PERIOD, PAUSE = 0.2, 5
@@ -33,11 +34,10 @@ LATE = 10.0
 def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     """Follow ranks that torchrun, ``srun`` or ``mpiexec`` has started, while they run.
 
-    The ranks are recorded by ``distkit trace -- torchrun …``, ``torchrun -m distkit.attach …`` or
-    :func:`distkit.record`. What this returns shows a live timeline, and every other view takes it,
-    too: ``dk.Stage(dk.follow())``. Ranks on this machine can be gone through step by step, and
-    ended; those of others are followed through a folder that they share. While not all ranks have
-    begun it waits, and says so.
+    The ranks are recorded by ``distkit trace -- torchrun …`` or :func:`distkit.record`. What this
+    returns shows a live timeline, and every other view takes it, too: ``dk.Stage(dk.follow())``.
+    Ranks on this machine can be gone through step by step, and ended; those of others are followed
+    through a folder that they share. While not all ranks have begun it waits, and says so.
 
     Args:
         folder: where the ranks' files are, on this machine or shared with theirs; of several runs

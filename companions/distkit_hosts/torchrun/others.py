@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from distkit.cluster.processes.channel import Channel, lines
-from distkit.cluster.rank.line import RUN
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Frame, Outcome
 from distkit.errors import RunError
-from distkit.recording import merge, rankfile
 from distkit.recording.plain import encode_rows
-from distkit.recording.rankfile import Record
+from distkit_hosts.torchrun import merge, rankfile
+from distkit_hosts.torchrun.line import RUN
+from distkit_hosts.torchrun.rankfile import Record
 
 #: A rank that does not answer for so long is held by another notebook, or stopped [s].
 ANSWERS = 5.0
