@@ -23,6 +23,7 @@ MOVED = {
     "distkit.parallel": "distkit_simulation.parallel",
     "distkit.simulation": "distkit_simulation",
     "distkit.strategies": "distkit_strategies",
+    "distkit.trace.foreign": "distkit_hosts.foreign",
 }
 
 

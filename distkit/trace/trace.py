@@ -84,18 +84,14 @@ class Trace(EventLog):
         Example:
             >>> Trace.load("/tmp/dumps").diagnose()        # doctest: +SKIP
         """
-        from distkit.trace import file, foreign
+        from distkit.trace import file
 
-        one = isinstance(path, (str, Path))
-        paths = [Path(path)] if isinstance(path, (str, Path)) else [*map(Path, path)]
-        if any(p.suffix == ".rank" or p.is_dir() for p in paths):
-            merge = companions.load("distkit_hosts.torchrun.merge")
-            if files := merge.rankfile.found(paths):
-                ranks: Trace = merge.load(files, cls)
-                return ranks
-        if one and not paths[0].is_dir() and file.is_ours(paths[0]):
-            return file.load(paths[0], cls)
-        return foreign.load(paths, cls)
+        if isinstance(path, (str, Path)) and not Path(path).is_dir() and file.is_ours(Path(path)):
+            return file.load(Path(path), cls)
+        paths = [path] if isinstance(path, (str, Path)) else path
+        foreign = companions.load("distkit_hosts.foreign")
+        trace: Trace = foreign.load([Path(one) for one in paths], cls)
+        return trace
 
     def to_chrome(self, path: str | Path) -> Path:
         """Write Chrome trace JSON: open it in https://ui.perfetto.dev or chrome://tracing."""

@@ -18,11 +18,11 @@ from typing import Any
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
 from distkit.recording.recorder import is_users, to_event
-from distkit.trace import foreign
 from distkit.trace.causality import crossings
 from distkit.trace.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.trace.generations import join
 from distkit.trace.log import EventLog, Log
+from distkit_hosts.foreign.files import checked, sound
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
 
@@ -46,7 +46,7 @@ def load(files: Sequence[Path], kind: type[Log]) -> Log:
 def of(records: Sequence[Record], kind: type[Log]) -> Log:
     """The same of files that were read already."""
     files = [record.path for record in records]
-    merged: Log = foreign.checked(files, lambda: foreign.sound(kind(*merge(records))))
+    merged: Log = checked(files, lambda: sound(kind(*merge(records))))
     return merged
 
 

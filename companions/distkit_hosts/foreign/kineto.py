@@ -23,7 +23,7 @@ from typing import Any
 from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace import fields
 from distkit.trace.calls import named
-from distkit.trace.flight_recorder import described, op_of, peer_of
+from distkit_hosts.foreign.flight_recorder import described, op_of, peer_of
 
 Json = dict[str, Any]
 

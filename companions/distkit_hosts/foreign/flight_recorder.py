@@ -15,9 +15,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
+from distkit.errors import OWN
 from distkit.events import COLLECTIVES, WORLD, Event, Op, State
 from distkit.trace import fields
 
@@ -278,7 +279,7 @@ def _where(frames: list[Json]) -> str:
 
 
 #: Files of packages, of what Python generates, and of distkit in a checkout.
-_FOREIGN = re.compile(f"-packages|<|^{re.escape(str(Path(__file__).parents[1]))}")
+_FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
 
 
 # -- what belongs together -----------------------------------------------------------

@@ -18,9 +18,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from distkit.events import COLLECTIVES, P2P, WORLD, Event, Op, State
-from distkit.trace import fields, naming
+from distkit.trace import fields
 from distkit.trace.calls import CUT, named
-from distkit.trace.flight_recorder import op_of
+from distkit_hosts.foreign import naming
+from distkit_hosts.foreign.flight_recorder import op_of
 
 Json = dict[str, Any]
 

@@ -1,0 +1,17 @@
+"""Files of other programs, and those of ranks that others start, as traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from distkit.trace.log import Log
+from distkit_hosts.foreign import files
+from distkit_hosts.torchrun import merge, rankfile
+
+
+def load(paths: Sequence[Path], kind: type[Log]) -> Log:
+    """Read files, or a folder of them: see :meth:`distkit.Trace.load`."""
+    if ranks := rankfile.found(paths):
+        return merge.load(ranks, kind)
+    return files.load(paths, kind)
