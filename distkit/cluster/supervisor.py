@@ -17,6 +17,7 @@ from pickle import dumps
 from typing import Any
 
 from distkit.cluster.hosts.agent import versions
+from distkit.cluster.hosts.clocks import Offset
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
 from distkit.cluster.hosts.keeping import KeptFleet
 from distkit.cluster.hosts.store import NAME
@@ -33,7 +34,6 @@ from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.report import MOST_REPLACEMENTS, cause
 from distkit.errors import ClusterError, DistkitError, StartError
-from distkit.trace.clocks import Offset
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.

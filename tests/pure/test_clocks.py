@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.trace.clocks import (
+from distkit.cluster.hosts.clocks import (
     DRIFT,
     ClocksDisagree,
     Crossing,

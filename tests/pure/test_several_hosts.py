@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from traces import on_hosts
 
 from distkit.events import Event, Op, State
-from distkit.trace.causality import crossings, in_order
 from distkit.trace.trace import Trace
 from distkit.views import Cockpit, Compare, Stage, Timeline
 from distkit.views.stage.field import Field
 from distkit.views.stage.projection import project
 from distkit.views.timeline.columns import Columns
+from distkit_hosts.causality import crossings, in_order
 
 HOSTS = ("alpha", "alpha", "beta", "gamma")
 

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distkit.cluster.hosts.clocks import Offset, PeerClock, RoundTrip
 from distkit.cluster.hosts.launching import quoted
 from distkit.cluster.hosts.tunnel import Tunnel
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
-from distkit.trace.clocks import Offset, PeerClock, RoundTrip
 
 if TYPE_CHECKING:
     from distkit.cluster.hosts.keeping import Through

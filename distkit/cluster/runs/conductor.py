@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from distkit import companions
 from distkit.cluster.notebook import place
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes.forkserver import Child, LocalForkServer, end, server
@@ -226,9 +227,7 @@ class Conductor:
         trace = self.live.so_far(**facts)
         if whole:
             if "clocks" in trace.meta:
-                from distkit.trace.causality import in_order  # numpy would delay the start
-
-                trace = in_order(trace)
+                trace = companions.load("distkit_hosts.causality").in_order(trace)
             self._trace = trace
         return trace
 

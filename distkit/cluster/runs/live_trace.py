@@ -18,7 +18,7 @@ from distkit.trace.operations import APART, spans
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from distkit.trace.clocks import Offset
+    from distkit.cluster.hosts.clocks import Offset
 
 #: A trace keeps at most this many events; it says how many more there were.
 LIMIT = 2_000_000

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from distkit.cluster.hosts.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.events import Op, Span, State
-from distkit.trace.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.trace.hosts import several
 from distkit.trace.log import EventLog, Log
 
