@@ -193,14 +193,14 @@ def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
 
 
 def stage() -> None:
-    """Have gloo reach the device by host memory, as it reaches GPUs that ranks share."""
+    """Have gloo send and receive by host memory, as between ranks that share a GPU."""
     from distkit.cluster.rank import gpu_staging
     from distkit.recording.tap import tap
 
     tap.remove()  # a receive is over when its copy has come back
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are overridden is the point
-        gpu_staging.install(KEY, frozenset())
+        gpu_staging.install(KEY)
     tap.install()
 
 
