@@ -9,6 +9,8 @@ GONE = {
     "there listen on it.",
     "distkit.attach": "distkit.attach was removed: start the ranks with distkit trace -- torchrun "
     "…, or call dk.record() in the script.",
+    "dk.Cluster(ports=…)": "dk.Cluster(ports=…) was removed: leave it out. Parameter servers take "
+    "free ports of the kernel's range, which a site may set by net.ipv4.ip_local_port_range.",
     "dk.Cluster(mps=…)": "dk.Cluster(mps=…) was removed: leave it out. Ranks that share a GPU take "
     "turns; a site's own MPS daemon serves them if CUDA_MPS_PIPE_DIRECTORY names it.",
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "

@@ -155,7 +155,7 @@ class Nodes:
             keys=self.keys,
             heartbeat_timeout=self._heartbeat_timeout,
             address="" if place is None else place.server.facts["address"],
-            chief=self._chief.result() if place is not None and self._chief.done() else "",
+            chief=self._chief.result() if self._chief.done() else "",
         )
 
     def _replace(self, node: int, status: int) -> None:

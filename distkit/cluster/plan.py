@@ -28,8 +28,7 @@ class Plan:
 
     ``seats`` has one entry per rank; ``note`` says why this backend, for the status card;
     ``crowd`` what to expect where processes have few cores, or no room on a GPU; ``far`` are
-    the arguments of ``dk.Cluster`` that tell other machines; ``ports``: where servers and the
-    scheduler may listen to other machines, none for any.
+    the arguments of ``dk.Cluster`` that tell other machines.
     """
 
     ranks: int
@@ -40,7 +39,6 @@ class Plan:
     note: str = ""
     crowd: str = ""
     far: str = ""
-    ports: range = range(0)
 
     @property
     def devices(self) -> tuple[str, ...]:

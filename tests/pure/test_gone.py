@@ -36,7 +36,10 @@ def test_a_removed_name_says_what_to_do_instead() -> None:
         dk.simulation.measure_modes  # noqa: B018
 
 
-@pytest.mark.parametrize(("option", "instead"), [({"mps": "auto"}, "take turns")])
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [({"mps": "auto"}, "take turns"), ({"ports": "45001-45009"}, "free ports")],
+)
 def test_a_removed_option_of_a_cluster_says_what_to_do_instead(
     option: dict[str, Any], instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

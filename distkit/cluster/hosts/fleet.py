@@ -45,7 +45,6 @@ class Wish:
         timeout: how long the machines may take to come [s].
         options: of the launcher.
         device, backend, threads, memory_fraction: as of a cluster.
-        ports: where parameter servers and their scheduler may listen; none for any.
         keep: how long ranks stay when the kernel ends [s].
     """
 
