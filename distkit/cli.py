@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     adding = (add_demo, add_trace, add_replay, add_hang, add_lab)
-    for add in (*adding, add_clusters, add_bench):
+    for add in (*adding, add_bench):
         add(commands)
     for module in set(COMPANIONS.values()):
         with suppress(CompanionError):
@@ -505,27 +505,6 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
     options = {"stand_in": args.stand_in} if args.stand_in else {}
     report = benchmarks.measure(names, args.reps, say, **options)
     print(report.to_json() if args.json else report)
-
-
-# -- distkit clusters ---------------------------------------------------------------------------
-
-
-def add_clusters(commands: Any) -> None:
-    """Tell the parser about ``clusters``."""
-    clusters = commands.add_parser("clusters", help="list the clusters that are kept, or end one")
-    clusters.add_argument("--stop", metavar="NAME", help="end this one, whoever has it")
-    clusters.set_defaults(run=_clusters)
-
-
-def _clusters(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit.cluster.processes import door
-    from distkit.views.scene.units import aligned
-
-    if args.stop is not None:
-        door.end(door.find(args.stop))
-        return
-    rows = [(one.name, str(one.about["what"]), one.standing) for one in door.kept()]
-    print("\n".join(aligned(rows)) if rows else "No cluster is kept: see dk.Cluster(4, keep='1h').")
 
 
 # -- what commands share -------------------------------------------------------------------------

@@ -9,6 +9,12 @@ GONE = {
     "there listen on it.",
     "distkit.attach": "distkit.attach was removed: start the ranks with distkit trace -- torchrun "
     "…, or call dk.record() in the script.",
+    "distkit clusters": "distkit clusters was removed: every cluster ends with its kernel. "
+    "cluster.stop() ends one earlier.",
+    "dk.Cluster(keep=…)": "dk.Cluster(keep=…) was removed: leave it out. Every cluster ends with "
+    "its kernel; save with torch.save() on a rank what the next one needs.",
+    "dk.Cluster(name=…)": "dk.Cluster(name=…) was removed: leave it out. It named a cluster for "
+    "the next kernel, and every cluster ends with its own.",
     "dk.Cluster(ports=…)": "dk.Cluster(ports=…) was removed: leave it out. Parameter servers take "
     "free ports of the kernel's range, which a site may set by net.ipv4.ip_local_port_range.",
     "dk.Cluster(mps=…)": "dk.Cluster(mps=…) was removed: leave it out. Ranks that share a GPU take "

@@ -56,8 +56,6 @@ def status(room: Supervisor) -> Status:
     plan = room.plan
     stage = room.failure if room.stage == "failed" else room.stage
     parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} a rank"]
-    if room.keep is not None:
-        parts.append(f"{room.keep.name!r} stays for {room.keep.time} without a kernel")
     return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(room))
 
 

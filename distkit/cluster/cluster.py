@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from pickle import loads
 from typing import Any
 
 from distkit.cluster import card, limits
 from distkit.cluster.gpus import CPU
-from distkit.cluster.hosts import site
-from distkit.cluster.hosts.agent import versions
+from distkit.cluster.hosts import attaching, site
 from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
-from distkit.cluster.processes import door
-from distkit.cluster.processes.forkserver import LocalForkServer, end, server
+from distkit.cluster.processes.forkserver import end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import ENDS_WITHIN, Conductor
@@ -56,8 +53,7 @@ class Cluster:
 
     The constructor returns at once and shows a status card; the first use waits until the ranks
     are ready. All processes end with :meth:`stop`, at the end of the ``with`` block, when the
-    object is garbage-collected, and when this kernel ends in any way; or, with ``keep``, some time
-    after that.
+    object is garbage-collected, and when this kernel ends in any way.
 
     Args:
         ranks: number of ranks, default 4.
@@ -82,11 +78,6 @@ class Cluster:
             ``"10.0.0.1:45000"``; or a socket that listens. Found out by default.
         timeout: with other machines: seconds that they may take to come; a job's wait in a queue
             does not count.
-        keep: how long the cluster stays without a kernel: "1h", "30min", or seconds. When the
-            kernel ends, is restarted or is killed, what it ran is ended and all else stays, with
-            the variables on the ranks, until :meth:`attach` has it again or the time is over.
-            :meth:`stop` ends it at once.
-        name: what :meth:`attach` calls a cluster that is kept; chosen if it is not given.
         options: with other machines: the launcher's configuration, such as ``ssh_args=[…]`` or
             ``account="physics"``.
 
@@ -117,8 +108,6 @@ class Cluster:
         engines: str = "",
         interface: str | socket.socket = "",
         timeout: float = 60.0,
-        keep: str | float | None = None,
-        name: str = "",
         **options: Any,
     ) -> None:
         if not heartbeat_timeout > 0:
@@ -133,14 +122,7 @@ class Cluster:
             raise StartError(said[0])
         if options and not far:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
-        if far:
-            keep = far.pop("keep", keep)
-        if name and keep is None:
-            raise StartError(
-                f"name={name!r} is of a cluster that is kept: say how long, keep='1h'."
-            )
         _of_cells.add(cell(), self)
-        kept = None if keep is None else door.choose(name, keep)
         if far:
             wish = Wish(
                 far.pop("ranks"),
@@ -153,9 +135,8 @@ class Cluster:
                 backend,
                 threads,
                 memory_fraction,
-                0.0 if kept is None else kept.seconds,
             )
-            self._open_far(wish, servers, heartbeat_timeout, kept)
+            self._open_far(wish, servers, heartbeat_timeout)
             return
         plan = make_plan(
             site.DEFAULT if given is None else given,
@@ -169,7 +150,7 @@ class Cluster:
             memory_fraction=memory_fraction,
         )
         report.warn([plan.crowd] if plan.crowd else [], UserWarning)
-        self._open(plan, heartbeat_timeout, keep=kept)
+        self._open(plan, heartbeat_timeout)
 
     @classmethod
     def attach(
@@ -184,18 +165,13 @@ class Cluster:
         interface: str | socket.socket = "",
         timeout: float = 60.0,
     ) -> Cluster:
-        """A cluster that was kept, or ranks in ipyparallel's engines that somebody has started.
+        """Ranks in the engines of an ipyparallel cluster that somebody else has started.
 
-        A cluster that was made with ``keep`` goes on, with the variables on its ranks. What ran
-        when its kernel ended is :attr:`interrupted`; a warning says so, and which ranks have ended
-        meanwhile.
-
-        Of an ipyparallel cluster every engine stands for a rank. The engines stay when this cluster
-        is stopped; the ranks end with their engine.
+        Every engine stands for a rank. The engines stay when this cluster is stopped; the ranks end
+        with their engine.
 
         Args:
-            cluster: the name of a cluster that is kept; or an ``ipyparallel.Client``, or the name
-                of a profile or cluster for one. What follows is for these.
+            cluster: an ``ipyparallel.Client``, or the name of a profile or cluster for one.
             servers: number of parameter servers, on the engines' machines.
             device: as of :class:`Cluster`, and so are all that follow.
             backend: see ``device``.
@@ -205,16 +181,12 @@ class Cluster:
             timeout: see ``device``.
 
         Raises:
-            StartError: there is no such cluster, it has no engines, or another kernel has it.
+            StartError: there is no such cluster, or it has no engines.
 
         Example:
-            >>> cluster = dk.Cluster(4, keep="1h", name="mine")  # doctest: +SKIP
-            >>> # in the next kernel
-            >>> cluster = dk.Cluster.attach("mine")  # doctest: +SKIP
+            >>> cluster = dk.Cluster.attach("site")  # doctest: +SKIP
         """
-        if isinstance(cluster, str) and (kept := door.named(cluster)) is not None:
-            return cls._attach_kept(kept)
-        client = _client(cluster)
+        client = attaching.connect(cluster) if isinstance(cluster, str) else cluster
         wish = Wish(
             len(client.ids),
             "",
@@ -232,66 +204,25 @@ class Cluster:
         self._open_far(wish, servers, HEARTBEAT_TIMEOUT)
         return self
 
-    @classmethod
-    def _attach_kept(cls, kept: door.Kept) -> Cluster:
-        """Go on with a cluster that an earlier kernel has left."""
-        ours = (c for c in _made if c._room.keep and not c._room.closed)
-        if here := next((c for c in ours if c._room.folder == kept.folder), None):
-            return here
-        if (by := kept.about["by"]) != versions():
-            raise StartError(
-                f"{kept.name!r} was made with {_told(by)}, and this kernel has "
-                f"{_told(versions())}. Attach with the same, or end it: distkit clusters --stop "
-                f"{kept.name}."
-            )
-        kept = door.enter(kept)
-        left = loads(kept.state)
-        self = cls.__new__(cls)
-        self._open(
-            left["plan"],
-            left["heartbeat_timeout"],
-            keep=left["keep"],
-            fork=LocalForkServer(left["keep"].seconds, kept),
-            left=left,
-            folder=kept.folder,
-        )
-        self.wait()
-        room = self._room
-        room.settled.wait()
-        told = report.of_lost(room.lost, "ended while there was no kernel")
-        if room.left_run is not None:
-            self._latest = self._interrupted = Run(room.left_run)
-            told += [f"{self._latest.error} What is known of it: cluster.interrupted."]
-            told += report.of_lost(room.left_run.died, "had to be ended")
-        report.warn(told, UserWarning)
-        return self
-
-    def _open_far(
-        self, wish: Wish, servers: int, heartbeat_timeout: float, keep: door.Keep | None = None
-    ) -> None:
+    def _open_far(self, wish: Wish, servers: int, heartbeat_timeout: float) -> None:
         """Start the processes on other machines; what these have is known when they are there."""
         count, note = wish.count, "on other machines"
         plan = Plan(count, servers, "gloo", (CPU,) * count, 1, note)
-        self._open(plan, heartbeat_timeout, wish, keep=keep)
+        self._open(plan, heartbeat_timeout, wish)
 
     def _open(
         self,
         plan: Plan,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         wish: Wish | None = None,
-        **kept: Any,
     ) -> None:
-        """Start the processes, and what goes with every cluster; ``kept`` as of a supervisor."""
+        """Start the processes, and what goes with every cluster."""
         self._card = card.Card()
         with _uninterrupted():
-            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout, wish, **kept)
-            stays = self._room.keep is not None
-            finish = Supervisor.leave if stays else Supervisor.close
-            self._end = weakref.finalize(self, finish, self._room)
-            self._end.atexit = not stays
-        self._runs = self._room.began
+            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout, wish)
+            self._end = weakref.finalize(self, Supervisor.close, self._room)
+        self._runs = 0
         self._latest: Run | None = None
-        self._interrupted: Run | None = None
         self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
         self._announce()
@@ -549,11 +480,6 @@ class Cluster:
         self._room.close()
 
     @property
-    def interrupted(self) -> Run | None:
-        """The run that the end of an earlier kernel has interrupted: its end, and its trace."""
-        return self._interrupted
-
-    @property
     def stepper(self) -> Stepper | None:
         """The latest stepper, such as that of a ``%%ranks --step`` cell."""
         return self._stepper[1] if self._stepper is not None else None
@@ -591,22 +517,6 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
-
-
-def _told(versions: dict[str, str]) -> str:
-    return " and ".join(f"{what} {version}" for what, version in versions.items())
-
-
-def _client(cluster: Any) -> Any:
-    """ipyparallel's client of a cluster that is given as one, or by a name."""
-    if not isinstance(cluster, str):
-        return cluster
-    from distkit.cluster.hosts.attaching import connect
-
-    try:
-        return connect(cluster)
-    except StartError as error:
-        raise StartError(f"{error}\n{door.others()}") from None
 
 
 def _gone(option: str) -> str:

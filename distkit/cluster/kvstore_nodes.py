@@ -88,28 +88,17 @@ class Nodes:
         for server, mine in of.items():
             told = [self._arguments(n, missing[n], self.place(n)) for n in mine]
             children = server.fork_all("distkit.cluster.processes.roles:node", told)
-            self._adopt(dict(zip(mine, children, strict=True)))
+            self._starts.update(mine)
+            for n, child in zip(mine, children, strict=True):
+                self.children[n] = child
+                child.hear(partial(self._said, n))
+                child.on_exit(partial(self._ended_by_itself, n))
+                child.on_stop = partial(self._hear, n, "stopped")
+        if max(self.roles) in missing:
+            self._tell_who_left(self._left, self._dead)
 
-    def _adopt(self, children: dict[int, Child]) -> None:
-        self.children.update(children)
-        for n, child in children.items():
-            child.hear(partial(self._said, n))
-            child.on_exit(partial(self._replace, n))
-            child.on_stop = partial(self._hear, n, "stopped")
-
-    def state(self) -> dict[str, Any]:
-        """What the next kernel has to know of those that are kept."""
-        chief = self._chief.result() if self._chief.done() else ""
-        return {"keys": self.keys, "begun": self._begun, "chief": chief}
-
-    def resume(self, state: dict[str, Any], children: dict[int, Child]) -> None:
-        """Go on where an earlier kernel has ended, with the processes that are still there."""
-        self.keys, self._begun = state["keys"], state["begun"]
-        if state["chief"]:
-            self._set_chief(state["chief"])
-        self._adopt(children)
-
-    def _arguments(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
+    def _told(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
+        """What a node's process is told when it is forked."""
         kind, i = role
         return {
             "node": self.node(kind, i, place),

@@ -5,7 +5,6 @@ One lock guards ipyparallel's client: JupyterLab runs widget callbacks on thread
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,21 +12,16 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pickle import dumps
 from typing import Any
 
-from distkit.cluster.hosts.agent import versions
 from distkit.cluster.hosts.clocks import Offset
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
-from distkit.cluster.hosts.keeping import KeptFleet
 from distkit.cluster.hosts.store import NAME
 from distkit.cluster.kvstore_nodes import Nodes
-from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes import folders
-from distkit.cluster.processes.door import Keep, myself
 from distkit.cluster.processes.engines import PATIENCE, Engines
-from distkit.cluster.processes.forkserver import Child, LocalForkServer, Stop, end
+from distkit.cluster.processes.forkserver import Child, Stop, end
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.processes.roles import CHILD_ENDED, PORTS
 from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
@@ -51,8 +45,6 @@ ENDS = 1.0
 #: What a rank's process runs.
 _ENGINE = "distkit.cluster.processes.roles:engine"
 
-_ENDED = "the kernel that had begun it has ended, and the cluster is ready for the next run"
-
 _WIPED = (
     "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
     "its ranks cannot meet without it."
@@ -67,9 +59,6 @@ class Supervisor(RankController):
 
     Args:
         wish: the other machines, if ranks are to be there.
-        keep: how its processes stay when this kernel ends; None if they end with it.
-        fork: what those are forked from that an earlier kernel has left …
-        left: … what it has noted of them, and ``folder``, theirs.
     """
 
     def __init__(
@@ -78,31 +67,10 @@ class Supervisor(RankController):
         on_change: Callable[[], None],
         heartbeat_timeout: float,
         wish: Wish | None = None,
-        *,
-        keep: Keep | None = None,
-        fork: LocalForkServer | None = None,
-        left: dict[str, Any] | None = None,
-        folder: str = "",
     ) -> None:
-        if keep is not None and fork is None:  # of its own: the others end with this kernel
-            fork = LocalForkServer(keep.seconds)
-        try:
-            super().__init__(plan, hub=True, fork=fork, folder=folder)
-        except StartError:
-            if fork is not None:
-                fork.close()
-            raise
-        self.keep, self._wish, self._left = keep, wish, left or {}
-        self._noting = threading.Lock()
-        self.began = int(self._left.get("began", 0))  #: The number of the latest run.
-        self.left_run: Conductor | None = None  #: What went on when the earlier kernel ended.
-        self.lost: list[int] = []  #: Ranks that have ended between that and now.
+        super().__init__(plan, hub=True)
         #: The other machines, and where the ranks of each are.
-        self._fleet: Fleet | KeptFleet | None = None
-        if keep is not None and (wish or self._left.get("fleet")):
-            self._fleet = KeptFleet(self._stage)
-        elif wish is not None:
-            self._fleet = Fleet(wish, self.folder, self._stage)
+        self._fleet = None if wish is None else Fleet(wish, self.folder, self._stage)
         self._places: list[Place] = []
         self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
         self.stage, self.failure, self._port = "starting", "", free_port()
@@ -127,21 +95,15 @@ class Supervisor(RankController):
 
     def _start(self) -> None:
         try:
-            if self._left:
-                self._take_up(self._left)
-            else:
-                self._start_all()
+            self._start_all()
             self._up = True
             if self._controller is not None:
                 self._controller.on_exit(self._on_controller_exit)
             self._stage("ready")
-            if self._left:
-                self._see_to_the_left()
         except Exception as error:
             self.failure = self._explain(error)
             self._stage("failed")
             self.ready.set()  # who waits hears why, while what was started ends
-            self.settled.set()
             self._end_all()
         finally:
             if self.closed:  # stopped while starting: end also what was started since
@@ -150,10 +112,8 @@ class Supervisor(RankController):
 
     def _start_all(self) -> None:
         fork = self._fork
-        if isinstance(self._fleet, Fleet):
+        if self._fleet is not None:
             self._fleet.start()  # at once: it takes longest
-        elif self._fleet is not None and self._wish is not None:
-            self._fleet.start(fork, self.folder, self._wish)
         fork.preload("ipyparallel.controller.app")
         self._controller = fork.fork(
             "distkit.cluster.processes.roles:controller",
@@ -172,25 +132,25 @@ class Supervisor(RankController):
                 "ipyparallel's controller did not start. " + self._log("controller.log")
             ) from None
         self._engines = Engines(connection, self.folder)
-        if self._fleet is not None and self._wish is not None:
-            self._settle_in(self._fleet.gather(), self._wish)
+        if self._fleet is not None:
+            self._settle_in(self._fleet)
             self._stage("importing torch")
         self.nodes.start()
         self._fork_ranks(range(self.plan.ranks), join=0)
         self._stage("waiting for the ranks")
         self._await_registration(range(self.plan.ranks))
 
-    def _settle_in(self, places: list[Place], wish: Wish) -> None:
+    def _settle_in(self, fleet: Fleet) -> None:
         """Have a folder on each machine, whose sockets lead to this one's, and a plan that fits."""
         sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
-        self._places = self.nodes.places = places
+        self._places = self.nodes.places = fleet.gather()
         for first, place in enumerate(self._places):
             place.servers = range(first, self.plan.servers, len(self._places))
             nodes = sum(self.nodes.place(n) is place for n in self.nodes.roles)
             processes = len(place.ranks) + nodes
             place.folder = place.server.make_folder(processes, like=self.folder, sockets=sockets)
             self._deaf.append(place.server.on_loss(self._fail))
-        self.plan = wish.plan(self._places, self.plan.servers)
+        self.plan = fleet.wish.plan(self._places, self.plan.servers)
 
     def _offset(self, rank: int) -> Offset | None:
         """The clock of the machine that a rank is on; None if it is this machine's."""
@@ -231,13 +191,10 @@ class Supervisor(RankController):
             server = self._fork if place is None else place.server
             asked.append((r, server, server.ask_for(_ENGINE, [self._engine(r, place, join)])))
         for r, server, lifelines in asked:
-            self._adopt(r, server.adopt_all(lifelines)[0])
-
-    def _adopt(self, r: int, child: Child) -> None:
-        self.ranks[r] = child
-        child.hear(partial(self._hear_rank, r))
-        child.on_exit(partial(self._on_exit, r, child))
-        child.on_stop = partial(self._on_stop, r)
+            child = self.ranks[r] = server.adopt_all(lifelines)[0]
+            child.hear(partial(self._hear_rank, r))
+            child.on_exit(partial(self._on_exit, r, child))
+            child.on_stop = partial(self._on_stop, r)
 
     def _engine(self, r: int, place: Place | None, join: int | None) -> dict[str, Any]:
         """What a rank's process is told when it is forked."""
@@ -304,97 +261,6 @@ class Supervisor(RankController):
             return said or folders.is_full(self.folder)
         return folders.is_full(self.folder)
 
-    # -- from kernel to kernel --------------------------------------------------
-
-    def _note(self) -> None:
-        """Note what the next kernel has to know, if these processes stay for it."""
-        if self.keep is None or not self._up or self.closed:
-            return
-        with self._noting:
-            run, controller = self.run, self._controller
-            state = {
-                "plan": self.plan,
-                "keep": self.keep,
-                "heartbeat_timeout": self._heartbeat_timeout,
-                "connection": self.engines.connection,
-                "idents": self.engines.idents,
-                "generation": self.generation,
-                "port": self._port,
-                "controller": controller.pid if controller is not None else 0,
-                "fleet": self._fleet.pid if isinstance(self._fleet, KeptFleet) else 0,
-                "places": [(place.folder, place.servers) for place in self._places],
-                "ranks": {r: child.pid for r, child in list(self.ranks.items())},
-                "nodes": {n: child.pid for n, child in list(self.nodes.children.items())},
-                "of nodes": self.nodes.state(),
-                "began": self.began,
-                "run": None if run is None or run.finished else (run.name, run.number, run.stepped),
-            }
-            about = {"name": self.keep.name, "what": self.plan.what, "holder": myself()}
-            self._fork.note(self.folder, {**about, "by": versions()}, dumps(state))
-
-    def _take_up(self, left: dict[str, Any]) -> None:
-        """Take the place of the kernel that has noted this."""
-        self.generation, self._port = left["generation"], left["port"]
-        numbers = {**left["ranks"], **left["nodes"]}
-        ours = {"controller": left["controller"], "fleet": left["fleet"]}
-        if not left["places"]:
-            ours |= numbers
-        found = self._fork.take_up(ours)
-        if missing := [who for who in ("controller", "fleet") if left[who] and who not in found]:
-            raise StartError(f"its {missing[0]} has ended: its ranks cannot be reached any more.")
-        self._controller = found.pop("controller")
-        self._engines = Engines(left["connection"], self.folder, left["idents"])
-        if isinstance(self._fleet, KeptFleet):
-            self._fleet.child = found.pop("fleet", None)
-            self._places = self.nodes.places = self._fleet.gather()
-        for place, (folder, servers) in zip(self._places, left["places"], strict=True):
-            place.folder, place.servers, place.server.mirror = folder, servers, self.folder
-            self._deaf.append(place.server.on_loss(self._fail))
-        for place in self._places:
-            there = {n: pid for n, pid in numbers.items() if self.place(n) is place}
-            found |= place.server.take_up(there)
-        self.nodes.resume(left["of nodes"], {n: found[n] for n in left["nodes"] if n in found})
-        for r in left["ranks"]:
-            if r in found:
-                self._adopt(r, found[r])
-        self.lost = [r for r in left["ranks"] if r not in found]
-        for r in self.lost:
-            self.engines.forget(r, quietly=True)
-        self._await_registration(self.ranks)
-
-    def _see_to_the_left(self) -> None:
-        """End what went on when the earlier kernel ended, and replace who has ended since."""
-        self._replace()
-        if self._left["run"] is None:
-            self.settled.set()
-            return
-        name, number, stepped = self._left["run"]
-        run = Conductor(name, number, sorted(self.ranks), self.meta(), stepped=stepped)
-        run.take_over(_ENDED)
-        self.left_run = run
-        # a rank that has not begun it, or whose answer is lost, answers this
-        self.submit(run, pack(os.getpid, (), {}), {"step": False, "trouble": None, "seed": None})
-
-    def leave(self) -> None:
-        """Let go of a cluster that is kept: the next kernel may have it."""
-        if not (self._up and self.keep):
-            self.close()
-        if self.closed:
-            return
-        self._note()  # a run may have ended just now
-        self.closed = self.nodes.closed = True
-        for deafen in self._deaf:
-            deafen()
-        self.engines.close()
-        for child in self._children():
-            child.let_go()
-        if isinstance(self._fleet, KeptFleet):
-            self._fleet.leave()
-        for place in self._places:
-            place.server.closed = True
-            place.server.channel.close()
-        self._fork.leave()
-
     # -- running ----------------------------------------------------------------
 
     def await_ready(self, timeout: float | None) -> bool:
@@ -415,8 +281,7 @@ class Supervisor(RankController):
             raise ClusterError(f"ranks {missing} have no running process. Call cluster.restart().")
         self.nodes.run = run.number
         self.nodes.start()
-        self.run, self.began = run, run.number
-        self._note()
+        self.run = run
         if self._places:
             run.live.offset = self._offset
         self.settled.clear()
@@ -468,8 +333,7 @@ class Supervisor(RankController):
 
     def _conduct(self, run: Conductor) -> None:
         run.conduct(self)
-        self._note()
-        if run.left or not run.intact:
+        if not run.intact:
             self.generation += 1
         unfit = [] if self.closed else [self.ranks[r] for r, o in run.outcomes.items() if o.unfit]
         end(unfit)
@@ -484,7 +348,7 @@ class Supervisor(RankController):
         finally:
             self.run = self.nodes.run = None
             self.settled.set()
-            self._changed()
+            self._on_change()
 
     def go(self, run: int, ranks: Iterable[int], count: int | None) -> None:
         """Let these ranks through the gate ``count`` times, or for good when None."""
@@ -514,7 +378,7 @@ class Supervisor(RankController):
         """A signal has stopped a rank's process, or it continues: say so."""
         if self.run is not None:
             self.run.hear(rank, "stopped", stop)
-        self._changed()
+        self._on_change()
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         """A rank's process ended: tell the run, and put another in its place."""
@@ -530,7 +394,7 @@ class Supervisor(RankController):
         self.engines.forget(rank)
         if self._up and (run is None or run.finished):
             self._replace()
-        self._changed()
+        self._on_change()
 
     def _on_controller_exit(self, status: int) -> None:
         ended = f"ipyparallel's controller ended ({cause(status)})"
@@ -591,7 +455,7 @@ class Supervisor(RankController):
 
     def _gone(self, ranks: Iterable[int]) -> list[int]:
         """Those of these ranks that have no process."""
-        return [r for r in ranks if r not in self.ranks or self.ranks[r].status is not None]
+        return [r for r in ranks if self.ranks[r].status is not None]
 
     def _fork_again(self, gone: list[int]) -> None:
         """Fork new ranks; those that end while they start are replaced in turn, a few times."""
@@ -651,17 +515,13 @@ class Supervisor(RankController):
             run.abandon("the cluster was stopped")
         self._end_all()
         self.stage = "stopped"
-        self._changed()
-
-    def _children(self) -> list[Child]:
-        """All processes but those that keep tunnels."""
-        one = [] if self._controller is None else [self._controller]
-        nodes = self.nodes.children.values()
-        return [*self.ranks.values(), *nodes, *one]
+        self._on_change()
 
     def _end_all(self) -> None:
         self.nodes.closed = True
-        children = self._children()
+        children = [*self.ranks.values(), *self.nodes.children.values()]
+        if self._controller is not None:
+            children.append(self._controller)
         if self._engines is not None:
             self._engines.close()
         end(children)
@@ -673,17 +533,11 @@ class Supervisor(RankController):
         if self._fleet is not None:
             self._fleet.close()
         self._fork.remove(self.folder)
-        if self.keep is not None:
-            self._fork.close()
-
-    def _changed(self) -> None:
-        self._note()
-        self._on_change()
 
     def _stage(self, stage: str) -> None:
         if not (self.closed or self._over):
             self.stage = stage
-            self._changed()
+            self._on_change()
 
     def child(self, node: int) -> Child:
         """The process of a rank, a server or the scheduler, by its number."""

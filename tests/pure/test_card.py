@@ -12,7 +12,6 @@ from zmq import ZMQError
 from distkit.cluster import card
 from distkit.cluster.gpus import CPU
 from distkit.cluster.plan import Plan
-from distkit.cluster.processes.door import Keep
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.run import Run, follow
 from distkit.views import Timeline
@@ -49,9 +48,8 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
     plan = Plan(ranks, servers, "gloo", (CPU,) * ranks, 1)
     facts = {"plan": plan, "stage": "ready", "run": None, "memory": list}
-    room: Any = SimpleNamespace(**facts, meta=lambda: {"ranks": {}}, keep=Keep("mine", 5400))
+    room: Any = SimpleNamespace(**facts, meta=lambda: {"ranks": {}})
     assert card.status(room).title == f"distkit cluster: {says} · ready"
-    assert card.status(room).note.endswith("'mine' stays for 90 min without a kernel")
 
 
 def test_the_card_of_a_kernel_that_ends_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,11 @@ from distkit.gone import GONE
 
 @pytest.mark.parametrize(
     ("command", "instead"),
-    [("export script lesson.ipynb train", "torchrun"), ("lab-hosts --forward 8888", "as root")],
+    [
+        ("export script lesson.ipynb train", "torchrun"),
+        ("lab-hosts --forward 8888", "as root"),
+        ("clusters --stop mine", "cluster.stop"),
+    ],
 )
 def test_a_removed_command_says_what_to_do_instead(
     command: str, instead: str, capsys: pytest.CaptureFixture[str]
@@ -38,7 +42,12 @@ def test_a_removed_name_says_what_to_do_instead() -> None:
 
 @pytest.mark.parametrize(
     ("option", "instead"),
-    [({"mps": "auto"}, "take turns"), ({"ports": "45001-45009"}, "free ports")],
+    [
+        ({"mps": "auto"}, "take turns"),
+        ({"keep": "1h"}, "torch.save"),
+        ({"name": "mine"}, "next kernel"),
+        ({"ports": "45001-45009"}, "free ports"),
+    ],
 )
 def test_a_removed_option_of_a_cluster_says_what_to_do_instead(
     option: dict[str, Any], instead: str, monkeypatch: pytest.MonkeyPatch

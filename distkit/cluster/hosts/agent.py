@@ -63,8 +63,7 @@ class Agent:
     Args:
         where: ``endpoint`` and ``keys`` of the kernel's relay; ``name`` of this machine, "" if the
             kernel does not know it; ``network``, an address that is reached by the interface that
-            ranks are to use, "" for that of the kernel; ``keep``, how long ranks may be without a
-            kernel while the tunnel holds [s].
+            ranks are to use, "" for that of the kernel.
     """
 
     def __init__(self, where: dict[str, Any]) -> None:
@@ -142,7 +141,7 @@ class Agent:
     def _start_zygote(self) -> None:
         self._zygote, theirs = Channel.pair()
         with theirs:
-            self._process = start_zygote(theirs, subprocess.PIPE, self._where.get("keep", 0.0))
+            self._process = start_zygote(theirs, subprocess.PIPE)
         self._listener = threading.Thread(target=self._overhear, daemon=True)
         self._listener.start()
         self._zygote.send({"do": "import", "modules": ["distkit.cluster.processes.preload:hook"]})

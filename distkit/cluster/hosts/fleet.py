@@ -45,7 +45,6 @@ class Wish:
         timeout: how long the machines may take to come [s].
         options: of the launcher.
         device, backend, threads, memory_fraction: as of a cluster.
-        keep: how long ranks stay when the kernel ends [s].
     """
 
     ranks: dict[str, int] | int
@@ -58,7 +57,6 @@ class Wish:
     backend: str = "auto"
     threads: int | None = None
     memory_fraction: float | None = None
-    keep: float = 0.0
 
     def plan(self, places: list[Place], servers: int) -> Plan:
         """The plan for the machines that are there."""
@@ -200,23 +198,16 @@ class Fleet:
         wish: which machines.
         folder: of the cluster, on this one.
         progress: called with what is waited for.
-        meet: makes, of a tunnel and what an agent has said, whoever is to speak with the agent.
     """
 
-    def __init__(
-        self,
-        wish: Wish,
-        folder: str,
-        progress: Callable[[str], None],
-        meet: Callable[[Tunnel, dict[str, Any]], Any] = HostForkServer,
-    ) -> None:
-        self.wish, self._progress, self._meeting = wish, progress, meet
+    def __init__(self, wish: Wish, folder: str, progress: Callable[[str], None]) -> None:
+        self.wish, self._progress = wish, progress
         self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
         address = wish.address()
         self._relay = self._listen(f"tcp://{address}:{wish.port}", keys)
         self.address = address
-        self._where = {"endpoint": self._relay.endpoint, "keys": keys, "keep": wish.keep}
+        self._where = {"endpoint": self._relay.endpoint, "keys": keys}
         try:
             self._launch = self._begin(folder)
         except StartError:
@@ -308,7 +299,7 @@ class Fleet:
         else:
             if agent is not None:
                 agent.close()
-            agent = self._meeting(tunnel, facts)
+            agent = HostForkServer(tunnel, facts)
         found[name] = agent, [*orders, order]
 
     def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[Place]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distkit.cluster.hosts.clocks import Offset, PeerClock, RoundTrip
 from distkit.cluster.hosts.launching import quoted
@@ -17,9 +17,6 @@ from distkit.cluster.hosts.tunnel import Tunnel
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
-
-if TYPE_CHECKING:
-    from distkit.cluster.hosts.keeping import Through
 
 _LOOK = "Look at the network and at the machine: distkit doctor --hosts {}"
 
@@ -41,7 +38,7 @@ def connect(path: str) -> socket.socket:
 class Wire(Channel):
     """A tunnel as the line to a zygote: a file descriptor that goes with a message is a line."""
 
-    def __init__(self, tunnel: Tunnel | Through) -> None:
+    def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
         self._words: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -87,7 +84,7 @@ class HostForkServer(ForkServer):
         facts: what the agent has said of its machine.
     """
 
-    def __init__(self, tunnel: Tunnel | Through, facts: dict[str, Any]) -> None:
+    def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
         self.what_is_there = "all processes there"  # for messages
         self._ended: dict[str, str] = {}  # why, and what was said there before

@@ -10,7 +10,6 @@ One thread, the :class:`ChannelListener`, hears what the processes of all cluste
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import socket
@@ -32,12 +31,8 @@ _HEAD = struct.Struct("!Q")
 class Channel:
     """One end of the line. ``send`` may be called from any thread, ``recv`` from one."""
 
-    alone = False  #: True while a process that is kept waits for another at the other end.
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
-        #: Called, from another thread, when a line breaks that can be made again.
-        self.on_loss: Callable[[], None] = lambda: None
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -115,65 +110,6 @@ class Channel:
     def close_here(self) -> None:
         """Close this end in a process that has inherited it: the line stays."""
         self._sock.close()
-
-
-class Renewable(Channel):
-    """The line of a process that is kept: when its starter has ended, another may take it up.
-
-    Args:
-        sock: this end of the line.
-        spare: the zygote's line to this process, by which the next starter's socket comes.
-    """
-
-    def __init__(self, sock: socket.socket, spare: socket.socket) -> None:
-        super().__init__(sock)
-        self._spare, self._renewing = Channel(spare), threading.Lock()
-
-    @property
-    def alone(self) -> bool:  # type: ignore[override]
-        """True while nobody is at the other end."""
-        return self._renewing.locked()
-
-    def send(self, message: Any, fd: int | None = None) -> None:
-        """Send one message: to the next starter, if this one has ended before it is sent."""
-        while True:
-            sock = self._sock
-            try:
-                return super().send(message, fd)
-            except OSError as error:
-                if sock is self._sock and error.errno in (errno.EBADF, errno.ENOTSOCK):
-                    raise  # it was closed here
-            try:
-                self._renew(sock)
-            except EOFError as gone:
-                raise BrokenPipeError(str(gone)) from gone
-
-    def recv_fd(self) -> tuple[Any, int | None]:
-        """Wait for one message, and for the next starter, if need be."""
-        while True:
-            sock = self._sock
-            try:
-                return super().recv_fd()
-            except EOFError:
-                self._renew(sock)
-
-    def _renew(self, broken: socket.socket) -> None:
-        """Wait for another line in the place of this one."""
-        with self._renewing:
-            if self._sock is not broken:  # another thread has waited
-                return
-            threading.Thread(target=self.on_loss, name="distkit-alone", daemon=True).start()
-            fd = self._spare.recv_fd()[1]
-            sock = socket.socket(fileno=fd)
-            with suppress(OSError):  # that one has just ended, too
-                Channel(sock).send(("pid", os.getpid()))
-            self._sock = sock
-            broken.close()
-
-    def close_here(self) -> None:
-        """Close this end in a process that has inherited it: the line stays."""
-        super().close_here()
-        self._spare.close_here()
 
 
 def _read(sock: socket.socket, size: int) -> bytes:

@@ -21,16 +21,13 @@ class Engines:
     Args:
         connection: what the controller says about itself.
         folder: the cluster's own.
-        idents: the names of the ranks that are there, by an earlier client.
     """
 
-    def __init__(
-        self, connection: dict[str, Any], folder: str, idents: dict[int, str] | None = None
-    ) -> None:
+    def __init__(self, connection: dict[str, Any], folder: str) -> None:
         import ipyparallel
 
-        self.connection, self._folder = connection, folder
-        self.idents: dict[int, str] = dict(idents or {})
+        self._connection, self._folder = connection["engine"], folder
+        self._idents: dict[int, str] = {}
         self._forgotten: set[str] = set()
         self._client: Any = ipyparallel.Client(
             connection["client"], profile_dir=folder, ipython_dir=folder, timeout=PATIENCE
@@ -38,17 +35,17 @@ class Engines:
 
     def seen_from(self, folder: str) -> dict[str, Any]:
         """What the controller says to engines, which find its sockets in this folder."""
-        text = json.dumps(self.connection["engine"]).replace(self._folder, folder)
+        text = json.dumps(self._connection).replace(self._folder, folder)
         return dict(json.loads(text))
 
     def name(self, rank: int) -> str:
         """A name for the process that is about to be this rank."""
-        self.idents[rank] = f"rank-{rank}-{secrets.token_hex(4)}"
-        return self.idents[rank]
+        self._idents[rank] = f"rank-{rank}-{secrets.token_hex(4)}"
+        return self._idents[rank]
 
     def find(self, rank: int) -> int | None:
         """ipyparallel's id of a rank's engine, None when it has not registered."""
-        ident = self.idents[rank]
+        ident = self._idents[rank]
         return next((i for i, u in list(self._client._engines.items()) if u == ident), None)
 
     def apply(
@@ -68,12 +65,9 @@ class Engines:
         )
         future.add_done_callback(reply)
 
-    def forget(self, rank: int, *, quietly: bool = False) -> None:
-        """Tell the hub that an engine is gone, as ipyparallel's nanny would.
-
-        ``quietly``: wait for no answer; to a client that has just come the hub may say it too soon.
-        """
-        engine, client, ident = self.find(rank), self._client, self.idents[rank]
+    def forget(self, rank: int) -> None:
+        """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
+        engine, client, ident = self.find(rank), self._client, self._idents[rank]
         if engine is not None and ident not in self._forgotten:
             self._forgotten.add(ident)
 
@@ -81,8 +75,6 @@ class Engines:
                 client.session.send(
                     client._query_stream, "unregistration_request", content={"id": engine}
                 )
-                if quietly:
-                    client._unregister_engine({"content": {"id": engine}})
 
             client._io_loop.add_callback(send)
 

@@ -30,7 +30,6 @@ from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
-from distkit.cluster.processes.door import Kept
 from distkit.errors import StartError
 
 #: A zygote answers within this time [s]; it may be importing torch.
@@ -158,32 +157,14 @@ class ForkServer:
 
     def ask_for(self, run: str, each: list[dict[str, Any]]) -> list[Channel]:
         """Have several forked, without waiting: their lifelines, for :meth:`adopt_all`."""
-        return self._lines(
-            [
-                {"do": "fork", "run": run, "log": one.pop("log"), "folder": one["folder"]}
-                | {"arguments": pickle.dumps(one)}
-                for one in map(dict[str, Any], each)
-            ]
-        )
-
-    def take_up(self, pids: dict[Any, int]) -> dict[Any, Child]:
-        """Children that were kept, by who they are: those that are still there; others end."""
-        there = set(self._ask({"do": "children"})["children"])
-        with suppress(OSError):
-            self.channel.send({"do": "kill", "pids": list(there - set(pids.values()))})
-        left = {who: pid for who, pid in pids.items() if pid in there}
-        lines = self._lines([{"do": "line", "pid": pid} for pid in left.values()])
-        return dict(zip(left, self.adopt_all(lines), strict=True))
-
-    def _lines(self, words: list[dict[str, Any]]) -> list[Channel]:
-        """Begin a line to a child with each of these words."""
         ends = []
         try:
-            for word in words:
+            for one in map(dict[str, Any], each):
+                word = {"do": "fork", "run": run, "log": one.pop("log"), "folder": one["folder"]}
                 ours, theirs = Channel.pair()
                 ends.append(ours)
                 with theirs:
-                    self._send(word, theirs.fileno())
+                    self._send({**word, "arguments": pickle.dumps(one)}, theirs.fileno())
         except StartError:
             for ours in ends:
                 ours.close()
@@ -293,32 +274,19 @@ class ForkServer:
 
 
 class LocalForkServer(ForkServer):
-    """Starts a zygote of this machine. Use :func:`server`, unless it is to be kept.
+    """Starts the zygote of this machine. Use :func:`server`."""
 
-    Args:
-        keep: so long the zygote stays without a kernel [s].
-        left: what an earlier kernel has kept, in the place of a new zygote.
-    """
-
-    def __init__(self, keep: float = 0.0, left: Kept | None = None) -> None:
+    def __init__(self) -> None:
         self._folders: dict[str, int | None] = {}  # and what holds their locks
-        self._keep = keep
-        self.process: subprocess.Popen[bytes] | None = None
-        if left is not None and left.line is not None:
-            ours = left.line
-            self._folders[left.folder] = folders.hold(left.folder)
-        else:
-            ours, theirs = Channel.pair()
-            with theirs:
-                # what is kept must not hold up who waits for the end of this process's output
-                quiet = subprocess.DEVNULL if keep else None
-                self.process = start_zygote(theirs, quiet, keep)
+        ours, theirs = Channel.pair()
+        with theirs:
+            self.process = start_zygote(theirs)
         super().__init__(ours, platform.node())
 
     @property
     def alive(self) -> bool:
         """True if the zygote is there to fork from."""
-        return super().alive and (self.process is None or self.process.poll() is None)
+        return super().alive and self.process.poll() is None
 
     def make_folder(self, processes: int, controller: bool = False) -> str:
         """A new folder on this machine, locked while this process lives."""
@@ -339,33 +307,16 @@ class LocalForkServer(ForkServer):
             if held is not None:
                 os.close(held)
 
-    def note(self, folder: str, about: dict[str, Any], state: bytes) -> None:
-        """Have everything stay when this kernel ends; see :mod:`distkit.cluster.processes.door`."""
-        with suppress(OSError):
-            self.channel.send({"do": "note", "folder": folder, "about": about, "state": state})
-
-    def leave(self) -> None:
-        """Let go of what is kept: the next kernel may have it."""
-        self.closed = True
-        self.channel.hang_up()
-        self._unlock()
-
     def close(self) -> None:
         """End the zygote and everything that it forked."""
         self.closed = True
-        if self._keep:
-            with suppress(OSError):
-                self.channel.send({"do": "end"})
-            self._lost.wait(5 + PATIENCE)
         self.channel.close()
         self._await_end()
         for folder in list(self._folders):  # nobody has removed them, so the zygote was killed
             self.remove(folder)
 
     def _await_end(self) -> None:
-        """Wait until the zygote has ended, and then its reaper, if this kernel has started it."""
-        if self.process is None:
-            return
+        """Wait until the zygote has ended, and then its reaper."""
         try:
             self.process.wait(5 + PATIENCE)
         except subprocess.TimeoutExpired:
@@ -377,13 +328,11 @@ class LocalForkServer(ForkServer):
         if self.closed:
             return "no more processes can be started: this process is ending."
         with suppress(subprocess.TimeoutExpired):  # it may have just ended
-            how = ""
-            if self.process is not None:
-                how = f" ({_how(self.process.wait(1 if self.channel.broken() else 0))})"
-            if how or self.channel.broken():
-                why = f"the process that ranks are forked from ended{how}, and all ranks with it."
-                said = "" if self._keep else " Its messages are in the terminal that runs Jupyter."
-                return why + said
+            code = self.process.wait(1 if self.channel.broken() else 0)
+            return (
+                f"the process that ranks are forked from ended ({_how(code)}), and all ranks with "
+                "it. Its messages are in the terminal that runs Jupyter."
+            )
         return (
             "no more processes can be started: the limit of processes or of memory is reached. "
             "Stop other clusters, or ask for fewer ranks."
@@ -392,9 +341,6 @@ class LocalForkServer(ForkServer):
     def forget(self) -> None:
         """In a fork of the kernel: let go of the lines and the locks."""
         super().forget()
-        self._unlock()
-
-    def _unlock(self) -> None:
         for held in self._folders.values():
             if held is not None:
                 os.close(held)
@@ -410,23 +356,19 @@ def end(children: Iterable[Child]) -> None:
         one.kill(mine)
 
 
-def start_zygote(
-    line: socket.socket, stderr: int | None = None, keep: float = 0.0
-) -> subprocess.Popen[bytes]:
+def start_zygote(line: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:
     """Start a zygote of this machine that obeys what comes by ``line``.
 
     Args:
         line: its end of the line.
         stderr: where its messages go, as for Popen.
-        keep: so long what it forks stays without a kernel [s].
     """
     zygote = "distkit.cluster.processes.zygote:main"
     return subprocess.Popen(
-        boot.command(zygote, line.fileno(), tempfile.gettempdir(), keep),
+        boot.command(zygote, line.fileno(), tempfile.gettempdir()),
         pass_fds=[line.fileno()],
         env=_environ(),
         stdin=subprocess.DEVNULL,
-        stdout=stderr if stderr == subprocess.DEVNULL else None,
         stderr=stderr,
         start_new_session=True,  # Ctrl-C is not meant for it
     )

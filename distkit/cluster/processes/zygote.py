@@ -30,14 +30,13 @@ from contextlib import suppress
 from typing import Any
 
 from distkit.cluster.processes import folders
-from distkit.cluster.processes.channel import Channel, Renewable
+from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import (
     adopt_orphans,
     die_with_parent,
     end_all_children,
     end_children,
 )
-from distkit.cluster.processes.door import Door
 from distkit.errors import DistkitError
 
 #: How often to look whether the kernel is still there, besides waiting for its line to break [s].
@@ -49,12 +48,9 @@ class Zygote:
 
     Args:
         channel: the line to the kernel.
-        keep: so long its children may be without a kernel [s]; 0 if they end with it.
     """
 
-    def __init__(self, channel: Channel, keep: float = 0.0) -> None:
-        self.keep, self.spares = keep, dict[int, Channel]()  # pid -> the way to its next line
-        self.door: Door | None = None
+    def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, str] = {}  # pid -> the folder it works in …
         self.logs: dict[int, str] = {}  # … and where its low-level output is
@@ -70,57 +66,22 @@ class Zygote:
     def serve(self) -> None:
         """Obey until the kernel is gone, then leave nothing behind."""
         try:
-            while os.getppid() == self.parent and not (self.door and self.door.over):
-                ready, _, _ = select.select(self._lines(), [], [], WATCH)
+            while os.getppid() == self.parent:
+                line = self.channel.fileno()
+                ready, _, _ = select.select([line, self.wakeup], [], [], WATCH)
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
-                if self.channel in ready:  # first: it may tell that the kernel has ended
+                if line in ready:
                     self._obey()
-                elif self.door is not None and self.door in ready:
-                    self.channel = self.door.answer() or self.channel
         except (EOFError, OSError):
             pass
         finally:
             self._clean_up()
 
-    def _lines(self) -> list[Any]:
-        """Whoever may have something to say."""
-        if self.door is None:
-            return [self.wakeup, self.channel]
-        return [self.wakeup, self.door, *([] if self.door.alone else [self.channel])]
-
     def _obey(self) -> None:
-        try:
-            message, fd = self.channel.recv_fd()
-        except EOFError:
-            if self.door is None:
-                raise
-            self.channel.close()
-            self.door.wait()
-            return
+        message, fd = self.channel.recv_fd()
         getattr(self, "do_" + message.pop("do"))(fd, **message)
-
-    def do_note(self, fd: int | None, folder: str, about: dict[str, Any], state: bytes) -> None:
-        """From now on stay when the kernel ends, and tell the next one this."""
-        if self.door is None:
-            self.door = Door(folder, self.keep)
-        self.door.about, self.door.state = about, state
-
-    def do_children(self, fd: int | None) -> None:
-        """Tell which children there are."""
-        self._tell({"children": list(self.children)})
-
-    def do_line(self, fd: int, pid: int) -> None:
-        """Give a child another line, which breaks at once if it has ended."""
-        if pid in self.spares:
-            with suppress(OSError):
-                self.spares[pid].send(None, fd)
-        os.close(fd)
-
-    def do_end(self, fd: int | None) -> None:
-        """End, with everything that was kept."""
-        raise EOFError
 
     def do_import(self, fd: int | None, modules: list[str]) -> None:
         """Import now what the children to come will need; of "module:function", call it, too."""
@@ -138,12 +99,8 @@ class Zygote:
         self._tell({"cuda": torch.version.cuda, "nccl": found})
 
     def _tell(self, news: dict[str, Any]) -> None:
-        """Say something to the kernel, if there is one."""
-        try:
-            self.channel.send(news)
-        except OSError:
-            if self.door is None:
-                raise
+        """Say something to the kernel."""
+        self.channel.send(news)
 
     def do_fork(self, fd: int, run: str, folder: str, log: str, arguments: bytes) -> None:
         """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments.
@@ -158,7 +115,6 @@ class Zygote:
         told = pickle.loads(arguments)  # here: what it imports is every child's
         gc.collect()
         gc.freeze()  # the collector would touch, and so copy, every shared page
-        ours, theirs = Channel.pair() if self.keep else (None, None)
         try:
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes: the lifeline breaks at once
@@ -166,13 +122,8 @@ class Zygote:
             os.close(fd)
             return
         if pid == 0:
-            if ours is not None:
-                ours.close_here()
-            self._child(fd, theirs, run, folder, log, told)
+            self._child(fd, run, folder, log, told)
         os.close(fd)
-        if ours is not None and theirs is not None:
-            theirs.close()
-            self.spares[pid] = ours
         self.children[pid] = folder
         self.logs[pid] = f"{folder}/{log}"
 
@@ -200,15 +151,7 @@ class Zygote:
             if held is not None:
                 os.close(held)
 
-    def _child(
-        self,
-        fd: int,
-        spare: socket.socket | None,
-        run: str,
-        folder: str,
-        log: str,
-        arguments: dict[str, Any],
-    ) -> None:
+    def _child(self, fd: int, run: str, folder: str, log: str, arguments: dict[str, Any]) -> None:
         """The forked process: never returns."""
         status = 1
         try:
@@ -220,8 +163,7 @@ class Zygote:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
             faulthandler.enable()  # a crash writes its Python lines into that file
-            line = socket.socket(fileno=fd)
-            lifeline = Channel(line) if spare is None else Renewable(line, spare)
+            lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
             module, function = run.split(":")
             __import__(module)
@@ -241,10 +183,7 @@ class Zygote:
 
     def _close_all(self, but: str) -> None:
         """In a child: let go of what is the zygote's, except the lock on the child's folder."""
-        for line in (self.channel, *self.spares.values()):
-            line.close_here()
-        if self.door is not None:
-            self.door.close_here()
+        self.channel.close_here()
         os.close(self.wakeup)
         os.close(self._woken)
         for folder, held in self.folders.items():
@@ -266,8 +205,6 @@ class Zygote:
                 self._remove_doomed()
                 how = {"status": os.waitstatus_to_exitcode(status), "log": self.logs.pop(pid)}
                 self._tell({"exit": pid, **how})
-                if (spare := self.spares.pop(pid, None)) is not None:
-                    spare.close()
             end_children(but=self.children)  # orphans: of this one, or of an orphan
 
     def _clean_up(self) -> None:
@@ -298,19 +235,18 @@ def _redirect(path: str) -> None:
     os.close(log)
 
 
-def main(line: str, temporary: str, keep: str) -> None:
+def main(line: str, temporary: str) -> None:
     """Fork the zygote, and be its reaper; never returns.
 
     Args:
         line: the file descriptor of the zygote's line to the kernel, as text.
         temporary: where the folders of clusters are.
-        keep: as of :class:`Zygote`, as text.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     pid = os.fork()
     if pid == 0:
-        Zygote(Channel(socket.socket(fileno=int(line))), float(keep)).serve()
+        Zygote(Channel(socket.socket(fileno=int(line)))).serve()
         sys.exit()
     os.close(int(line))  # or the kernel would not hear that the zygote has ended
     folders.sweep(temporary)

@@ -34,9 +34,8 @@ from distkit.cluster.rank.release import Released, Releases
 from distkit.cluster.rank.settings import Settings, outside_of_loops
 from distkit.cluster.runs.outcome import SIGINT, Failure, Outcome, describe, outline, text
 from distkit.events import P2P, WORLD
-from distkit.recording import blackbox, recorder
+from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
-from distkit.recording.plain import encode_rows
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped, OnRank
@@ -56,7 +55,6 @@ class Rank:
 
     def __init__(self, spec: Spec, lifeline: Channel) -> None:
         Rank.here = self
-        lifeline.on_loss = self._lose_starter
         self.spec, self.lifeline, self.outbox = spec, lifeline, Outbox(lifeline)
         self.group = Group(spec)
         #: The variables of code that is sent as source; an engine's own, so that %px sees them.
@@ -71,7 +69,6 @@ class Rank:
         self.releases = Releases(self.group.wires, self.group.sever)
         self._shown = 0  # figures of this run
         self._talking: set[int] = set()  # threads that have communicated in this run
-        self._cut: int | None = None  # number of a run whose starter has ended meanwhile
         self._box_file = Path(spec.folder, f"rank-{spec.rank}.box")
         self._box = BlackBox(self._box_file)
 
@@ -122,12 +119,6 @@ class Rank:
         except EOFError:
             os.killpg(0, signal.SIGKILL)
 
-    def _lose_starter(self) -> None:
-        """The kernel has ended, and this rank is kept: what it runs ends."""
-        if (run := self.releases.running) is not None:
-            self._cut = run
-            self.releases.obey("release", run)
-
     # -- one run ----------------------------------------------------------------
 
     def show(self, picture: bytes) -> int:
@@ -141,13 +132,8 @@ class Rank:
         """Run one pickled ``(fn, args, kwargs)`` and tell the starter how it went; never raises."""
         emit = partial(self.outbox.emit, options["run"])
         emit("begun", None)
-        if self.lifeline.alone:  # the call was on its way when the kernel ended
-            self.releases.obey("release", options["run"])
         with self.outbox.printing(options["run"]):
             outcome = self._perform(payload, options, emit)
-        if self._cut == options["run"]:  # what was told before, that starter had
-            rows = blackbox.read(self._box_file, options["run"], 0)
-            emit("box", (len(rows), encode_rows(rows)))
         emit("outcome", outcome)
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:

@@ -22,7 +22,7 @@ import msgspec
 from distkit import companions
 from distkit.cluster.notebook import place
 from distkit.cluster.plan import Plan
-from distkit.cluster.processes.forkserver import Child, LocalForkServer, end, server
+from distkit.cluster.processes.forkserver import Child, end, server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -41,8 +41,6 @@ GRACE = 0.3
 LET_GO = 2.0
 #: … or only so long, if they wait in what cannot be interrupted.
 QUICK = 0.2
-#: Ranks that were left by their kernel have variables that are to stay: they get so long [s].
-LEFT = 20.0
 #: A run that was interrupted is over after this time [s].
 ENDS_WITHIN = GRACE + 2 * LET_GO
 
@@ -62,20 +60,11 @@ class RankController:
     Args:
         plan: how many ranks there are, and where.
         hub: whether ipyparallel's controller works in their folder, too.
-        fork: what they are forked from, if it is not what all of this process's ranks are.
-        folder: theirs, if they are there.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        hub: bool = False,
-        fork: LocalForkServer | None = None,
-        folder: str = "",
-    ) -> None:
-        self.plan, self._fork = plan, fork or server()
-        self.folder = folder or self._fork.make_folder(plan.processes, hub)
+    def __init__(self, plan: Plan, *, hub: bool = False) -> None:
+        self.plan, self._fork = plan, server()
+        self.folder = self._fork.make_folder(plan.processes, hub)
         self.ranks: dict[int, Child] = {}
 
     def release(self, ranks: Iterable[int], run: int) -> None:
@@ -155,7 +144,6 @@ class Conductor:
         self._interrupted, self._afterwards = False, afterwards
         self._replaces = afterwards == READY
         self.forked = False  # it is the run of this process's parent
-        self.left = False  # the kernel that began it has ended: the ranks have been told to end it
         self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or begins again
@@ -268,19 +256,12 @@ class Conductor:
         self._afterwards = why
         self.interrupt()
 
-    def take_over(self, why: str) -> None:
-        """The kernel that began it has ended, as ``why`` says: see to its end."""
-        self.left, self._afterwards = True, why
-        self.interrupt()
-
     # -- what arrives from the ranks --------------------------------------------
 
     def hear(self, rank: int, kind: str, what: Any) -> None:
         """One message of a rank's, or of a server's."""
         match kind:
-            case "rows" if self.left:
-                pass  # the black box has them, with those before
-            case "rows" | "box":
+            case "rows":
                 self.live.add(rank, *what)
             case "text":
                 self.prints.add(rank, *what)
@@ -470,7 +451,7 @@ class Conductor:
         if not (self._interrupted or self.deadlock):
             self._until(lambda: self._interrupted or not self.waiting, GRACE)
         controller.release(self.waiting, self.number)
-        self._until_all_ended(LEFT if self.left else QUICK)
+        self._until_all_ended(QUICK)
         self._kill(controller, self._beyond_release())
         self._until_all_ended(LET_GO)
         self._kill(controller, self.waiting)

@@ -39,7 +39,6 @@ from distkit.trace.calls import (
     STOPPED,
     at,
     last_call,
-    named,
     op_name,
     raised_at,
     seen,
@@ -213,13 +212,6 @@ def interrupted(
     said = [_after(f"{name} was interrupted on all ranks", after), *_where_they_were(outcomes)]
     said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
     return RunInterrupted("\n".join([*of_findings(findings), " ".join(said)]))
-
-
-def of_lost(ranks: Iterable[int], how: str) -> list[str]:
-    """What is said of ranks that were not kept, of how they have ended."""
-    if not (lost := sorted(ranks)):
-        return []
-    return [f"{named(lost)} {how}: a new process has none of the variables of the one before."]
 
 
 def stopped(name: str, findings: list[Finding], outcomes: Iterable[Outcome]) -> RunStopped:
