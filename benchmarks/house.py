@@ -27,7 +27,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_333, 550),
     "distkit/algorithms": Line(1_651, 1_300),
-    "distkit/cluster": Line(6_840, 3_000),
+    "distkit/cluster": Line(6_843, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_566, 1_800),
     "distkit/kvstore": Line(4_350, 1_700),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(28_882, 15_000),
-    "the whole product": Line(37_059, 25_000),
+    "all of distkit": Line(28_885, 15_000),
+    "the whole product": Line(37_062, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(276, 150),
     "names at the top level": Line(78, 23),

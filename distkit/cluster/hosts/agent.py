@@ -129,7 +129,7 @@ class Agent:
             "memory": limits.memory(),
             "gpus": machine.gpus(),
             **versions(),
-            "missing": [name for name in ("torch", "ipyparallel") if find_spec(name) is None],
+            "missing": [name for name in ("torch", "ipyparallel") if not _is_installed(name)],
             "executable": sys.executable,
             "pid": os.getpid(),
             "order": self._where.get("order", self._place.rank),
@@ -249,6 +249,12 @@ def versions() -> dict[str, str]:
         "python": sys.version.split()[0],
         "distkit": sys.modules["distkit"].__version__,  # to import it makes a circle
     }
+
+
+def _is_installed(package: str) -> bool:
+    """True if there is a package to import, not only a folder of its name."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _free_port(address: str) -> int:
