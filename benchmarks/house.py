@@ -34,14 +34,14 @@ LINES = {
     "distkit/recording": Line(2_033, 1_600),
     "distkit/strategies": Line(2_192, 0),
     "distkit/trace": Line(1_021, 700),
-    "distkit/views": Line(6_534, 3_800),
+    "distkit/views": Line(6_540, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_hosts": Line(3_514, 3_200),
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(26_701, 16_000),
+    "tests": Line(26_703, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_855, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(28_885, 15_000),
-    "the whole product": Line(37_062, 25_000),
+    "all of distkit": Line(28_891, 15_000),
+    "the whole product": Line(37_068, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(276, 150),
     "names at the top level": Line(78, 23),

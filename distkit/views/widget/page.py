@@ -78,8 +78,14 @@ def _timeline(trace: EventLog) -> tuple[Json, str]:
 
 
 def _speaks(trace: EventLog) -> bool:
-    """True if a rank said anything to another."""
-    return any(e.op not in COMPUTATION for e in trace.events)
+    """True if a rank said anything to another: of an imported call the group may be unknown."""
+    members = {name: {*ranks} for name, ranks in trace.meta.get("groups", {}).items()}
+    for e in trace.events:
+        if e.op not in COMPUTATION:
+            members.setdefault(e.group, set()).update({e.rank, e.peer} - {None})
+            if len(members[e.group]) > 1:
+                return True
+    return False
 
 
 def _has_values(trace: EventLog) -> bool:
