@@ -13,17 +13,28 @@ from types import ModuleType
 from distkit.errors import CompanionError
 from distkit.gone import GONE
 
-#: Packages of distkit that have moved to a companion.
+#: Modules of distkit that have moved to a companion.
 MOVED = {
     "distkit.checkup": "distkit_hosts.checkup",
+    "distkit.cluster.rank.attached": "distkit_hosts.torchrun.attached",
+    "distkit.cluster.runs.others": "distkit_hosts.torchrun.others",
     "distkit.exercises": "distkit_course",
     "distkit.experiments": "distkit_experiments",
     "distkit.following": "distkit_hosts.torchrun.following",
     "distkit.laboratory": "distkit_hosts.laboratory",
+    "distkit.launching": "distkit_hosts.torchrun.launching",
     "distkit.parallel": "distkit_simulation.parallel",
+    "distkit.probe": "distkit_hosts.checkup.probe",
+    "distkit.recording.merge": "distkit_hosts.torchrun.merge",
+    "distkit.recording.rankfile": "distkit_hosts.torchrun.rankfile",
     "distkit.simulation": "distkit_simulation",
     "distkit.strategies": "distkit_strategies",
     "distkit.trace.foreign": "distkit_hosts.foreign",
+    "distkit.trace.causality": "distkit_hosts.causality",
+    "distkit.trace.flight_recorder": "distkit_hosts.foreign.flight_recorder",
+    "distkit.trace.foreign": "distkit_hosts.foreign.files",
+    "distkit.trace.kineto": "distkit_hosts.foreign.kineto",
+    "distkit.trace.nccl_log": "distkit_hosts.foreign.nccl_log",
 }
 
 

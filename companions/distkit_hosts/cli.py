@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     add_lab_hosts(commands)
 
 
-# -- distkit lab-hosts --------------------------------------------------------------------------
+# -- distkit doctor -----------------------------------------------------------------------------
 
 
 def add_doctor(commands: Any) -> None:
