@@ -27,7 +27,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_333, 550),
     "distkit/algorithms": Line(1_651, 1_300),
-    "distkit/cluster": Line(6_843, 3_000),
+    "distkit/cluster": Line(6_746, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_566, 1_800),
     "distkit/kvstore": Line(4_350, 1_700),
@@ -37,11 +37,11 @@ LINES = {
     "distkit/views": Line(6_540, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(3_514, 3_200),
+    "companions/distkit_hosts": Line(3_617, 3_200),
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(26_703, 16_000),
+    "tests": Line(26_704, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_855, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(28_891, 15_000),
-    "the whole product": Line(37_068, 25_000),
+    "all of distkit": Line(28_794, 15_000),
+    "the whole product": Line(37_074, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(276, 150),
     "names at the top level": Line(78, 23),

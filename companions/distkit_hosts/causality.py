@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from distkit.cluster.hosts.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.events import Op, Span, State
 from distkit.trace.hosts import several
 from distkit.trace.log import EventLog, Log
+from distkit_hosts.alignment import ClocksDisagree, Correction, Crossing, align
 
 #: All others wait for the root, or the root for all others; else everybody does for everybody.
 _FROM_ROOT, _TO_ROOT = {Op.BROADCAST, Op.SCATTER}, {Op.REDUCE, Op.GATHER}

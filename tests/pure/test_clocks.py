@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.cluster.hosts.clocks import (
-    DRIFT,
-    ClocksDisagree,
-    Crossing,
-    PeerClock,
-    RoundTrip,
-    align,
-)
+from distkit.cluster.hosts.clocks import DRIFT, PeerClock, RoundTrip
+from distkit_hosts.alignment import ClocksDisagree, Crossing, align
 
 
 @dataclass

@@ -15,12 +15,12 @@ from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from distkit.cluster.hosts.clocks import ClocksDisagree, Correction, Crossing, align
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
 from distkit.recording.recorder import is_users, to_event
 from distkit.trace.generations import join
 from distkit.trace.log import EventLog, Log
+from distkit_hosts.alignment import ClocksDisagree, Correction, Crossing, align
 from distkit_hosts.causality import crossings
 from distkit_hosts.foreign.files import checked, sound
 from distkit_hosts.torchrun import rankfile
