@@ -4,6 +4,8 @@
 GONE = {
     "distkit export": "distkit export was removed: call init_process_group('gloo') before your "
     "function, and start the file with torchrun, or run it as it is with cluster.run('train.py').",
+    "distkit doctor --port": "distkit doctor --port was removed: leave it out. The doctor connects "
+    "all machines in both directions at free ports, which gloo, NCCL and servers take, too.",
     "distkit lab-hosts --forward": "distkit lab-hosts --forward was removed: as root a browser on "
     "this machine reaches the head at the address that distkit lab-hosts prints; let the program "
     "there listen on it.",

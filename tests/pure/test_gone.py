@@ -19,6 +19,7 @@ from distkit.gone import GONE
     [
         ("export script lesson.ipynb train", "torchrun"),
         ("lab-hosts --forward 8888", "as root"),
+        ("doctor --port 45001", "free ports"),
         ("clusters --stop mine", "cluster.stop"),
     ],
 )
