@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -147,9 +147,10 @@ class _Net:
             slopes = [(0.0, 0.0), *[(-drift, drift)] * (len(self.parts) - 1)]
             bounds = self._spread(slopes, upper, -upper)
             if bounds is not None:
-                is_open = np.isinf(bounds[0]) | np.isinf(bounds[1])
-                closed = self._close(slopes, *bounds, near[self.host])
-                return self._corrections(*self._straighten(slopes, *closed, drift), is_open, near)
+                closed = self._close(slopes, bounds, near[self.host])
+                slopes, narrow = self._straighten(slopes, *closed, drift)
+                certain = narrow if closed is bounds else bounds  # closed ones are assumed
+                return self._corrections(slopes, narrow, certain, near)
         raise ClocksDisagree(_CONTRADICTION)
 
     def _spread(self, slopes: list[Slopes], upper: Floats, lower: Floats) -> Bounds | None:
@@ -167,11 +168,12 @@ class _Net:
             upper, lower = high, low
         return None
 
-    def _close(self, slopes: list[Slopes], upper: Floats, lower: Floats, near: Floats) -> Bounds:
+    def _close(self, slopes: list[Slopes], bounds: Bounds, near: Floats) -> Bounds:
         """Bound what is open on a side, about as near to what is assumed as the others allow."""
+        upper, lower = bounds
         is_open = np.isinf(upper) | np.isinf(lower)
         if not is_open.any():
-            return upper, lower
+            return bounds
         for doublings in range(64):
             slack = _NEAR * 2**doublings
             high = np.where(is_open, np.minimum(upper, near + slack), upper)
@@ -183,7 +185,7 @@ class _Net:
 
     def _straighten(
         self, slopes: list[Slopes], upper: Floats, lower: Floats, drift: float
-    ) -> tuple[list[Slopes], Floats, Floats]:
+    ) -> tuple[list[Slopes], Bounds]:
         """Narrower bounds, if drifts may have been constant."""
         lines = [
             constant_drift(self.times[part], upper[part], lower[part], drift)
@@ -194,16 +196,18 @@ class _Net:
             *(line or slope for line, slope in zip(lines, slopes[1:], strict=True)),
         ]
         found = self._spread(straight, upper, lower)
-        return (slopes, upper, lower) if found is None else (straight, *found)
+        return (slopes, (upper, lower)) if found is None else (straight, found)
 
     def _corrections(
-        self, slopes: list[Slopes], upper: Floats, lower: Floats, is_open: Any, near: Floats
+        self, slopes: list[Slopes], narrow: Bounds, certain: Bounds, near: Floats
     ) -> Iterator[Correction]:
+        """The middles between narrow bounds, and how far the certain ones are from them."""
+        middle = (narrow[0] + narrow[1]) / 2
+        wrong = np.maximum(certain[0] - middle, middle - certain[1])
         for i, (part, slope) in enumerate(zip(self.parts, slopes, strict=True)):
             times, offsets, error = np.zeros(1), near[i : i + 1], math.inf if i else 0.0
             if part.start < part.stop:
-                times, offsets = self.times[part], (upper[part] + lower[part]) / 2
-                if not is_open[part].any():
-                    error = max(0.0, float((upper[part] - lower[part]).max()) / 2)
+                times, offsets = self.times[part], middle[part]
+                error = max(0.0, float(wrong[part].max()))
             ends = float(self.begin[i]), float(self.begin[0])
             yield Correction(times, offsets, *ends, error, sum(slope) / 2)

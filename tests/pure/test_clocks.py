@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distkit.cluster.hosts.clocks import DRIFT, PeerClock, RoundTrip
@@ -71,6 +71,12 @@ def test_no_message_is_received_before_it_was_sent(network) -> None:
 
 
 @settings(deadline=None)
+@example(  # where a host is bounded by one whose clock is assumed
+    (
+        [Host(0.0), Host(0.0), Host(0.0, 4.287701789149082e-05)],
+        [(0, 1, 0.0, 0.03125), (1, 0, 0.0, 0.03125), (2, 1, 388.0, 388.015625)],
+    )
+)
 @given(networks())
 def test_an_estimate_is_as_good_as_it_says(network) -> None:
     hosts, messages = network
