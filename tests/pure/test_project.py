@@ -78,7 +78,6 @@ USES = {
     "distkit_simulation": "",
     "distkit_strategies": "",
 }
-BECOME_COMPANIONS = set[str]()  # until they are, they may import one
 
 
 # -- imports ---------------------------------------------------------------------
@@ -136,8 +135,6 @@ def test_each_companion_has_a_name_in_distkit_and_says_what_it_uses() -> None:
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_core_imports_no_companion(path: Path) -> None:
     """Type checkers alone read of them in distkit's public names."""
-    if part(path) in BECOME_COMPANIONS:
-        return
     lazy = path != PACKAGE / "__init__.py"
     assert not set(filter(None, map(companion, imports(path, lazy))))
 
