@@ -25,14 +25,13 @@ class Line(NamedTuple):
 #: test fails when one grows beyond its line. A commit that makes a package smaller lowers its line;
 #: a package that moves takes its line along.
 LINES = {
-    "distkit": Line(1_333, 550),
+    "distkit": Line(1_334, 550),
     "distkit/algorithms": Line(1_651, 1_300),
     "distkit/cluster": Line(6_746, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_566, 1_800),
     "distkit/kvstore": Line(4_350, 1_700),
     "distkit/recording": Line(2_033, 1_600),
-    "distkit/strategies": Line(2_192, 0),
     "distkit/trace": Line(1_021, 700),
     "distkit/views": Line(6_540, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
@@ -41,7 +40,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(26_701, 16_000),
+    "tests": Line(26_708, 16_000),
     "tests/stress": Line(470, 4_000),
     "benchmarks": Line(7_855, 2_000),
 }
@@ -49,10 +48,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(28_794, 15_000),
-    "the whole product": Line(37_077, 25_000),
+    "all of distkit": Line(26_603, 15_000),
+    "the whole product": Line(36_690, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(276, 150),
+    "files in distkit": Line(251, 150),
     "names at the top level": Line(78, 23),
 }
 

@@ -29,7 +29,6 @@ MOVED = {
     "distkit.recording.rankfile": "distkit_hosts.torchrun.rankfile",
     "distkit.simulation": "distkit_simulation",
     "distkit.strategies": "distkit_strategies",
-    "distkit.trace.foreign": "distkit_hosts.foreign",
     "distkit.trace.causality": "distkit_hosts.causality",
     "distkit.trace.flight_recorder": "distkit_hosts.foreign.flight_recorder",
     "distkit.trace.foreign": "distkit_hosts.foreign.files",
