@@ -29,7 +29,6 @@ ALL = {
     "hosts": 1,
     "house": 1,
     "abuse": 1,
-    "bugs": 1,
     "programs": 1,
     "upstream": 1,
     "kills": 126,

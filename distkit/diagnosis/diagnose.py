@@ -260,8 +260,8 @@ class _Diagnosis:
         )
 
 
-#: What differs in two ranks' words for the same object.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+#: What differs in two ranks' texts of the same error: addresses, and the rank's own number.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
 
 #: After these, the ranks' sequences of collectives no longer belong together.
 _SHIFTS = {

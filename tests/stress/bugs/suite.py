@@ -1,8 +1,9 @@
 """Wrong and right programs in the classes of the MPI Bugs Initiative, and how they are explained.
 
-``cases.json`` has small programs for gloo on the CPU, ``threads.json`` bugs retold from public
-issue threads. A line that ends in ``# <-`` is one that the explanation has to name. Scores are
-counted as the Initiative counts them (Laurent, Saillard and Quinson, Correctness 2021).
+``cases.json`` has small programs for gloo on the CPU, ``threads.json`` and ``themes.json`` bugs
+retold from public issue threads; the last are grouped by theme, and name the ranks to blame. A line
+that ends in ``# <-`` is one that the explanation has to name. Scores are counted as the Initiative
+counts them (Laurent, Saillard and Quinson, Correctness 2021).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import distkit as dk
+from distkit.diagnosis.findings import Kind
 from distkit.events import State
 
 HERE = Path(__file__).parent
@@ -76,6 +78,42 @@ def thread(*args, **kwargs):
 program = {name}
 """
 
+_THEME = """\
+from __future__ import annotations
+
+import sys
+from torch.nn.parallel import DistributedDataParallel
+
+"""
+_SHARED = """
+def rank():
+    return dist.get_rank()
+
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(*shape, dtype=dtype)
+
+def rows(x, n=3):
+    return [torch.zeros_like(x) for _ in range(n)]
+
+def ddp(module=None):
+    return DistributedDataParallel(
+        module or torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    )
+
+class Experts(torch.nn.Module):
+    def __init__(self, experts=2):
+        super().__init__()
+        self.shared = torch.nn.Linear(4, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 2) for _ in range(experts))
+
+    def forward(self, x, *chosen):
+        h = self.shared(x)
+        return torch.stack([self.experts[i](h) for i in chosen]).sum(0)
+
+{source}
+program = {name}
+"""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -91,6 +129,7 @@ class Case:
         remark_is_enough: the bug is harmless on gloo, so that a remark suffices.
         text: the program's module, which defines ``program``.
         url: the thread that it comes from.
+        culprits: the ranks to blame; empty for any.
     """
 
     name: str
@@ -102,6 +141,7 @@ class Case:
     remark_is_enough: bool
     text: str
     url: str = ""
+    culprits: tuple[int, ...] = ()
 
     @cached_property
     def marked(self) -> tuple[str, ...]:
@@ -149,6 +189,33 @@ def threads() -> list[Case]:
     ]
 
 
+def themes() -> list[Case]:
+    """The bugs of ``themes.json``, and the catalogue of ``distkit.hangs``."""
+    found = []
+    for row in _rows("themes.json"):
+        source, lists = (
+            row.pop("source"),
+            {k: tuple(row.pop(k)) for k in ("kinds", "culprits", "says")},
+        )
+        text = _THEME + _IMPORTS + _SHARED.format(source=source, name=row["name"])
+        found.append(Case(**row, **lists, remark_is_enough=False, text=text))
+    return found + [
+        Case(
+            name,
+            "theme/hangs",
+            False,
+            case.ranks,
+            (str(case.kind),),
+            (),
+            False,
+            f"from distkit.hangs import {name} as program\n",
+            culprits=case.culprits,
+        )
+        for name, case in dk.hangs.ALL.items()
+        if case.kind is not Kind.STRAGGLER
+    ]
+
+
 def _rows(name: str) -> list[dict[str, Any]]:
     return list(json.loads((HERE / name).read_text(encoding="utf-8")))
 
@@ -164,6 +231,7 @@ class Verdict:
         shown: everything that the user sees: the error and the warnings.
         seconds: from the last rank's wait to the end of the run, or the time it took to look
             through a run that ended by itself [s].
+        culprits: the ranks that the first finding blames.
     """
 
     case: Case
@@ -171,6 +239,7 @@ class Verdict:
     count: int
     shown: str
     seconds: float
+    culprits: tuple[int, ...] = ()
 
     @property
     def reported(self) -> bool:
@@ -200,6 +269,8 @@ class Verdict:
         if not self.reported:
             return ["nothing reported"]
         found = [] if self.right_kind else [f"kind {self.kind or 'none'}"]
+        if self.case.culprits not in ((), self.culprits):
+            found.append(f"culprits {self.culprits}, not {self.case.culprits}")
         found += [f"{line} not named" for line in self.case.marked if line not in self.shown]
         found += [
             f"no match for {words!r}"
@@ -226,8 +297,9 @@ def judge(case: Case, folder: Path) -> Verdict:
     else:
         seconds = end - float(run.trace.meta["until"])
     shown = "\n".join([ended, *(str(w.message) for w in caught)]).strip()
-    kind = str(run.findings[0].kind) if run.findings else ""
-    return Verdict(case, kind, len(run.findings), shown, seconds)
+    findings = run.findings
+    kind, culprits = (str(findings[0].kind), findings[0].culprits) if findings else ("", ())
+    return Verdict(case, kind, len(findings), shown, seconds, culprits)
 
 
 class Judged(Protocol):
