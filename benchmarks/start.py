@@ -1,130 +1,212 @@
-"""How long it takes until four ranks have done their first all_reduce, and to import distkit."""
+"""How soon ranks are ready: to their first all_reduce, cold and warm; DDP; imports."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from benchmarks import starters
-from benchmarks.driver import Driver
-from benchmarks.figure import Figure, figure
+from benchmarks.driver import Driver, Say, take_turns
+from benchmarks.figure import Figure, fill
+from benchmarks.house import size
 
-#: Warm calls of run_ranks, and imports, for each repetition of the slow measurements.
+#: Warm runs, and imports, for each repetition of the slow measurements.
 WARM, IMPORTS = 12, 4
 
+FIRST = """
+def first():
+    import torch, torch.distributed as dist
+    dist.all_reduce(torch.ones(1))
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """The start-up figures; ``reps`` fresh processes for each contender."""
-    samples = _clusters(reps, say)
-    say("start: warm run_ranks")
-    samples.update(_warm(reps * WARM))
-    say("start: imports")
-    samples.update(_imports(reps * IMPORTS))
-    heavy = _loaded_by_import()
-    figures = [
-        *_figures(samples),
-        Figure(
-            "torch and ipyparallel imported by `import distkit`",
-            "modules",
-            len(heavy),
-            must=0,
-            aim=0,
-            absolute=True,
-        ),
-    ]
-    return figures, {"samples": samples, "imported": heavy}
+def seconds(run, start):  # to the end of the all_reduce on the last rank
+    return max(e.time for e in run.trace if e.state == "completed") - start
+
+import distkit
+"""
+
+#: From the call of Cluster(4) to the end of its first run; then warm runs.
+CLUSTER = (
+    FIRST
+    + """
+asked()
+start = time.monotonic()
+cluster = distkit.Cluster(4)
+cluster.run(first)
+answer(time.monotonic() - start)
+while asked():
+    start = time.monotonic()
+    answer(seconds(cluster.run(first), start))
+"""
+)
+
+#: The same with ipyparallel's own cluster and what its user writes to make ranks of engines.
+STOCK = """
+def first(rank, store):
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.FileStore(store, 4), rank=rank, world_size=4)
+    dist.all_reduce(torch.ones(1))
+
+import logging, ipyparallel
+asked()
+start = time.monotonic()
+cluster = ipyparallel.Cluster(n=4, log_level=logging.ERROR)
+client = cluster.start_and_connect_sync()
+calls = [client[r].apply_async(first, r, folder + "/store") for r in range(4)]
+[call.get() for call in calls]
+answer(time.monotonic() - start)
+while asked():
+    start = time.monotonic()
+    client[:].apply_sync(os.getpid)
+    answer(time.monotonic() - start)
+client.close()
+cluster.stop_cluster_sync()
+"""
+
+RUN_RANKS = (
+    FIRST
+    + """
+while asked():
+    start = time.monotonic()
+    answer(seconds(distkit.run_ranks(first, 4), start))
+"""
+)
+
+#: accelerate, in a process that has imported torch, as a notebook has.
+ACCELERATE = """
+import socket
+from pathlib import Path
+import torch
+from accelerate import Accelerator, notebook_launcher
+
+def first():
+    import torch.distributed as dist
+    Accelerator(cpu=True)
+    dist.all_reduce(torch.ones(1))
+    Path(folder, f"rank{dist.get_rank()}").write_text(repr(time.monotonic()))
+    dist.destroy_process_group()
+
+while asked():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    start = time.monotonic()
+    notebook_launcher(first, num_processes=4, use_port=str(port))
+    answer(max(float(file.read_text()) for file in Path(folder).glob("rank*")) - start)
+"""
+
+#: The first run with DDP of a cluster that has had nothing to do for five seconds.
+DDP = (
+    FIRST
+    + """
+def train():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    DistributedDataParallel(torch.nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
+
+asked()
+cluster = distkit.Cluster(2)
+cluster.run(first)
+time.sleep(5)
+start = time.monotonic()
+cluster.run(train)
+answer(time.monotonic() - start)
+"""
+)
+
+#: The files of distkit's modules that four ranks and their parent have loaded.
+MODULES = (
+    FIRST
+    + """
+def loaded():
+    import sys
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("distkit")]
+    return [m.__file__ for m in modules]
+
+asked()
+found = distkit.run_ranks(loaded, 4).results
+answer(sorted({*loaded(), *sum(found, [])}))
+"""
+)
+
+_TORCH, _STOCK = 'python -c "import torch"', "stock ipyparallel.Cluster(n=4)"
+_FIRST = "Cluster(4) in a fresh process to its first all_reduce"
+_ACCELERATE = "accelerate's notebook_launcher"
+
+FIGURES = {
+    "cluster / torch": Figure(_FIRST, "s", reference=_TORCH, must=1.15, aim=1.05),
+    "cluster / stock": Figure(_FIRST, "s", reference=_STOCK, must=0.25),
+    "run / accelerate": Figure(
+        "cluster.run(fn), 4 ranks, warm, to its first all_reduce",
+        "s",
+        reference=_ACCELERATE,
+        must=0.8,
+        aim=0.5,
+    ),
+    "run_ranks / accelerate": Figure(
+        "run_ranks(fn, 4), warm, to its first all_reduce",
+        "s",
+        reference=_ACCELERATE,
+        must=1.5,
+        aim=0.8,
+    ),
+    "ddp": Figure(
+        "first DDP run of an idle cluster, 2 ranks", "s", must=0.4, aim=0.15, absolute=True
+    ),
+    "modules": Figure(
+        "modules of distkit loaded by run_ranks(fn, 4)", "modules", must=40, absolute=True
+    ),
+    "statements": Figure(
+        "statements of distkit loaded by run_ranks(fn, 4)",
+        "statements",
+        must=4500,
+        absolute=True,
+    ),
+    "distkit / numpy": Figure("import distkit", "s", reference="import numpy", must=3),
+}
 
 
-def _figures(s: dict[str, list[float]]) -> list[Figure]:
-    accelerate = "accelerate's notebook_launcher"
-    if not s["accelerate"]:
-        accelerate = "reference missing: pip install accelerate"
-    first = "Cluster(4) in a fresh process to its first all_reduce"
-    return [
-        figure(first, "s", s["first"], "stock ipyparallel.Cluster(n=4)", s["stock"], must=0.25),
-        figure(first, "s", s["first"], 'python -c "import torch"', s["torch"], aim=1.3),
-        figure(
-            "a second Cluster(4) beside it to its first all_reduce",
-            "s",
-            s["second"],
-            "the first",
-            s["first"],
-            must=1.2,
-            aim=0.6,
-            absolute=True,
-        ),
-        figure(
-            "run_ranks(fn, 4), warm, to its first all_reduce",
-            "s",
-            s["run_ranks"],
-            accelerate,
-            s["accelerate"],
-            must=5,
-            aim=1.5,
-        ),
-        figure("import distkit", "s", s["distkit"], "import numpy", s["numpy"], must=3),
-    ]
+def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+    """``reps`` fresh processes of each contender, then warm ones."""
+    programs = {"cluster": CLUSTER, "stock": STOCK, "ddp": DDP}
+    samples = take_turns("start: fresh processes", reps, say, lambda: _fresh(programs))
+    samples |= _warm(reps * WARM, say)
+    samples |= take_turns("start: imports", reps * IMPORTS, say, _imports)
+    with Driver(MODULES) as driver:
+        files = driver.ask()
+    samples |= {"modules": [len(files)], "statements": [sum(size(Path(f)) for f in files)]}
+    return fill(FIGURES, samples, "reference missing: pip install accelerate"), samples
 
 
-def _clusters(reps: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    """Fresh processes in turn: ours with a second cluster, plain torch, stock ipyparallel."""
-    samples: dict[str, list[float]] = {"first": [], "second": [], "torch": [], "stock": []}
-    for i in range(reps):
-        say(f"start: fresh processes, {i + 1} of {reps}")
-        with Driver(starters.CLUSTER) as ours:
-            samples["first"].append(ours.ask())
-            samples["second"].append(ours.ask())
-        started = time.monotonic()
-        _python("import torch")
-        samples["torch"].append(time.monotonic() - started)
-        with Driver(starters.STOCK) as stock:
-            samples["stock"].append(stock.ask())
-    return samples
+def _fresh(programs: dict[str, str]) -> dict[str, float]:
+    found = {}
+    for name, program in programs.items():
+        with Driver(program) as driver:
+            found[name] = float(driver.ask())
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return {**found, "torch": time.monotonic() - start}
 
 
-def _warm(reps: int) -> dict[str, list[float]]:
-    """Two warm processes, taking turns."""
-    samples: dict[str, list[float]] = {"run_ranks": [], "accelerate": []}
-    contenders = {"run_ranks": Driver(starters.RUN_RANKS)}
+def _warm(reps: int, say: Say) -> dict[str, list[float]]:
+    """Warm processes, taking turns; the first two turns warm them up."""
+    programs = {"run": CLUSTER, "run_ranks": RUN_RANKS}
     if find_spec("accelerate") is not None:
-        contenders["accelerate"] = Driver(starters.ACCELERATE)
-    try:
-        for rep in range(reps + 2):
-            for name, driver in contenders.items():
-                seconds = driver.ask()
-                if rep >= 2:  # the first ones warm it up
-                    samples[name].append(seconds)
-    finally:
-        for driver in contenders.values():
-            driver.close()
-    return samples
+        programs["accelerate"] = ACCELERATE
+    with ExitStack() as stack:
+        drivers = {name: stack.enter_context(Driver(text)) for name, text in programs.items()}
+        samples = take_turns(
+            "start: warm", reps + 2, say, lambda: {n: d.ask() for n, d in drivers.items()}
+        )
+    return {name: seconds[2:] for name, seconds in samples.items()}
 
 
-def _imports(reps: int) -> dict[str, list[float]]:
+def _imports() -> dict[str, float]:
     """Import times in fresh interpreters, without the interpreter's own start."""
-    samples: dict[str, list[float]] = {"distkit": [], "numpy": []}
-    for _ in range(reps):
-        for name, seconds in samples.items():
-            seconds.append(
-                float(
-                    _python(
-                        "from time import perf_counter\nstart = perf_counter()\n"
-                        f"import {name}\nprint(perf_counter() - start)"
-                    )
-                )
-            )
-    return samples
-
-
-def _loaded_by_import() -> list[str]:
-    loaded = _python("import sys, distkit\nprint(*sys.modules)").split()
-    return [name for name in ("torch", "ipyparallel") if name in loaded]
-
-
-def _python(code: str) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return ran.stdout
+    program = "from time import perf_counter as now\nstart = now()\nimport {}\nprint(now() - start)"
+    return {
+        name: float(subprocess.check_output([sys.executable, "-c", program.format(name)]))
+        for name in ("distkit", "numpy")
+    }

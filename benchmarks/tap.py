@@ -1,8 +1,8 @@
-"""What recording costs: steps of DDP on two ranks, recorded and not, in turn on one cluster.
+"""What recording costs: steps of DDP and single all-reduces on two ranks, recorded and not.
 
 The ratio of the times is what a user feels, and it is noisy: on few cores a step mostly waits for
-threads to be woken. The processor time of the rank's threads is the second, quieter witness. It
-leaves out gloo's polling thread, which spins while its rank is late: it measures the other rank.
+threads to be woken. The processor time of the rank's threads is quieter. It leaves out gloo's
+polling thread, which spins while its rank is late: it measures the other rank.
 """
 
 from __future__ import annotations
@@ -10,85 +10,102 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.figure import Figure, figure
+from benchmarks.driver import Say, take_turns
+from benchmarks.figure import Figure, fill
 
 #: The thread of gloo that polls the sockets.
 POLLING = "gloo_tcp_loop"
 
-#: Steps of one run before the clock starts, and while it runs.
-WARM, STEPS = 50, 300
+#: Calls before the clock starts; while it runs, steps of DDP and all-reduces; an all-reduce's size.
+WARM, STEPS, CALLS, NUMBERS = 50, 300, 1000, 9_000
+
+_PLAIN = "the same not recorded"
+_STEP = "step of DDP on the digits, 2 ranks, recorded"
+
+FIGURES = {
+    "step / plain step": Figure(_STEP, "ms", reference=_PLAIN, must=1.05, aim=1.02),
+    "step cpu / plain step cpu": Figure(
+        f"processor time of the {_STEP}", "ms", reference=_PLAIN, must=1.1, aim=1.05
+    ),
+    "call cpu / plain call cpu": Figure(
+        "processor time of a recorded all_reduce of 36 kB", "ms", reference=_PLAIN
+    ),
+    "added": Figure(
+        "processor time that recording adds to an all_reduce of 36 kB",
+        "ms",
+        must=0.1,
+        aim=0.05,
+        absolute=True,
+    ),
+}
 
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Seconds per step; ``reps`` pairs of runs, one recorded and one not, in changing order."""
-    from distkit.cluster.cluster import Cluster
-
-    wall: dict[bool, list[float]] = {True: [], False: []}
-    cpu: dict[bool, list[float]] = {True: [], False: []}
-    with Cluster(2) as cluster:
-        for rep in range(reps):
-            say(f"tap: {rep + 1} of {reps}")
-            for record in (rep % 2 == 0, rep % 2 == 1):
-                run = cluster._submit(train, (WARM, STEPS), {}, record=record).wait()
-                wall[record].append(max(seconds for seconds, _ in run.results))
-                cpu[record].append(sum(busy for _, busy in run.results) / len(run.results))
-    pairs = [on / off for on, off in zip(wall[True], wall[False], strict=True)]
-    name = "step of DDP on the digits, 2 ranks, recorded"
-    return [
-        figure(
-            name,
-            "ms",
-            _ms(wall[True]),
-            "the same not recorded",
-            _ms(wall[False]),
-            must=1.05,
-            aim=1.02,
-        ),
-        figure(
-            f"processor time of the {name}",
-            "ms",
-            _ms(cpu[True]),
-            "the same not recorded",
-            _ms(cpu[False]),
-        ),
-    ], {
-        "median_of_paired_ratios": median(pairs),
-        "recorded": {"wall_ms": _ms(wall[True]), "cpu_ms": _ms(cpu[True])},
-        "not_recorded": {"wall_ms": _ms(wall[False]), "cpu_ms": _ms(cpu[False])},
-    }
+def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+    """``reps`` runs of each kind, recorded and not in turn."""
+    samples = take_turns("tap", reps, say, lambda: _run(True), lambda: _run(False))
+    pairs = zip(samples["call cpu"], samples["plain call cpu"], strict=True)
+    samples["added"] = [recorded - plain for recorded, plain in pairs]
+    return fill(FIGURES, samples), samples
 
 
-def train(warm: int, steps: int) -> tuple[float, float]:
-    """On each rank: seconds and processor seconds (see :func:`_busy`) for one step."""
+def _run(record: bool) -> dict[str, float]:
+    """Milliseconds of the slower rank, and processor milliseconds of both in the mean."""
+    import distkit as dk
+
+    kind = "" if record else "plain "
+    found: dict[str, float] = {}
+    for name, fn in (("step", train), ("call", reduce)):
+        wall, busy = zip(*dk.run_ranks(fn, 2, record=record).results, strict=True)
+        found |= {f"{kind}{name}": 1e3 * max(wall), f"{kind}{name} cpu": 1e3 * sum(busy) / 2}
+    return found
+
+
+def reduce() -> tuple[float, float]:
+    """On each rank: seconds and processor seconds of one all-reduce."""
     import torch
     import torch.distributed as dist
+
+    x = torch.zeros(NUMBERS)
+    return _timed(lambda n: dist.all_reduce(x), CALLS)
+
+
+def train() -> tuple[float, float]:
+    """On each rank: seconds and processor seconds of one step."""
+    import torch
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
 
-    from distkit import demos
-    from distkit.data.shards import shard
+    import distkit as dk
 
-    images, labels = shard(*demos.digits())
-    net = DistributedDataParallel(demos.model())
-    optimizer = torch.optim.SGD(net.parameters(), lr=demos.LR)
-    batches = len(images) // demos.BATCH
+    size = dk.demos.BATCH
+    images, labels = dk.shard(*dk.demos.digits())
+    net = DistributedDataParallel(dk.demos.model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=dk.demos.LR)
 
-    def run(steps: int) -> None:
-        for step in range(steps):
-            rows = slice(step % batches * demos.BATCH, (step % batches + 1) * demos.BATCH)
-            loss = F.cross_entropy(net(images[rows]), labels[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        dist.barrier()
+    def step(n: int) -> None:
+        start = n % (len(images) // size) * size
+        rows = slice(start, start + size)
+        loss = F.cross_entropy(net(images[rows]), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
-    run(warm)
+    return _timed(step, STEPS)
+
+
+def _timed(call: Callable[[int], object], calls: int) -> tuple[float, float]:
+    import torch.distributed as dist
+
+    for n in range(WARM):
+        call(n)
+    dist.barrier()
     started, busy = time.perf_counter(), _busy()
-    run(steps)
-    return (time.perf_counter() - started) / steps, (_busy() - busy) / steps
+    for n in range(calls):
+        call(n)
+    dist.barrier()
+    return (time.perf_counter() - started) / calls, (_busy() - busy) / calls
 
 
 def _busy() -> float:
@@ -103,7 +120,3 @@ def _busy() -> float:
         except OSError:  # it has just ended
             continue
     return nanoseconds / 1e9
-
-
-def _ms(seconds: list[float]) -> list[float]:
-    return [1e3 * s for s in seconds]

@@ -1,33 +1,32 @@
-"""The timeline in JupyterLab: how soon it is drawn, how smoothly it moves, how much a file keeps.
+"""The timeline in JupyterLab: when it is drawn, how smoothly it moves, how far a live one lags.
 
-What was measured is the whole way: from running the cell ``Timeline(trace)`` to the first
-picture on the screen of a browser without a window.
+The first picture is timed from running the cell ``Timeline(trace)`` to the screen of a browser
+without a window. A live run is synchronous SGD on four ranks: its *lag* is the time from the
+recording of an event until the browser has painted a picture with it (all processes of a host have
+one clock), its *cost* compares samples/s with and without the view, both recorded. Kernel and
+browser compute on the same processors as the ranks.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
+import json
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
-from benchmarks import lab, live
-from benchmarks.figure import Figure, figure
-from benchmarks.step import notebook
+from benchmarks import lab
+from benchmarks.driver import Samples, Say, take_turns
+from benchmarks.figure import Figure, fill
+from benchmarks.step import p95
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
-RANKS = 8
-SIZES = (100_000, 1_000_000)
-
-#: A file is written, loaded and drawn; ``n`` was put in by the cell before.
-_OPEN = """
-import distkit as dk
-trace = dk.Trace.load("{file}")
-"""
+#: Ranks of a long trace, and its events; ranks of the live run, and its steps.
+RANKS, SIZES = 8, (100_000, 1_000_000)
+LIVE, WARM, STEPS = 4, 50, 1000
 
 #: In the page: run the next cell, and resolve with the milliseconds until a timeline is drawn.
 _DRAWN = """() => new Promise((resolve) => {
@@ -42,7 +41,7 @@ _DRAWN = """() => new Promise((resolve) => {
 })"""
 
 #: In the page: show all, then zoom in and out and pan, one turn of the wheel per frame; how long
-#: each frame took, and how long the processor worked for it [ms].
+#: each frame took [ms].
 _MOVE = """(frames) => new Promise((resolve) => {
     const canvas = [...document.querySelectorAll('[data-drawn] canvas[role]')].at(-1);
     const box = canvas.getBoundingClientRect();
@@ -50,78 +49,87 @@ _MOVE = """(frames) => new Promise((resolve) => {
     const at = { clientX: x, clientY: y, bubbles: true, cancelable: true };
     canvas.dispatchEvent(new PointerEvent('pointermove', { ...at, movementX: 3 }));
     canvas.closest('[data-drawn]').querySelector('[aria-label="show all"]').click();
-    const [intervals, work] = [[], []];
+    const intervals = [];
     let last = null, n = 0;
     const turn = (time) => {
-        const begun = performance.now();
         if (n > 21) intervals.push(time - last);
         last = time;
-        if (n === frames) return resolve({ intervals, work });
+        if (n === frames) return resolve(intervals);
         const part = (Math.floor(n++ / 20) + 3) % 4;
         if (n > 20) canvas.dispatchEvent(new WheelEvent('wheel', { ...at,
             deltaY: [-60, 0, 60, 0][part], deltaX: [0, 40, 0, -40][part] }));
         requestAnimationFrame(turn);
-        const after = new MessageChannel();
-        after.port1.onmessage = () => n > 21 && work.push(performance.now() - begun);
-        after.port2.postMessage(null);
     };
     requestAnimationFrame(turn);
 })"""
 
+#: In the page: notes ``[patches in the picture, seconds since 1970]`` whenever one was painted.
+_NOTE = """() => {
+    window.painted = [];
+    const after = new MessageChannel();
+    after.port1.onmessage = ({ data }) =>
+        painted.push([data, (performance.timeOrigin + performance.now()) / 1000]);
+    new MutationObserver((all) => after.port2.postMessage(Number(all.at(-1).target.dataset.taken)))
+        .observe(document.body, { subtree: true, attributeFilter: ['data-taken'] });
+}"""
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """First pictures and frames of long traces in JupyterLab, and the sizes of static pictures."""
+_SETUP = """
+import json, time
+import distkit as dk
+from benchmarks.views import LIVE, STEPS, WARM, train
+
+def begin(steps=STEPS):
+    global run, taken
+    taken, run = [], cluster.submit(train, WARM, steps)
+    return run
+
+def tell():
+    run.wait()
+    told = [taken, sum(run.results), time.time() - time.monotonic()]
+    with open("told.jsonl", "a") as file:
+        print(json.dumps(told), file=file)
+
+class Watched(dk.Timeline):
+    def _take(self, events):  # which events are in which patch
+        patch = super()._take(events)
+        if patch is not None:
+            taken.append((self._patches, [e.time for e in events]))
+        return patch
+
+cluster = dk.Cluster(LIVE).wait()
+begin(WARM).wait()
+"""
+#: The cells after the first, run again and again.
+_WITH, _WITHOUT, _TELL, _STOP = 1, 2, 3, 4
+_TEXTS = "Watched(begin())", "begin(); None", "tell()", "cluster.stop()"
+
+_OPEN = "{:,} events: Timeline(trace) to first picture"
+
+FIGURES = {
+    "open 100000": Figure(_OPEN.format(SIZES[0]), "ms", must=510, absolute=True),
+    "open 1000000": Figure(_OPEN.format(SIZES[1]), "ms", must=1680, absolute=True),
+    "frame": Figure(
+        "pan and zoom at 100,000 events: a frame", "ms", must=33.4, aim=16.8, absolute=True
+    ),  # two frames of a 60 Hz screen, and one
+    "lag": Figure(
+        "live view's lag behind a running 4-rank job, 95th percentile",
+        "ms",
+        must=150,
+        absolute=True,
+    ),
+    "cost": Figure("live view's cost to the job's samples/s", "%", must=3, aim=2, absolute=True),
+    "static": Figure(
+        "static picture of a timeline, the largest", "kB", must=150, aim=60, absolute=True
+    ),
+}
+
+
+def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+    """First pictures and frames of long traces, live runs, and the sizes of static pictures."""
     why = lab.missing()
-    seen = {} if why else _in_lab(reps, say)
-    went = {} if why else live.measure(reps, say)
-    opened: list[list[float]] = [seen.get(f"open_{n}", []) for n in SIZES]
-    sizes = _static()
-    limits = [{"must": 1000.0, "aim": 300.0}, {"must": 5000.0, "aim": 1000.0}]
-    figures = [
-        _figure(f"{n:,} events: Timeline(trace) to first picture", "ms", times, why, limit)
-        for n, times, limit in zip(SIZES, opened, limits, strict=True)
-    ]
-    figures += [
-        _figure(
-            "pan and zoom at 100,000 events: a frame",
-            "ms",
-            seen.get("frames", []),
-            why,
-            {"must": 33.4, "aim": 16.8},
-        ),  # two frames of a 60 Hz screen, and one
-        _figure(
-            "live view's lag behind a running 4-rank job, 95th percentile",
-            "ms",
-            went.get("lag_p95", []),
-            why,
-            {"must": 300, "aim": 100},
-        ),
-        _figure(
-            "live view's cost to the job's samples/s",
-            "%",
-            went.get("cost", []),
-            why,
-            {"must": 5, "aim": 2},
-        ),
-        _figure(
-            "static picture of a timeline, the largest",
-            "kB",
-            [max(sizes.values())],
-            "",
-            {"must": 150, "aim": 60},
-        ),
-    ]
-    return figures, {**seen, "live": went, "static_kB": sizes}
-
-
-def _figure(
-    name: str, unit: str, samples: list[float], why: str, limits: dict[str, float]
-) -> Figure:
-    """The median of some samples against absolute limits; ``why`` there are none."""
-    must, aim = limits["must"], limits["aim"]
-    if samples:
-        return figure(name, unit, samples, must=must, aim=aim, absolute=True)
-    return Figure(name, unit, None, reference=why, must=must, aim=aim, absolute=True)
+    samples = {} if why else {**_in_lab(reps, say), **_live(reps, say)}
+    samples["static"] = [max(map(_static, (100, 1_000, SIZES[0])))]
+    return fill(FIGURES, samples, why), samples
 
 
 def long_trace(events: int) -> Trace:
@@ -133,74 +141,113 @@ def long_trace(events: int) -> Trace:
             op = Op.ALL_REDUCE if reduces else (Op.SEND if (r + seq) % 2 else Op.RECV)
             step = 1 if seq % 3 else -1
             peer = None if reduces else (r + (step if (r + seq) % 2 else -step)) % RANKS
-            for k, state in enumerate((State.SCHEDULED, State.STARTED, State.COMPLETED)):
-                now = at + 1e-6 * k + (0.01 * r + (0.4 + 0.1 * (op is Op.SEND)) * (k == 2)) * 1e-3
-                found.append(
-                    Event(
-                        r,
-                        seq,
-                        op,
-                        state,
-                        now,
-                        peer,
-                        "world",
-                        4096,
-                        (1024,),
-                        "float32",
-                        where="train.py:31",
-                    )
-                )
+            seconds = 1e-5 * r + (4e-4 + 1e-4 * (op is Op.SEND))
+            for state, now in (
+                (State.SCHEDULED, at),
+                (State.STARTED, at + 1e-6),
+                (State.COMPLETED, at + 2e-6 + seconds),
+            ):
+                event = Event(r, seq, op, state, now, peer, "world", 4096, (1024,), "float32")
+                found.append(replace(event, where="train.py:31"))
         at += 0.6e-3
     return Trace(found, {"name": "a long run", "world_size": RANKS, "backend": "gloo"})
 
 
-def _static() -> dict[str, float]:
-    """Size of the static picture of traces of several lengths [kB]."""
+def _static(events: int) -> float:
+    """Size of the static picture of a trace [kB]."""
     from distkit.views import Timeline
 
-    return {
-        str(n): len(Timeline(long_trace(n))._svg().encode()) / 1000 for n in (100, 1_000, SIZES[0])
-    }
+    return len(Timeline(long_trace(events))._svg().encode()) / 1000
 
 
-def _in_lab(reps: int, say: Callable[[str], None]) -> dict[str, list[float]]:
+def _in_lab(reps: int, say: Say) -> Samples:
     """Milliseconds until traces are drawn, and of frames while the picture moves."""
-    say("views: writing traces")
-    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
-        root = Path(folder, "notebooks")
-        root.mkdir()
-        cells = []
-        for n in SIZES:
-            long_trace(n).save(root / f"{n}.trace")
-            cells += [_OPEN.format(file=f"{n}.trace"), *["dk.Timeline(trace)"] * reps]
-        (root / "views.ipynb").write_text(notebook(*cells))
-        environ = {**os.environ, **lab.surroundings(Path(folder))}
-        with lab.serve(root, Path(folder), environ) as server, lab.browse() as browser:
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.goto(server.address("views.ipynb"))
-            page.wait_for_function(lab.IDLE, timeout=60_000)
-            return _watch(page, reps, say)
-
-
-def _watch(page: Any, reps: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for n in SIZES:
-        started = time.perf_counter()
-        lab.command(page, "notebook:run-cell-and-select-next")
-        page.wait_for_function(lab.IDLE, timeout=120_000)
-        found[f"load_{n}"] = [1e3 * (time.perf_counter() - started)]
-        say(
-            f"views: {n:,} events, {reps} times; loading the file took "
-            f"{found[f'load_{n}'][0] / 1e3:.1f} s"
+    found: Samples = {}
+    cells = [
+        cell
+        for n in SIZES
+        for cell in (
+            f"import distkit as dk\ntrace = dk.Trace.load('{n}.trace')",
+            *["dk.Timeline(trace)"] * reps,
         )
-        found[f"open_{n}"] = [float(page.evaluate(_DRAWN)) for _ in range(reps)]
-        page.wait_for_function(lab.IDLE, timeout=120_000)
-        if n == SIZES[0]:
-            moved = page.evaluate(_MOVE, 240)
-            found["frames"], found["work"] = moved["intervals"], moved["work"]
-            work = moved["work"]
-            say(
-                f"views: a frame takes {median(moved['intervals']):.1f} ms, of which work "
-                f"{median(work):.1f} ms, p95 {quantiles(work, n=20)[-1]:.1f}"
-            )
+    ]
+    say("views: writing traces")
+    with lab.open_notebook(*cells, files=_write_traces) as (page, _):
+        for n in SIZES:
+            say(f"views: {n:,} events, {reps} times")
+            started = time.perf_counter()
+            lab.command(page, "notebook:run-cell-and-select-next")
+            page.wait_for_function(lab.IDLE, timeout=120_000)
+            found[f"load {n}"] = [1e3 * (time.perf_counter() - started)]
+            found[f"open {n}"] = [float(page.evaluate(_DRAWN)) for _ in range(reps)]
+            page.wait_for_function(lab.IDLE, timeout=120_000)
+            if n == SIZES[0]:
+                found["frame"] = page.evaluate(_MOVE, 240)
     return found
+
+
+def _write_traces(root: Path) -> None:
+    for n in SIZES:
+        long_trace(n).save(root / f"{n}.trace")
+
+
+# -- live ----------------------------------------------------------------------------------------
+
+
+def _live(reps: int, say: Say) -> Samples:
+    """``reps`` pairs of runs: lag [ms] and cost [%] of each."""
+    with lab.open_notebook(_SETUP, *_TEXTS) as (page, root):
+        page.evaluate(_NOTE)
+        lab.run_cell(page, 0)
+        found = take_turns("views: live", reps, say, lambda: _pair(page, root / "told.jsonl"))
+        lab.run_cell(page, _STOP)
+    return found
+
+
+def _pair(page: Any, file: Path) -> dict[str, float]:
+    """One run with the view, and one without."""
+    page.evaluate("() => { painted.length = 0; }")
+    for cell in (_WITH, _TELL, _WITHOUT, _TELL):
+        lab.run_cell(page, cell)
+    seen = page.evaluate("() => painted")
+    (taken, watched, epoch), (_, alone, _) = map(json.loads, file.read_text().splitlines()[-2:])
+    return {"lag": 1e3 * p95(lag(taken, seen, epoch)), "cost": 100 * (1 - watched / alone)}
+
+
+def lag(
+    taken: Sequence[tuple[int, list[float]]], painted: Sequence[tuple[int, float]], epoch: float
+) -> list[float]:
+    """Seconds from each event to the first picture with it.
+
+    Args:
+        taken: patches by number, and the times of their events on the monotonic clock.
+        painted: how many patches each picture had, and when it was painted, in seconds since 1970.
+        epoch: when the monotonic clock was 0, in seconds since 1970.
+
+    What was recorded before the first picture is left out: how soon that opens is another figure.
+
+    >>> lag([(0, [1.0]), (1, [1.5, 2.0]), (2, [3.0])], [(1, 11.2), (2, 12.5), (3, 13.5)], 10.0)
+    [1.0, 0.5, 0.5]
+    """
+    counts, times = [n for n, _ in painted], [at - epoch for _, at in painted]
+    first = [(bisect_right(counts, n), events) for n, events in taken]
+    return [times[i] - t for i, events in first if i < len(times) for t in events if t > times[0]]
+
+
+def train(warm: int, steps: int) -> float:
+    """On each rank: this rank's samples/s of synchronous SGD, after some steps to get warm."""
+    import torch.distributed as dist
+    import torch.nn.functional as F
+
+    import distkit as dk
+
+    images, labels = dk.shard(*dk.demos.digits())
+    net, size = dk.demos.model(), dk.demos.BATCH
+    batches = [*zip(images.split(size), labels.split(size), strict=True)][:-1]
+    for step in range(warm + steps):
+        if step == warm:
+            dist.barrier()
+            started = time.perf_counter()
+        dk.sync_sgd_step(net, batches[step % len(batches)], F.cross_entropy, dk.demos.LR)
+    dist.barrier()
+    return steps * size / (time.perf_counter() - started)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from labs import idle, look, outputs, run_cell
 
-from benchmarks.lab import command
-from benchmarks.step import notebook
+from benchmarks.lab import command, notebook
 
 START = """
 import torch, torch.distributed as dist

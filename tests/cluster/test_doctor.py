@@ -13,11 +13,10 @@ import pytest
 from laboratories import laboratory
 
 import distkit as dk
-from benchmarks.hosts import doctor as faults
 from distkit import cli
 from distkit.errors import DistkitError
-from distkit_hosts.checkup.check import Level
-from distkit_hosts.laboratory.tools import PATH
+from distkit.laboratory.tools import PATH
+from tests.stress.hosts import doctor as faults
 
 #: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
 #: that says something at login; those that it does not know fail as ssh would.
@@ -114,12 +113,13 @@ def test_the_probe_ends_with_its_input(tmp_path: Path) -> None:
 )
 @needs_sshd
 def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str]]) -> None:
-    """`distkit bench hosts` has all of them."""
+    """`make stress` has all of them."""
     with laboratory(["alpha"]):
         pass  # skip where there can be none
     (fault,) = (fault for fault in faults.FAULTS if fault.name == name)
-    checks, _ = faults.diagnose(fault, lambda line: None)
-    assert faults.verdict(fault, checks), checks
+    checks = faults.diagnose(fault)
+    timed = "links.far", "torch.slow"  # on a busy machine
+    assert faults.verdict(fault, [c for c in checks if c["kind"] not in timed]), checks
     assert not leftovers()
 
 

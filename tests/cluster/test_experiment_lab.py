@@ -10,7 +10,7 @@ import pytest
 from labs import idle, look, outputs, run_cell
 from waiting import until
 
-from benchmarks.step import notebook
+from benchmarks.lab import notebook
 
 START = """
 import torch, torch.distributed as dist, torch.nn.functional as F

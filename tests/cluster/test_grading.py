@@ -19,7 +19,6 @@ import pytest
 from waiting import until
 
 import distkit as dk
-from benchmarks.course.classroom import HOSTILE, WASTEFUL, harmful
 from benchmarks.lab import surroundings
 from distkit.cli import main
 from distkit.errors import DistkitError
@@ -27,6 +26,7 @@ from distkit_course import assignments
 from distkit_course.assignments import solved
 from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.submissions import read
+from tests.stress.course.classroom import HOSTILE, WASTEFUL, harmful
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"

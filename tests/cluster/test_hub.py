@@ -18,9 +18,8 @@ import hubs
 import psutil
 import pytest
 from hubs import FIRST, USERS, Hub
+from kernels import PATIENCE, Kernel
 from waiting import until
-
-from benchmarks.kernel import PATIENCE, Kernel
 
 pytestmark = pytest.mark.timeout(1200)
 

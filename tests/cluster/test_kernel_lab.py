@@ -10,8 +10,7 @@ import pytest
 from labs import idle, look, run_cell
 from waiting import until
 
-from benchmarks.lab import command
-from benchmarks.step import notebook
+from benchmarks.lab import command, notebook
 
 SETUP = """
 import json, psutil, threading

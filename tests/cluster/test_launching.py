@@ -14,9 +14,9 @@ from heads import Head
 from laboratories import laboratory, say
 from waiting import until
 
-from benchmarks.hosts import lessons
-from distkit_hosts.laboratory import Laboratory
-from distkit_hosts.laboratory.tools import PATH
+from distkit.laboratory import Laboratory
+from distkit.laboratory.tools import PATH
+from tests.stress.hosts import test_lessons as lessons
 
 #: A refusal is known within this time [s], also where many programs share few cores.
 SOON = 30.0
@@ -368,7 +368,7 @@ def test_a_node_that_is_cut_off(head: Head, slurm: Laboratory) -> None:
     head.do("cluster.stop()")
 
 
-# -- lessons: all of them in `distkit bench hosts` -------------------------------------------
+# -- lessons: all of them in `make stress` ---------------------------------------------------
 
 
 @pytest.mark.parametrize(("launcher", "lesson"), [("ssh", 1), ("mpi", 0), ("slurm", 0)])

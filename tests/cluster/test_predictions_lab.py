@@ -6,8 +6,7 @@ from typing import Any
 
 from labs import change_theme, idle, look, outputs, run_cell
 
-from benchmarks.lab import command
-from benchmarks.step import notebook
+from benchmarks.lab import command, notebook
 
 ASK = """
 import distkit as dk

@@ -7,7 +7,7 @@ from typing import Any
 from labs import idle, look, run_cell
 from sheets import settle
 
-from benchmarks.step import notebook
+from benchmarks.lab import notebook
 
 START = """
 import torch

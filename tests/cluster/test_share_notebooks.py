@@ -17,8 +17,7 @@ from nbformat import NotebookNode
 from sheets import RESULTS
 from waiting import until
 
-from benchmarks.lab import command
-from benchmarks.step import notebook
+from benchmarks.lab import command, notebook
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"

@@ -8,7 +8,7 @@ import pytest
 from labs import idle, look, run_cell
 from sheets import settle
 
-from benchmarks.step import notebook
+from benchmarks.lab import notebook
 
 START = """
 import torch, torch.distributed as dist

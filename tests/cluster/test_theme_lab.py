@@ -6,7 +6,7 @@ from typing import Any
 
 from labs import RESULTS, change_theme, idle, run_cell
 
-from benchmarks.step import notebook
+from benchmarks.lab import notebook
 from distkit.views.scene.theme import WARNING_DARK, WARNING_LIGHT
 
 START = """

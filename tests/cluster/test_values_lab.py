@@ -6,7 +6,7 @@ from typing import Any
 
 from labs import idle, look, run_cell
 
-from benchmarks.step import notebook
+from benchmarks.lab import notebook
 
 START = """
 import torch, torch.distributed as dist, torch.nn.functional as F

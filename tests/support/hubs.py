@@ -22,9 +22,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from kernels import PATIENCE, Kernel, ask
 from waiting import until
-
-from benchmarks.kernel import PATIENCE, Kernel, ask
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

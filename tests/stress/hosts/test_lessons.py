@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from benchmarks.figure import Figure, figure
-from benchmarks.hosts.life import AS_ROOT, HOSTS, ROOT, laboratory
-from distkit_hosts.laboratory import Laboratory
+import pytest
+
+from benchmarks.hosts import AS_ROOT, HOSTS, ROOT, laboratory
+from distkit.laboratory import Laboratory
 
 #: The environment of a site by its launcher.
 SITES = {
@@ -31,21 +30,18 @@ LESSONS = sorted(p for n in (0, 1, 2, 3, 4, 12) for p in ROOT.glob(f"notebooks/{
 PATIENCE = 300
 
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Each lesson by each launcher, once; the same every time, so ``reps`` do not matter."""
-    said = {}
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Laboratory]:
     with laboratory() as lab:
         lab.slurm()
-        for launcher in SITES:
-            for lesson in LESSONS:
-                began = time.perf_counter()
-                what = f"{lesson.stem} by {launcher}"
-                said[what] = run(lab, launcher, lesson)
-                word = "passed" if not said[what] else f"failed:\n{said[what]}"
-                say(f"hosts: {what}: {word} ({time.perf_counter() - began:.0f} s)")
-    failed = float(sum(map(bool, said.values())))
-    name = f"lessons that fail on three hosts, of {len(said)} runs"
-    return [figure(name, "lessons", [failed], absolute=True, must=0, aim=0)], {"said": said}
+        yield lab
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@pytest.mark.parametrize("launcher", SITES)
+def test_lesson_runs_unchanged_on_three_hosts(lab: Laboratory, launcher: str, lesson: Path) -> None:
+    assert run(lab, launcher, lesson) == ""
 
 
 def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
@@ -55,7 +51,7 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
         **os.environ,
         **AS_ROOT,
         **SITES[launcher],
-        "PYTHONPATH": f"{ROOT}:{ROOT}/companions",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "companions")]),
         "IPYTHONDIR": f"{folder}/ipython",
         "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
     }

@@ -1,25 +1,23 @@
-"""The doctor: deliberate faults of hosts in a laboratory, and whether it finds and names them."""
+"""Deliberate faults of hosts in a laboratory, and whether the doctor finds and names them."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figure import Figure, figure
-from distkit_hosts.laboratory import Laboratory
-from distkit_hosts.laboratory.tools import find
+from distkit.laboratory import Laboratory
+from distkit.laboratory.tools import find
 
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")
 
 #: The sources that are measured: hosts may have another distkit installed.
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 #: Makes a fault, and returns what the doctor is to be told.
 Cause = Callable[[Laboratory], "Sequence[str | Path]"]
@@ -46,47 +44,17 @@ class Fault:
     private: tuple[Path, ...] = ()
 
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Healthy hosts, then each fault once, in a laboratory of its own."""
-    said, seconds = {}, {}
-    alarms = [str(c["message"]) for c in diagnose(Fault("nothing", "", ""), say)[0]]
-    for fault in FAULTS:
-        checks, seconds[fault.name] = diagnose(fault, say)
-        said[fault.name] = verdict(fault, checks)
-    missed = [name for name, words in said.items() if not words]
-    say(f"hosts: the doctor has found and named {len(FAULTS) - len(missed)} of {len(FAULTS)}")
-    return [
-        _none(f"deliberate faults that the doctor has not named, of {len(FAULTS)}", missed),
-        _none("what the doctor says against healthy hosts", alarms),
-        figure(
-            "the doctor, with a host off the network",
-            "s",
-            [seconds["a host is off the network"]],
-            absolute=True,
-            must=30.0,
-            aim=20.0,
-        ),
-    ], {"said": said, "missed": missed, "alarms": alarms, "seconds": seconds}
-
-
-def _none(name: str, found: list[str]) -> Figure:
-    return figure(name, "faults", [float(len(found))], must=0, aim=0, absolute=True)
-
-
-def diagnose(fault: Fault, say: Callable[[str], None]) -> tuple[list[Check], float]:
-    """What the doctor complains of in a laboratory with a fault, and how long it takes [s]."""
-    say(f"hosts: {fault.name}")
+def diagnose(fault: Fault) -> list[Check]:
+    """What the doctor complains of in a laboratory with a fault."""
     with Laboratory(HOSTS, private={"beta": fault.private}) as lab:
         lab.ssh()
         options = [*fault.cause(lab), "--python", _python(lab)]
         command = [sys.executable, "-m", "distkit", "doctor", "--json", "--hosts", ",".join(HOSTS)]
-        began = time.perf_counter()
         ran = lab.run("head", [*command, *options], capture_output=True, text=True, timeout=120)
-        seconds = time.perf_counter() - began
     if ran.returncode > 1 or not ran.stdout:
         raise RuntimeError(f"the doctor failed with {fault.name}: {ran.stderr}")
     checks = json.loads(ran.stdout)["checks"]
-    return [check for check in checks if check["level"] != "ok"], seconds
+    return [check for check in checks if check["level"] != "ok"]
 
 
 def verdict(fault: Fault, checks: Sequence[Check]) -> str:

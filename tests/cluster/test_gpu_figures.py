@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import gpu
+from benchmarks.figure import Figure
 from benchmarks.gpu import ROWS, Row, measure, measured
 from distkit.cluster import machine
 
 
 @pytest.mark.stand_in
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.figure.name)
 def test_the_cpu_stands_in(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "STEPS", 2)
     monkeypatch.setattr(gpu, "SIZE", 1 << 20)
     figure = measured(row, 1, "cpu")
     assert (figure.note, figure.reps, figure.reached) == ("", 1, "")
     assert "[stand-in: cpu]" in figure.name
-    assert figure.value == 0 if row.unit == "MiB" else figure.value > 0
+    assert figure.value == 0 if row.figure.unit == "MiB" else figure.value > 0
 
 
 def test_a_gpu_that_is_lost_has_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +31,7 @@ def test_a_figure_without_a_gpu_is_unproven(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(gpu, "gpus", lambda: 0)
     figures, details = measure(1, lambda _: None)
     assert {f.reached for f in figures} == {"unproven: no GPU"}
-    assert [f.name for f in figures] == [row.name for row in ROWS]
+    assert [f.name for f in figures] == [row.figure.name for row in ROWS]
     assert details["torch"] and "date" in details
 
 
@@ -38,5 +39,5 @@ def test_a_figure_that_fails_says_why() -> None:
     def fail(device: str, reps: int) -> None:
         raise ValueError(f"{reps} on {device}")
 
-    figure = measured(Row("x", "s", "y", fail, {"must": 1}), 3)
+    figure = measured(Row(Figure("x", "s", reference="y", must=1), fail), 3)
     assert figure.reached == "failed: ValueError: 3 on cuda:0"

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import ROWS
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.figure import Figure  # noqa: E402
+from benchmarks.gpu import ROWS  # noqa: E402
+
 FOLDER = ROOT / "docs" / "measured"
 UNPROVEN = "unproven: no GPU"
 
@@ -99,8 +103,8 @@ def rendered(report: dict[str, Any]) -> str:
         gpus = "; ".join(report.get("gpus", []))
         said = f"Measured {report.get('date')} on {gpus} (name, memory, driver), {versions}."
     figure_rows = (
-        (row.name, row.reference or "–", _limits(row.limits), _figure(figures.get(row.name)))
-        for row in ROWS
+        (row.name, row.reference or "–", _limits(row), _figure(figures.get(row.name)))
+        for row, _ in ROWS
     )
     test_rows = (
         (
@@ -126,9 +130,10 @@ def rendered(report: dict[str, Any]) -> str:
     )
 
 
-def _limits(limits: dict[str, Any]) -> str:
-    sign = "" if limits.get("absolute") else "×"
-    return ", ".join(f"{w} ≤ {limits[w]}{sign}" for w in ("must", "aim") if w in limits)
+def _limits(row: Figure) -> str:
+    sign = "" if row.absolute else "×"
+    limits = {"must": row.must, "aim": row.aim}
+    return ", ".join(f"{w} ≤ {limit}{sign}" for w, limit in limits.items() if limit is not None)
 
 
 def _figure(found: dict[str, Any] | None) -> str:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from benchmarks.course.lessons import none
-from benchmarks.figure import Figure
 from distkit_course.assignments import solved
 from distkit_course.exercises import TASKS
 from distkit_course.grading import grade
@@ -144,19 +138,6 @@ HOSTILE = WASTEFUL | {
 }
 
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """A class of ``reps`` students; every tenth is hostile, each in another way."""
-    before = _processes()
-    with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
-        lost, taken = classroom(Path(folder), reps, say)
-    several = f"{reps} submissions x {len(TASKS)} exercises, a tenth hostile"
-    return [
-        none(f"results lost or changed, of {several}", len(lost)),
-        none("times that a submission ran code in the grader", taken),
-        none("processes left by these submissions", len(_processes()) - len(before)),
-    ], {"lost": lost}
-
-
 def classroom(folder: Path, students: int, say: Callable[[str], None]) -> tuple[list[str], int]:
     """Results that are not as they should be, and how often a pickle was read."""
     harm, reports = itertools.cycle(HOSTILE), folder / "reports"
@@ -206,10 +187,3 @@ def harmful(task: Task, kind: str, reports: Path) -> str:
     given = f"REPORTS, MARK = {str(reports)!r}, {str(reports.parent / 'MARK')!r}\n"
     body = given + textwrap.dedent(HOSTILE[kind]).strip()
     return f"def {task.signature}:\n{textwrap.indent(body, '    ')}\n"
-
-
-def _processes() -> set[int]:
-    """All below this process, but those that are ending."""
-    below = psutil.Process(os.getpid()).children(recursive=True)
-    _, alive = psutil.wait_procs(below, timeout=2)
-    return {p.pid for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
