@@ -1,0 +1,3 @@
+"""Scripts are run by the suites, not imported."""
+
+collect_ignore = ["programs/scripts"]
