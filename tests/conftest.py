@@ -53,8 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tries the lessons there with `pytest --distkit-notebooks` need not have pytest-timeout.
     """
     for item in items:
-        folder = item.path.parent.name
-        item.add_marker(folder if folder in ("ranks", "cluster") else "pure")
+        folder = "stress" if "stress" in item.path.parts else item.path.parent.name
+        item.add_marker(folder if folder in ("ranks", "cluster", "stress") else "pure")
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import abuses
 from distkit.cluster.runs import report
 from distkit.cluster.runs.outcome import DEEPEST, LONGEST, Outcome, describe, printable
 from distkit.recording import tap
 from distkit.trace.trace import Trace
+from tests.stress.misuse import catalogue
 
 
 class Released(BaseException):
@@ -31,11 +31,11 @@ def caught(act: Callable[[], Any]) -> BaseException:
 
 
 HOSTILE = {
-    name: abuse
-    for name, abuse in abuses.ALL.items()
+    name: misuse
+    for name, misuse in catalogue.ALL.items()
     if name.startswith("raises_")
     and "hangs" not in name
-    and abuse.other is None
+    and misuse.other is None
     and "torch" not in name
     and "waits" not in name
 }
@@ -45,7 +45,7 @@ HOSTILE = {
 def test_any_exception_is_told(name: str) -> None:
     if name == "raises_in_a_thread":
         return
-    failure = describe(caught(HOSTILE[name].deed), released=False)
+    failure = describe(caught(HOSTILE[name].fn), released=False)
     assert pickle.loads(pickle.dumps(failure)) == failure
     said = [failure.type, failure.text, failure.cause or ""]
     assert all(type(text) is str and text[:LONGEST] == printable(text[:LONGEST]) for text in said)
@@ -53,7 +53,7 @@ def test_any_exception_is_told(name: str) -> None:
     outcome = Outcome(1, error=failure)
     error = report.verdict("train", [outcome], Trace([], {"world_size": 2}))
     first = str(error).partition("\n")[0]
-    assert first.startswith(f"rank 1 raised {failure.type}") and "abuses.py:" in first
+    assert first.startswith(f"rank 1 raised {failure.type}") and "catalogue.py:" in first
 
 
 def test_a_deep_recursion_keeps_its_ends() -> None:
@@ -122,7 +122,7 @@ def test_a_turn_of_waiting_that_is_over_is_no_error(monkeypatch: pytest.MonkeyPa
 
 
 def raised(rank: int, error: BaseException | None = None) -> Outcome:
-    return Outcome(rank, error=describe(error or caught(abuses.raise_it), released=False))
+    return Outcome(rank, error=describe(error or caught(catalogue.raise_it), released=False))
 
 
 def died(rank: int, how: str = "exit status 3", **more: Any) -> Outcome:

@@ -1,7 +1,7 @@
-"""Things that a user's function can do to its rank, each with the ending that the user must see.
+"""Harm that a user's function can do to its rank, each with the ending that the user must see.
 
-Each is one small function that rank 1 runs while rank 0 waits for it at a barrier. How it must
-end is its decorator: the right result, an error on rank 1, or the end of its process.
+Each is a small function that rank 1 runs while rank 0 waits at a barrier. Its decorator says how
+the run ends: with a result, an error on rank 1, or the end of its process.
 """
 
 from __future__ import annotations
@@ -44,17 +44,20 @@ import distkit as dk
 
 
 @dataclass(frozen=True)
-class Abuse:
-    """What rank 1 does, and what must come of it.
+class Misuse:
+    """What rank 1 does, and what follows.
 
-    ``ending`` matches the first line of the run's error, "" for none; then ``value`` is rank 1's
-    result. ``other`` is what rank 0 does meanwhile. ``replaced``: its process is not fit for
-    another run, and the user is told; None: it depends on this user's rights. ``endless``:
-    nothing ends it but ``interrupt()``.
-    ``alone``: after it the rank cannot communicate any more in this run.
+    Args:
+        fn: what rank 1 runs.
+        ending: matches the first line of the run's error; "" for none.
+        value: rank 1's result, if there is no error.
+        other: what rank 0 runs meanwhile.
+        replaced: rank 1's process is replaced, and the user is told; None: either may happen.
+        endless: only ``interrupt()`` ends the run.
+        alone: afterwards rank 1 cannot communicate any more in this run.
     """
 
-    deed: Callable[[], Any]
+    fn: Callable[[], Any]
     ending: str = ""
     value: Any = None
     other: Callable[[], Any] | None = None
@@ -64,46 +67,48 @@ class Abuse:
 
     def program(self) -> Any:
         """What both ranks run."""
-        act = self.deed if dist.get_rank() == 1 else self.other
-        value = act() if act is not None else None
+        fn = self.fn if dist.get_rank() == 1 else self.other
+        value = fn() if fn is not None else None
         if not self.alone and dist.is_initialized():
             dist.barrier()
         return value
 
 
 #: The catalogue, by name.
-ALL: dict[str, Abuse] = {}
+ALL: dict[str, Misuse] = {}
 
-_Deed = Callable[[], Any]
-
-
-def _abuse(**how: Any) -> Callable[[_Deed], _Deed]:
-    def note(deed: _Deed) -> _Deed:
-        ALL[deed.__name__] = Abuse(deed, **how)
-        return deed
-
-    return note
+Function = Callable[[], Any]
 
 
-def returns(value: Any = None, **how: Any) -> Callable[[_Deed], _Deed]:
-    """It ends well."""
-    return _abuse(value=value, **how)
+def ends(**how: Any) -> Callable[[Function], Function]:
+    """Enter a function into the catalogue."""
+
+    def enter(fn: Function) -> Function:
+        ALL[fn.__name__] = Misuse(fn, **how)
+        return fn
+
+    return enter
 
 
-def raises(text: str, **how: Any) -> Callable[[_Deed], _Deed]:
-    """Rank 1 raises, and this is told."""
-    return _abuse(ending=f"rank 1 raised {text}.* at .*abuses.py:", **how)
+def returns(value: Any = None, **how: Any) -> Callable[[Function], Function]:
+    """Rank 1 returns this value."""
+    return ends(value=value, **how)
 
 
-def dies(how: str, **more: Any) -> Callable[[_Deed], _Deed]:
-    """The process of rank 1 ends so."""
-    return _abuse(ending=rf"the process of rank 1 ended .*\({how}", **more)
+def raises(text: str, **how: Any) -> Callable[[Function], Function]:
+    """Rank 1 raises this error, and its line is reported."""
+    return ends(ending=f"rank 1 raised {text}.* at .*catalogue.py:", **how)
+
+
+def dies(how: str, **more: Any) -> Callable[[Function], Function]:
+    """The process of rank 1 ends this way."""
+    return ends(ending=rf"the process of rank 1 ended .*\({how}", **more)
 
 
 # -- it ends its process ----------------------------------------------------------------
 
 
-@_abuse(ending=r"rank 1 called sys.exit\(3\) at .*abuses.py:")
+@ends(ending=r"rank 1 called sys.exit\(3\) at .*catalogue.py:")
 def exits() -> None:
     sys.exit(3)
 
@@ -138,7 +143,7 @@ def sends_itself_a_signal() -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-@_abuse(ending=r"rank 1 was interrupted \(signal SIGINT\) at .*abuses.py:")
+@ends(ending=r"rank 1 was interrupted \(signal SIGINT\) at .*catalogue.py:")
 def interrupts_itself() -> None:
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
@@ -179,7 +184,7 @@ def overflows_the_stack_of_c() -> None:
     deeper(0)
 
 
-@_abuse(ending=r"Rank 1 was stopped \(SIGSTOP", endless=True)
+@ends(ending=r"Rank 1 was stopped \(SIGSTOP", endless=True)
 def stops_itself() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -602,30 +607,30 @@ def raises_in_a_thread() -> None:
     thread.join()
 
 
-@_abuse(ending="^program was interrupted", endless=True)
+@ends(ending="^program was interrupted", endless=True)
 def waits_for_a_lock_it_holds() -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
-@_abuse(ending="^program was interrupted", endless=True)
+@ends(ending="^program was interrupted", endless=True)
 def waits_for_an_empty_queue() -> None:
     queue.Queue[int]().get()
 
 
-@_abuse(ending="^program was interrupted", endless=True)
+@ends(ending="^program was interrupted", endless=True)
 def computes_for_ever() -> None:
     while True:
         pass
 
 
-@_abuse(ending="^program was interrupted", endless=True)
+@ends(ending="^program was interrupted", endless=True)
 def computes_for_ever_in_c() -> None:
     sum(range(10**15))
 
 
-@_abuse(ending="^program was interrupted", endless=True)
+@ends(ending="^program was interrupted", endless=True)
 def swallows_the_interrupt() -> None:
     while True:
         with suppress(BaseException):
@@ -670,7 +675,7 @@ def blocks_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
-@_abuse(ending="^program was interrupted", endless=True)
+@ends(ending="^program was interrupted", endless=True)
 def ignores_signals_and_waits() -> None:
     ignores_signals()
     time.sleep(1000)

@@ -1,4 +1,4 @@
-"""What a rank's process is set to: all that one run could change under the feet of the next."""
+"""Settings of a rank's process: all that one run could change for the next."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""What a function does to its rank is told rightly, and the next run is as ever.
+"""Harm that a function does to its rank is reported rightly, and the next run is as before.
 
-Some of the catalogue, one of each kind; ``distkit bench abuse`` runs it all.
+A sample, one of each way to harm; ``make stress`` has them all. The process ends, or is
+interrupted; an error while the other rank is deep in C, dies of the release, or waits itself;
+exceptions and results that run code when they are shown or unpickled; and what outlives a run:
+signals, timers, descriptors, folders, torch's settings and modes, builtins, modules, children.
 """
 
 from __future__ import annotations
@@ -14,48 +17,44 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
-from benchmarks import abuse
-from benchmarks.abuses import ALL
 from distkit.diagnosis.findings import Kind
+from tests.stress.misuse.catalogue import ALL
+from tests.stress.misuse.trial import Trial
 
-SOME = [
+SAMPLE = [
     "terminates_itself",
     "interrupts_itself",
     "raises_while_another_is_in_a_regular_expression",
     "raises_and_another_dies_of_it",
     "raises_and_then_waits",
     "raises_whose_text_exits",
-    "raises_whose_attributes_raise",
     "returns_what_raises_when_unpickled",
-    "closes_the_event_loop",
     "takes_over_signals",
     "leaves_a_timer",
-    "closes_standard_descriptors",
     "closes_all_descriptors_and_returns",
     "changes_the_folder",
     "changes_torch",
     "leaves_torch_in_a_mode",
     "replaces_builtins",
     "forgets_all_modules",
-    "replaces_functions_of_torch",
     "forks_a_child_that_returns",
     "loads_data_with_workers",
 ]
 
 
 @pytest.fixture(scope="module")
-def trial() -> Iterator[abuse.Trial]:
-    trial = abuse.Trial()
+def trial() -> Iterator[Trial]:
+    trial = Trial()
     yield trial
     trial.close()
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_it_is_told_and_harms_nobody(trial: abuse.Trial, name: str) -> None:
-    assert trial.of(name, ALL[name]).wrong == []
+@pytest.mark.parametrize("name", SAMPLE)
+def test_misuse_is_reported_and_harms_no_later_run(trial: Trial, name: str) -> None:
+    assert trial.faults(ALL[name]) == []
 
 
-def test_a_cell_keeps_what_it_set_and_not_what_it_broke(trial: abuse.Trial) -> None:
+def test_a_cell_keeps_what_it_set_and_not_what_it_broke(trial: Trial) -> None:
     cluster: dk.Cluster = trial.cluster
     cluster.execute("import signal; torch.set_default_dtype(torch.float64)")
     cluster.execute("signal.signal(signal.SIGTERM, signal.SIG_IGN); dist.all_reduce = None")
@@ -74,7 +73,7 @@ def stop() -> None:
 
 @pytest.mark.parametrize("end", ["interrupt", "continue", "restart"])
 def test_a_stopped_rank_is_said_to_be_stopped(
-    trial: abuse.Trial, end: str, capsys: pytest.CaptureFixture[str]
+    trial: Trial, end: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster: dk.Cluster = trial.cluster
     run = cluster.submit(stop)

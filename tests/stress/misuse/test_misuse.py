@@ -1,0 +1,22 @@
+"""Each misuse as a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.stress.misuse.catalogue import ALL
+from tests.stress.misuse.trial import Trial
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[Trial]:
+    trial = Trial()
+    yield trial
+    trial.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_misuse_is_reported_and_harms_no_later_run(trial: Trial, name: str) -> None:
+    assert trial.faults(ALL[name]) == []
