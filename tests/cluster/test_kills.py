@@ -1,20 +1,15 @@
-"""Two processes killed at once: some cases of ``distkit bench kills``, which tries them all."""
+"""Two processes of a cluster are killed at once; ``make stress`` has every pair, state and gap.
+
+Who notices the death differs: the kernel (what ranks are forked from, while they run), the server
+(two nodes while they are stepped), or the kernel's children (the kernel itself).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from benchmarks.kills import CASES, PARTS, Case, Kernels
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
-    short = tmp_path_factory.getbasetemp() / "k"
-    short.mkdir()
-    with Kernels(str(short)) as kernels:
-        yield kernels
+from tests.stress.kills import Case, Kernels
+from tests.stress.test_kills import kernels as kernels
 
 
 @pytest.mark.parametrize(
@@ -26,11 +21,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
     ],
     ids=str,
 )
-def test_two_are_killed(kernels: Kernels, case: Case) -> None:
-    outcome = kernels.try_out(case)
-    assert (outcome.processes, outcome.folders, outcome.segments) == ([], [], [])
-    assert not outcome.hangs, outcome.told
-
-
-def test_every_pair_is_a_case() -> None:
-    assert len({*CASES}) == len(CASES) == len(PARTS) * (len(PARTS) - 1) // 2 * 3 * 2
+def test_two_killed_processes_leave_nothing_and_a_new_cluster_starts(
+    kernels: Kernels, case: Case
+) -> None:
+    assert kernels.faults(case) == []

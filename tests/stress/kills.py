@@ -1,0 +1,188 @@
+"""Two processes of a cluster killed, in every pair and state: what stays, and what comes next."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from benchmarks.driver import Driver, marked
+from distkit.errors import DistkitError
+
+PROCESSES = ("kernel", "zygote", "controller", "worker 0", "worker 1", "server 0", "scheduler")
+STATES = ("idle", "running", "stepping")
+GAPS = (0.0, 0.01)
+
+#: Time for everything to end [s], and for a kernel to answer [s]; its own waits are shorter.
+WITHIN, SILENT = 5.0, 90.0
+
+
+class Case(NamedTuple):
+    """The processes to kill, the state of the cluster, and the time between both kills [s]."""
+
+    first: str
+    second: str
+    state: str
+    gap: float
+
+    def __str__(self) -> str:
+        return f"{self.first} and {self.second}, {self.state}, {self.gap * 1000:.0f} ms apart"
+
+
+CASES = [
+    Case(*pair, state, gap)
+    for pair in itertools.combinations(PROCESSES, 2)
+    for state in STATES
+    for gap in GAPS
+]
+
+#: The kernel: serves one case after the other, until it is killed itself.
+KERNEL = """
+import tempfile
+os.environ["TMPDIR"] = tempfile.tempdir = {temporary!r}
+import distkit
+import psutil
+
+def work(steps):
+    import subprocess, time
+    import torch, torch.distributed as dist
+    from distkit import kvstore
+    if steps > 5:  # what a killed rank leaves must end, too
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    store = kvstore.create("dist_sync")
+    store.init("w", torch.zeros(20_000))
+    for step in range(steps):
+        x = torch.ones(20_000)
+        dist.all_reduce(x)
+        distkit.shared_memory_all_reduce(x)
+        store.push("w", x)
+        store.pull("w", out=x)
+        time.sleep(0.005)
+    return len(x)
+
+def attempt(do):
+    try:
+        do()
+    except distkit.DistkitError:
+        pass
+    except BaseException as error:
+        return [f"{{type(error).__name__}}: {{error}}"]
+    return []
+
+def once(cluster):
+    assert cluster.submit(work, 2).wait(20).results == [20_000, 20_000]
+
+def started():  # what ranks are forked from, and its parent
+    (parent,) = psutil.Process().children()
+    return parent, parent.children()[0]
+
+while state := sys.stdin.readline().strip():
+    cluster = distkit.Cluster(workers=2, servers=1)
+    once(cluster)
+    run = stepper = None
+    if state == "running":
+        run = cluster.submit(work, 10**6)
+        while len(run.trace) < 20:
+            time.sleep(0.01)
+    if state == "stepping":
+        stepper = cluster.step(work, 10**6)
+    pids = {{name: pid for name, _, pid, *_ in cluster.status().rows}}
+    pids["zygote"] = started()[1].pid
+    pids["controller"], = {{c.pid for c in started()[1].children()}} - {{*pids.values()}}
+    answer(pids)
+    asked()
+    unclear = []
+    if stepper is not None:
+        unclear += attempt(stepper.next)
+        run = stepper.run
+        run.interrupt()
+    if run is not None:
+        unclear += attempt(lambda: run.wait(20))
+    unclear += attempt(lambda: once(cluster))
+    unclear += attempt(cluster.stop)
+    with distkit.Cluster(2) as another:
+        another.wait()
+    answer([unclear, [os.getpid(), *(p.pid for p in started())]])
+"""
+
+
+class Kernels:
+    """A kernel at a time, and another when it was killed.
+
+    Args:
+        temporary: the folder for temporary files of them all.
+    """
+
+    def __init__(self, temporary: str) -> None:
+        self._temporary = temporary
+        self._kernel = self._fresh()
+
+    def close(self) -> None:
+        """End the kernel."""
+        self._kernel.close()
+
+    def _fresh(self) -> Driver:
+        return Driver(KERNEL.format(temporary=self._temporary))
+
+    def faults(self, case: Case) -> list[str]:
+        """Kill two: what is left after :data:`WITHIN`, and what is not an error of distkit's."""
+        before = _segments()
+        try:
+            found = self._kill(case)
+        except DistkitError as error:  # the kernel hangs, or has no new cluster
+            found = [str(error)]
+            self._replace()
+        files = _settled(lambda: [p.name for p in Path(self._temporary).glob("dis*")])
+        return [*found, *files, *_settled(lambda: sorted(_segments() - before))]
+
+    def _kill(self, case: Case) -> list[str]:
+        pids = {**self._ask(case.state), "kernel": self._kernel.process.pid}
+        os.kill(pids[case.first], signal.SIGKILL)
+        time.sleep(case.gap)
+        with suppress(ProcessLookupError):  # the first one's death was its own
+            os.kill(pids[case.second], signal.SIGKILL)
+        left = []
+        if case.first == "kernel":
+            self._kernel.process.wait()
+            left = self._left([])
+            self._replace()
+            self._ask("idle")
+        unclear, living = self._ask()
+        return [*left, *unclear, *self._left(living)]
+
+    def _ask(self, line: str = "") -> Any:
+        return self._kernel.ask(line, within=SILENT)
+
+    def _replace(self) -> None:
+        self._kernel.close()
+        self._kernel = self._fresh()
+
+    def _left(self, living: list[int]) -> list[str]:
+        """The kernel's processes that should have ended by now."""
+        mark = self._kernel.mark
+        return _settled(lambda: [_title(p) for p in marked(mark) if p.pid not in living])
+
+
+def _settled(look: Callable[[], list[str]]) -> list[str]:
+    """What does not go within some seconds."""
+    end = time.monotonic() + WITHIN
+    while (left := look()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return f"{process.pid}: {' '.join(process.cmdline())[-80:]}"
+    return str(process.pid)
+
+
+def _segments() -> set[str]:
+    return {p.name for p in Path("/dev/shm").glob("distkit*")}
