@@ -1,8 +1,8 @@
-"""Random programs that are correct by construction: whoever accuses one gives a false alarm.
+"""Random programs that are correct by construction: any report about one is a false alarm.
 
-A program is a list of rounds, in one order for all ranks. Each rank plays its part of every
-round, blocks where it likes and waits for the rest at the end of the round: whoever stands
-earliest in the list can always go on. Nothing holds the rounds together: ranks run ahead.
+A program is a list of rounds, in one order for all ranks. Each rank plays its part of every round,
+blocks in some calls and waits for the rest at the end of the round: the rank that is earliest in
+the list can always continue. Nothing synchronizes the rounds: ranks run ahead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import distkit as dk
 from distkit.diagnosis.findings import Kind
 from distkit.errors import CommunicationWarning, DeadlockError
 from distkit.trace.trace import Trace
@@ -210,24 +211,16 @@ def alarm(rounds: Program, play: Callable[[Program], None] = play) -> str:
 
     Besides what the run itself says, its trace is looked at as if it had been cut in the middle.
     """
-    from distkit.cluster.runs.run_ranks import run_ranks
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", CommunicationWarning)
-            trace = run_ranks(play, RANKS, rounds).trace
+            trace = dk.run_ranks(play, RANKS, rounds).trace
     except (DeadlockError, CommunicationWarning) as accusation:
         return str(accusation)
     found = [f for f in trace.diagnose() if f.kind is not Kind.STRAGGLER]
     for cut in range(1, 10):
         found += [f for f in _beginning(trace, cut / 10).diagnose() if f.hang]
     return "\n".join(map(str, found))
-
-
-def false_alarms(count: int, seed: int = 0) -> list[str]:
-    """What is said of ``count`` random correct programs that is not true."""
-    programs = (program(Random(f"{seed}-{number}")) for number in range(count))
-    return [said for made in programs if (said := alarm(made))]
 
 
 def _beginning(trace: Trace, part: float) -> Trace:
