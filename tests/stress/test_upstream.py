@@ -1,0 +1,80 @@
+"""torch's own tests of ``torch.distributed`` on gloo end the same way with the recorder.
+
+The tests are those that torch ships (``torch.testing._internal.distributed``); they need the
+package ``expecttest``, and some fail without the recorder, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Runs the tests in forked ranks; ``argv``: whether to record, and the file for the outcomes.
+TESTS = """
+import json, os, sys, unittest
+record, out = sys.argv[1] == "record", sys.argv[2]
+sys.argv = sys.argv[:1]
+import torch
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+class Tests(TestDistBackend, DistributedTest._DistTestBase):
+    def setUp(self):
+        super().setUp()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+def record_all():
+    from distkit.recording.recorder import Flusher, Recorder, set_current
+    from distkit.recording.tap import tap
+    tap.install()
+    mine = Recorder(0)
+    set_current(mine)
+    Flusher(mine, lambda kind, what: None)
+
+if record:
+    import distkit.recording.tap
+    os.register_at_fork(after_in_child=record_all)
+
+class Outcomes(unittest.TestResult):
+    found = {}
+    def note(self, test, how):
+        self.found[test._testMethodName] = how
+    def addSuccess(self, test):
+        self.note(test, "passed")
+    def addSkip(self, test, why):
+        self.note(test, "skipped")
+    def addFailure(self, test, error):
+        self.note(test, "failed")
+    addError = addFailure
+
+names = [name for name in dir(Tests) if name.startswith("test_")]
+unittest.TestSuite(map(Tests, names)).run(Outcomes())
+json.dump(Outcomes.found, open(out, "w"))
+"""
+
+
+def outcomes(how: str, folder: Path) -> dict[str, str]:
+    folder.mkdir()
+    (folder / "barrier").touch()
+    environ = {"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": str(folder)}
+    environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    out = folder / "outcomes.json"
+    subprocess.run(
+        [sys.executable, "-c", TESTS, how, str(out)],
+        env={**os.environ, **environ},
+        check=True,
+        capture_output=True,
+    )
+    return dict(json.loads(out.read_text()))
+
+
+@pytest.mark.timeout(3600)
+def test_torchs_tests_end_the_same_way_when_they_are_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("expecttest")
+    stock = outcomes("stock", tmp_path / "stock")
+    assert list(stock.values()).count("passed") > 50
+    assert outcomes("record", tmp_path / "record") == stock
