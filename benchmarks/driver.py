@@ -11,6 +11,7 @@ import tempfile
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -143,7 +144,8 @@ def end(mark: str) -> None:
     """Kill the processes with this mark, one by one."""
     while left := marked(mark):
         for process in left:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(left, timeout=5)
 
 

@@ -104,7 +104,8 @@ DDP = (
 def train():
     import torch
     from torch.nn.parallel import DistributedDataParallel
-    DistributedDataParallel(torch.nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
+    net = DistributedDataParallel(torch.nn.Linear(4, 4))
+    net(torch.ones(2, 4)).sum().backward()
 
 asked()
 cluster = distkit.Cluster(2)
