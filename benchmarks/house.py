@@ -41,9 +41,9 @@ LINES = {
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(27_376, 16_000),
-    "tests/stress": Line(679, 4_000),
-    "benchmarks": Line(6_190, 2_000),
+    "tests": Line(27_352, 16_000),
+    "tests/stress": Line(2_644, 4_000),
+    "benchmarks": Line(3_910, 2_000),
 }
 #: Those of them that are not what a reader installs or opens.
 BESIDE = ("tests", "benchmarks")
