@@ -30,7 +30,6 @@ ALL = {
     "hosts": 3,
     "gpu": 5,
     "house": 1,
-    "stress": 1,
 }
 
 
