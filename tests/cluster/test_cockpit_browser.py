@@ -181,28 +181,6 @@ def test_it_fits_a_projector_and_a_narrow_column(opened: Any, tab: Any, make: An
         )
 
 
-@pytest.mark.parametrize("make", [steps.ring, steps.called])
-def test_four_cards_are_seen_at_once(opened: Any, tab: Any, make: Any) -> None:
-    tab.page.set_viewport_size({"width": 1100, "height": 720})
-    link = opened(make())
-    for _ in range(2):
-        link.click(".dk-next")
-    link.click(".dk-go[data-rank='1']")
-    assert link.root.locator(".dk-cards").evaluate("e => e.scrollHeight <= e.clientHeight")
-    link.root.locator(".dk-body").evaluate("e => e.style.setProperty('--tall', '120px')")
-    whole = "all => all.every(e => e.scrollHeight <= e.clientHeight)"
-    assert link.root.locator(".dk-card").evaluate_all(whole)  # no card runs under the next
-
-
-def test_all_of_a_short_program_is_seen(opened: Any, tab: Any) -> None:
-    tab.page.set_viewport_size({"width": 1100, "height": 720})
-    text = "def f():\n" + "    pass\n" * 10 + "    dist.barrier()\n"
-    script = [{"op": steps.Op.BARRIER, "where": "In[1]:12"}]
-    link = opened(steps.FakeStepper("f", [script] * 2, {"In[1]": text}))
-    settle(tab.page)
-    assert link.root.locator(".dk-window").evaluate("e => e.scrollHeight <= e.clientHeight")
-
-
 def test_one_rank_goes_and_is_blocked(opened: Any) -> None:
     link = opened(steps.ring())
     link.click(".dk-go[data-rank='1']")
@@ -327,34 +305,12 @@ def test_a_kernel_that_is_gone_is_told_and_nothing_can_be_clicked(opened: Any, t
     assert tab.page.evaluate("taken()") == []
 
 
-def test_a_click_on_what_is_gone_is_no_error(opened: Any, tab: Any) -> None:
-    link = opened(steps.ring())
-    tab.page.evaluate("window.gone = true")
-    link.root.locator(".dk-next").click()
-    link.root.locator(".dk-trouble", has_text="The kernel has ended").wait_for()
-    assert link.root.get_attribute("data-state") == "absent"
-
-
 ERROR = """rank 1 raised ValueError: too small at collectives.py:9
 The others were released: rank 0.
 
 Traceback on rank 1:
   File "collectives.py", line 9, in fn
 ValueError: too small"""
-
-
-def test_the_card_of_a_worker_that_died_says_so(opened: Any) -> None:
-    stepper = steps.ring()
-    stepper.next()
-    link, why = opened(stepper), "signal SIGKILL; the others go on without it"
-    link.drawn(lambda: stepper.fail("", 1, why, "", how="died"))
-    assert link.text(".dk-card[data-rank='1'] .dk-doing") == "died"
-    said = link.text(".dk-card[data-rank='1'] .dk-reason")
-    assert said.startswith("signal SIGKILL; the others go on without it; last seen before send(")
-    assert "rank 1: died" in link.text("> .dk-spoken")
-    assert link.root.locator(".dk-hot").count() == 0  # no line is to blame
-    button = link.root.locator(".dk-go[data-rank='1']")
-    assert button.get_attribute("aria-disabled") == "true"
 
 
 def test_a_run_that_failed_is_told_once_and_its_ranks_stay_where_they_were(opened: Any) -> None:
@@ -373,57 +329,9 @@ def test_a_run_that_failed_is_told_once_and_its_ranks_stay_where_they_were(opene
     assert link.root.locator(".dk-chip").all_inner_texts() == ["2 released", "1 failed"]
 
 
-def test_long_sources_open_at_the_markers_and_long_lines_are_whole(opened: Any) -> None:
-    calls = "dist.get_rank(); dist.barrier(); work.wait()"
-    text = '"""' + "words\n" * 400 + f'"""\n{calls}' + " # " * 99
-    script = [{"op": steps.Op.BARRIER, "where": "long.py:401"}]
-    link = opened(steps.FakeStepper("long", [script] * 2, {"long.py": text}))
-    settle(link.tab.page)
-    window = link.root.locator(".dk-window").bounding_box()
-    pin = link.root.locator(".dk-window .dk-pin").first.bounding_box()
-    assert window["y"] < pin["y"] < window["y"] + window["height"]
-    wide = "document.querySelector('.dk-window').scrollWidth - "
-    assert link.tab.page.evaluate(wide + "document.querySelector('.dk-window').clientWidth") == 0
-    talk = link.root.locator(".dk-py-talk").all_inner_texts()
-    assert talk == ["dist.barrier", ".wait"]
-
-
 def test_a_program_without_communication_says_so(opened: Any) -> None:
     link = opened(steps.FakeStepper("quiet", [[], []], {}))
     assert link.text(".dk-source") == "It has no communication calls to step through."
-
-
-@pytest.mark.parametrize(
-    ("ranks", "width", "columns"),
-    [
-        (1, 1200, [1]),
-        (2, 1200, [2]),
-        (2, 760, [2]),
-        (3, 760, [2, 1]),
-        (3, 1200, [3]),
-        (3, 1600, [3]),
-        (4, 760, [2, 2]),
-    ],
-)
-def test_cards_leave_no_holes(opened: Any, tab: Any, ranks: int, width: int, columns: Any) -> None:
-    tab.page.set_viewport_size({"width": width, "height": 1200})
-    link = opened(steps.FakeStepper("f", [[{"op": steps.Op.BARRIER, "where": "f:1"}]] * ranks, {}))
-    rows: dict[float, list[Any]] = {}
-    for card in link.root.locator(".dk-card").all():
-        box = card.bounding_box()
-        rows.setdefault(box["y"], []).append(box)
-    assert [len(row) for row in rows.values()] == columns
-    wide = {round(sum(box["width"] + 8 for box in row)) for row in rows.values()}
-    assert len(wide) == 1
-
-
-def test_the_keys_stay_in_line_with_the_slider(opened: Any, tab: Any) -> None:
-    link = opened(steps.ring(4))
-    for width in (1200, 890, 850, 760, 500):
-        tab.page.set_viewport_size({"width": width, "height": 900})
-        settle(tab.page)
-        tops = [link.root.locator(c).bounding_box()["y"] for c in (".dk-scrub", "button.dk-help")]
-        assert tops[0] == tops[1], width
 
 
 def test_it_is_drawn_in_light_and_dark_wide_and_narrow(opened: Any, tab: Any) -> None:

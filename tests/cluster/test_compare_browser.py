@@ -1,6 +1,5 @@
 """Traces compared in a real browser: panels, one clock, counterparts, the table, live updates."""
 
-import math
 import re
 import time
 from pathlib import Path
@@ -10,13 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import traces
-from sheets import RESULTS, Sheet, settle
+from sheets import Sheet
 
 import distkit as dk
 from benchmarks.views import long_trace
 from distkit.trace.trace import Trace
-from distkit.views.scene.units import count, joined
-from distkit.views.timeline.columns import Columns
 
 
 def summed(all_reduce: Any, pause: float = 0.0) -> None:
@@ -68,31 +65,6 @@ def test_overlaid_side_by_side_and_what_the_numbers_say(
     said = sheet.texts(".dk-notices li")
     assert re.fullmatch(r"ring took \S+× as long as torch.*\.", said[0])
     assert said[1].endswith("not recorded.") and said[0] in sheet.text("> .dk-spoken")
-    sheet.fine()
-
-
-@pytest.mark.parametrize("width", [640, 850, 1280])
-def test_the_baseline_is_named_in_the_head_of_the_table(
-    tab: Any, tmp_path: Path, runs: dict[str, Trace], width: int
-) -> None:
-    tab.page.set_viewport_size({"width": width, "height": 720})
-    sheet = opened(tab, tmp_path, {"naive": runs["ring"], **runs})
-    word = sheet.root.locator("thead small")
-    heads = sheet.root.locator("thead button")
-    for n in (0, 1):
-        sheet.drawn(lambda n=n: heads.nth(n).click())
-        assert word.all_inner_texts() == ["baseline" if k == n else "" for k in range(3)]
-        assert word.nth(n).is_visible()
-        cell, told = heads.nth(n).locator("..").bounding_box(), word.nth(n).bounding_box()
-        assert cell["x"] <= told["x"] and told["x"] + told["width"] <= cell["x"] + cell["width"]
-        assert f" as long as {('naive', 'ring')[n]}, " in sheet.text(".dk-notices li")
-    tops = [name.bounding_box()["y"] for name in sheet.root.locator(".dkc-name").all()]
-    assert max(tops) - min(tops) < 1, tops
-    RESULTS.mkdir(exist_ok=True)
-    for scheme in ("light", "dark"):
-        tab.page.emulate_media(color_scheme=scheme)
-        settle(tab.page)
-        tab.page.screenshot(path=RESULTS / f"compare-baseline-{width}-{scheme}.png")
     sheet.fine()
 
 
@@ -160,23 +132,6 @@ def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[s
     sheet.fine()
 
 
-def test_the_critical_paths(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
-    named = {**runs, "sgd": traces.sync_sgd(), "servers": traces.parameter_server()}
-    sheet = opened(tab, tmp_path, named)
-    sheet.root.locator("canvas").first.focus()
-    sheet.press("c")
-    for n, trace in enumerate(named.values()):
-        told = sheet.root.locator(".dkc-path").nth(n).inner_text()
-        columns = Columns(trace)
-        found = columns.causes.path + columns.causes.via
-        ranks = {int(columns.ops.rank[i]) for i in found}
-        names = [lane["name"] for lane in columns.frame["lanes"] if lane["rank"] in ranks]
-        nodes = "node" if any(lane["role"] for lane in columns.frame["lanes"]) else "rank"
-        through = joined(names) if len(names) < 4 else count(len(names), nodes)
-        assert told == f"its critical path goes through {through}"
-    sheet.fine()
-
-
 def test_on_a_projector_it_is_seen_as_a_whole(
     tab: Any, tmp_path: Path, runs: dict[str, Trace]
 ) -> None:
@@ -188,60 +143,6 @@ def test_on_a_projector_it_is_seen_as_a_whole(
     tab.page.set_viewport_size({"width": 400, "height": 720})
     fits = "e => e.clientWidth < 400 && e.scrollWidth <= e.clientWidth"
     tab.page.wait_for_function(fits, arg=root)
-    sheet.fine()
-
-
-def test_heads_and_paths_are_whole_and_two_runs_fit_a_projector(
-    tab: Any, tmp_path: Path, runs: dict[str, Trace]
-) -> None:
-    ring = runs["ring"]
-    sheet = opened(tab, tmp_path, {"ring": ring, "halving and doubling": ring})
-    cut = "es => es.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent)"
-    sheet.root.locator("canvas").focus()
-    sheet.press("c")
-    for width in (1280, 870):  # JupyterLab's part of a projector, without its sidebar and with it
-        tab.page.set_viewport_size({"width": width, "height": 720})
-        assert sheet.root.bounding_box()["height"] <= 600
-        assert sheet.root.locator("thead th, .dkc-name, .dkc-title").evaluate_all(cut) == []
-    sheet.fine()
-
-
-def test_what_is_the_same_in_all_runs_is_one_line(tab: Any, tmp_path: Path) -> None:
-    sheet = opened(tab, tmp_path, {"a": traces.ring(4), "b": traces.ring(4, seed=5)})
-    same = sheet.text(".dkc-table tfoot td")
-    assert same.startswith("the same in all: messages 24 · ")
-    assert sheet.root.locator(".dkc-table tr[data-key=messages]").count() == 0
-    assert sheet.root.locator(".dkc-table tr[data-key=seconds]").count() == 1
-    sheet.fine()
-
-
-def test_losses_over_time_and_steps(tab: Any, tmp_path: Path) -> None:
-    def loop(values: list[float], pace: float) -> Trace:
-        s = traces.Script()
-        for r in range(2):
-            for i, loss in enumerate(values):
-                at = pace * (i + 1)
-                s.op(r, dk.Op.ALL_REDUCE, at - 1e-3, at - 2e-4, nbytes=8, shape=(2,))
-                s.op(
-                    r,
-                    dk.Op.MARK,
-                    at,
-                    at,
-                    attributes={"watched": "step"},
-                    after=traces.summary([loss, 0.1, 8.0]),
-                )
-        return s.trace(world_size=2)
-
-    named = {"sync": loop([3.0, 2.0, 1.0, 0.5], 4e-3), "async": loop([3.0, math.nan, 1.5], 2e-3)}
-    sheet = opened(tab, tmp_path, named)
-    assert sheet.root.locator(".dkc-chart").count() == 2
-    assert sheet.root.locator(".dkv-curve").count() == 4
-    label = sheet.root.locator(".dkc-chart").first.get_attribute("aria-label")
-    assert label == "loss over time: sync 0.5 after 4 steps, async 1.5 after 3 steps"
-    paths = [p.get_attribute("d") for p in sheet.root.locator(".dkv-curve").all()]
-    assert [p.count("M") for p in paths] == [1, 2, 1, 2]  # the NaN is a gap
-    assert "async: the loss is not finite at step 2" in sheet.text(".dk-notices")
-    assert cell(sheet, "loss", 1) == ["1.5", "3×"]
     sheet.fine()
 
 

@@ -51,13 +51,6 @@ def live(lab: Any, page: Any, name: str) -> Any:
     return view
 
 
-def test_a_view_says_when_its_kernel_has_ended(lab: Any, tab: Any) -> None:
-    page = tab.page
-    view = live(lab, page, "compare-ended.ipynb")
-    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    view.locator(".dkc-title .dk-live", has_text="the kernel has ended").wait_for()
-
-
 def test_a_run_beside_one_that_goes_on(lab: Any, tab: Any) -> None:
     page = tab.page
     view = live(lab, page, "compare.ipynb")

@@ -98,27 +98,6 @@ def test_the_pointer_is_told_the_values(tab: Any, tmp_path: Path, trace: Trace) 
     sheet.fine()
 
 
-def test_it_fits_a_projector_and_says_what_its_figures_are(
-    tab: Any, tmp_path: Path, trace: Trace
-) -> None:
-    sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
-    for width, height in ((1280, 640), (1100, 598), (400, 1500)):
-        sheet.page.set_viewport_size({"width": width, "height": 720})
-        sheet.page.wait_for_function(  # it is laid out anew after the page was resized
-            "([root, width, height]) => document.documentElement.scrollWidth === width &&"
-            " root.getBoundingClientRect().height <= height",
-            arg=[sheet.root.element_handle(), width, height],
-        )
-    said = sheet.root.locator(".dkv-why").evaluate_all(
-        "all => all.map((e) => [e.innerText, e.title])"
-    )
-    whys = {words for words, why in said if why}
-    assert whys == {"replica drift", "norm", "agreement", "samples/s"}
-    agreement = sheet.text(".dkv-chosen .dkv-agree")
-    assert f"agreement, {agreement}, is the mean over all values" in sheet.text(".dkv-pair p")
-    sheet.fine()
-
-
 def test_what_was_not_averaged(tab: Any, tmp_path: Path) -> None:
     view = dk.Gradients(dk.run_ranks(train, 2, average=False).trace)
     sheet = Sheet(tab, view, tmp_path / "gradients.html")
@@ -149,13 +128,6 @@ def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) 
     sheet.press("End")
     assert sheet.text(".dkv-where") == "step 6"
     assert sheet.root.locator(".dk-live").count() == 0
-    sheet.fine()
-
-
-def test_an_unwatched_run_says_what_to_do(tab: Any, tmp_path: Path) -> None:
-    sheet = Sheet(tab, dk.Gradients(Trace()), tmp_path / "gradients.html")
-    assert "dk.watch_gradients(model)" in sheet.text(".dkv-empty")
-    assert sheet.root.locator(".dkv-chart").count() == 0
     sheet.fine()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageChops
 from sheets import RESULTS, settle
-from traces import DEMOS, MS, Script, big, group_of_two, hang, odd_values, ring
+from traces import DEMOS, MS, Script, big, hang, odd_values, ring
 
 from distkit.events import Op
 from distkit.trace.trace import Trace
@@ -16,8 +16,6 @@ from distkit.views import to_html
 from distkit.views.scene.theme import theme
 from distkit.views.timeline.bars import Bars
 from distkit.views.widget.assets import css, esm
-from distkit_simulation.network import Link
-from distkit_simulation.serving import parameter_server
 
 
 @pytest.fixture(scope="module")
@@ -140,16 +138,6 @@ def test_wheel_drag_and_keys_move_through_time(tab: Any, pages: Path) -> None:
     assert quiet(tab)
 
 
-def test_a_wheel_that_scrolls_the_page_past_does_not_zoom(tab: Any, pages: Path) -> None:
-    tab.page.set_viewport_size({"width": 1280, "height": 500})
-    open_page(tab, pages / "ring.html")
-    tab.page.mouse.move(640, 20)
-    for _ in range(6):
-        tab.page.mouse.wheel(0, 60)
-        settle(tab.page)
-    tab.page.wait_for_function("() => scrollY > 200")
-
-
 def test_a_hang_is_announced(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "hang.html")
     told = tab.page.locator(".dk-notices").inner_text()
@@ -234,84 +222,12 @@ def test_critical_path_and_waiting(tab: Any, tmp_path: Path) -> None:
     assert quiet(tab)
 
 
-def test_a_late_receiver_is_named_on_the_critical_path_and_in_the_card(
-    tab: Any, tmp_path: Path
-) -> None:
-    s = Script().op(0, Op.SEND, 5 * MS, 101 * MS, peer=1, nbytes=256)
-    s.op(1, Op.MARK, 0, 100 * MS, attributes={"label": "busy"})
-    s.op(1, Op.RECV, 101 * MS, 104 * MS, peer=0, nbytes=256)
-    to_html(s.trace(world_size=2), tmp_path / "late.html")
-    tab.page.set_viewport_size({"width": 850, "height": 720})
-    canvas = open_page(tab, tmp_path / "late.html")
-    tools = tab.page.locator(".dk-lenses .dk-tools")
-    before = tools.bounding_box()["y"]
-    canvas.focus()
-    tab.page.keyboard.press("c")
-    settle(tab.page)
-    assert told(tab) == "rank 1: busy (100 ms), recv (3 ms)"
-    assert tools.bounding_box()["y"] == pytest.approx(before, abs=1)
-    RESULTS.mkdir(exist_ok=True)
-    for scheme in ("light", "dark"):
-        tab.page.emulate_media(color_scheme=scheme)
-        point(tab, canvas, 0.3, 21)
-        words = tab.page.locator(".dk-tip").inner_text().replace("\n", " ")
-        assert "took 96 ms" in words
-        assert "message 99 ms, from the call of send to the end of recv" in words
-        tab.page.screenshot(path=RESULTS / f"timeline-late-{scheme}.png")
-    assert quiet(tab)
-
-
 def test_a_long_run_opens_as_a_sum_and_closer_as_operations(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "big.html")
     assert told(tab).startswith("the share of time in operations")
     assert tab.page.locator(".dk-stage").evaluate("e => e.getBoundingClientRect().height") < 500
     closer(tab, canvas, 12)
     assert told(tab) == "" and quiet(tab)
-
-
-def test_the_band_of_a_group_leaves_the_lanes_of_others_free(tab: Any, tmp_path: Path) -> None:
-    to_html(group_of_two(), tmp_path / "groups.html")
-    image = picture(open_page(tab, tmp_path / "groups.html"))
-    inside, outside = (round(part * image.width) for part in (0.45, 0.75))
-    column = [image.getpixel((outside, y)) for y in range(image.height)]
-    lanes = [y for y in range(1, len(column)) if column[y] != column[y - 1] == column[0]]
-    middle = lanes[1] + 8  # of rank 1's: the column crosses three lanes and the axis
-    assert column[middle] != column[0] and image.getpixel((inside, middle)) == column[middle]
-
-
-WRITTEN = """
-window.written = [];
-const draw = CanvasRenderingContext2D.prototype.fillText;
-CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
-    written.push(text);
-    return draw.call(this, text, ...at);
-};
-"""
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_arrows_name_their_key_only_if_there_are_several(
-    tab: Any, tmp_path: Path, servers: int
-) -> None:
-    played = parameter_server(2, [400] * servers, servers, Link(5e-3, 0), 1e-2)
-    to_html(played.trace, tmp_path / "keys.html")
-    tab.page.add_init_script(WRITTEN)
-    open_page(tab, tmp_path / "keys.html")
-    named = {text for text in tab.page.evaluate("written") if text.startswith("shard")}
-    assert bool(named) == (servers == 2)
-    assert quiet(tab)
-
-
-def test_who_sent_nothing_stands_in_line(tab: Any, tmp_path: Path) -> None:
-    s = Script().op(0, Op.SEND, 0, MS, peer=1, nbytes=8).op(1, Op.RECV, 0, MS, peer=0, nbytes=8)
-    to_html(s.trace(world_size=2), tmp_path / "one.html")
-    open_page(tab, tmp_path / "one.html")
-    meters = tab.page.locator(".dk-meter")
-    assert meters.locator("small").all_inner_texts() == ["1 sent · 8 B", "nothing sent"]
-    tops = meters.evaluate_all(
-        "all => all.map((one) => one.firstChild.getBoundingClientRect().top)"
-    )
-    assert tops[0] == tops[1] and quiet(tab)
 
 
 LIVE = """<!DOCTYPE html><meta charset="utf-8"><style>%s</style><div id="at"></div>

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -159,67 +158,6 @@ def test_values_are_told_where_they_are_few(tab: Any, real: Any, tmp_path: Path)
     view.fine()
 
 
-def test_what_is_to_come_is_grey_in_the_list(tab: Any, real: Any, tmp_path: Path) -> None:
-    view = sheet(tab, tmp_path, real["in_step"])
-    pale = "rows => rows.filter((row) => getComputedStyle(row).opacity < 1).length"
-    rows = view.root.locator(".dkm-list li")
-    view.root.focus()
-    tab.page.keyboard.press("Home")
-    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
-    assert rows.evaluate_all(pale) == rows.count() == 9
-    view.press("PageDown")
-    assert rows.evaluate_all(pale) == 8
-    view.press("End")
-    assert rows.evaluate_all(pale) == 0
-    view.fine()
-
-
-def test_it_plays_from_the_beginning_unless_a_moment_is_chosen(
-    tab: Any, real: Any, tmp_path: Path
-) -> None:
-    view = sheet(tab, tmp_path, real["out_of_step"])
-    opened = int(view.root.get_attribute("data-beat"))
-    assert opened > 1
-    view.root.focus()
-    view.press("Space")
-    assert int(view.root.get_attribute("data-beat")) < opened
-    tab.page.keyboard.press("Space")
-    view.press("ArrowRight", "ArrowRight")
-    chosen = int(view.root.get_attribute("data-beat"))
-    view.press("Space")
-    tab.page.keyboard.press("Space")
-    assert int(view.root.get_attribute("data-beat")) > chosen
-    view.fine()
-
-
-def test_bins_of_large_staleness_can_be_read(tab: Any, tmp_path: Path) -> None:
-    s = traces.Script()
-    said = {"attributes": {"key": "w"}, "nbytes": 8, "dtype": "float32"}
-    for n, late in enumerate([0, 1, 1, 2, 23, 27, 427]):
-        push = {**said, "match": f"kv:0:0:{n}"}
-        s.op(0, Op.PUSH, n * 1e-3, None, peer=1, **push)
-        s.op(1, Op.RECV, n * 1e-3, n * 1e-3, peer=0, **push)
-        facts = {"key": "w", "version": n + 1, "workers": (0,), "late": (late,)}
-        s.op(1, Op.MARK, (n + 0.2) * 1e-3, (n + 0.5) * 1e-3, attributes=facts)
-    view = sheet(tab, tmp_path, s.trace(ranks=traces.names("worker", "server")))
-    view.root.focus()
-    view.press("Home", "End")
-    assert drawn(view, ".mark-tick") == [str(n) for n in range(0, 450, 50)]
-    assert drawn(view, ".mark-count") == ["6", "1"]
-    told = ["6 gradients of staleness 0–49", "1 gradient of staleness 400–449"]
-    assert drawn(view, ".dkm-beside title") == told
-    for width in (1200, 760):
-        tab.page.set_viewport_size({"width": width, "height": 900})
-        for kind in (".mark-tick", ".mark-count"):
-            boxes = view.root.evaluate(
-                "(root, kind) => [...root.querySelectorAll(kind)].filter((e) => e.textContent)"
-                ".map((e) => e.getBoundingClientRect()).map((b) => [b.left, b.right])",
-                kind,
-            )
-            assert len(boxes) > 1 and all(a[1] < b[0] for a, b in pairwise(boxes)), boxes
-    view.fine()
-
-
 def test_who_waits_for_whom(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["left_alone"])
     assert "1 pull never answered" in view.text(".dk-notices")
@@ -252,26 +190,6 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     tab.page.wait_for_selector(".distkit-servers[data-playing=false]")
     assert drawn(view, ".dkm-main .mark-version") == ["v3"] * 3
     assert view.root.locator(".dkm-moving").count() == 0
-    view.fine()
-
-
-def test_without_motion_playing_goes_from_message_to_message(
-    tab: Any, real: Any, tmp_path: Path
-) -> None:
-    view = sheet(tab, tmp_path, real["out_of_step"])
-    tab.page.select_option(".dk-speed", "4")
-    view.root.focus()
-    tab.page.keyboard.press("Home")
-    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
-    view.root.evaluate("""e => { window.seen = []; new MutationObserver(() => {
-        if (seen.at(-1) !== e.dataset.beat) seen.push(e.dataset.beat);
-    }).observe(e, { attributes: true, attributeFilter: ["data-beat"] }); }""")
-    tab.page.keyboard.press("Space")
-    tab.page.wait_for_function("() => seen.length >= 4")
-    tab.page.keyboard.press("Space")
-    assert view.root.get_attribute("data-playing") == "false"
-    seen = [int(beat) for beat in tab.page.evaluate("seen")]
-    assert seen == sorted(seen)
     view.fine()
 
 
