@@ -159,25 +159,6 @@ def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
         each.close()
 
 
-def test_it_runs_again_after_a_stop_and_the_panel_shows_it(usable: dk.Cluster) -> None:
-    experiment = dk.Experiment(count_up, usable, steps=(1, 20))
-    panel = experiment.panel
-    for steps in (2, 6):
-        experiment.settings.controls["steps"].widget.value = steps
-        panel._run.click()
-        wait_for(experiment, lambda e: idle(e) and e.records and not e.trouble)
-    assert [p["steps"] for p, _ in experiment.runs] == [2, 6]
-    assert panel._table.value.count("<tr") == 3 and "<svg" in panel._chart.value
-    titles = ("Runs", "Timeline of run 2", "Stage of run 2")
-    assert panel._tabs.widget.titles == titles
-    tabs = panel._tabs.widget
-    assert [len(place.children) for place in tabs.children[1:]] == [0, 0]  # nobody has looked yet
-    for index, name in enumerate(tabs.titles[1:], 1):
-        tabs.selected_index = index
-        assert type(tabs.children[index].children[0]).__name__ == name.split()[0]
-    experiment.close()
-
-
 def test_a_sweep_can_be_stopped(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(endless, usable, straggler=(0, 0.5))
     experiment._watchers.append(lambda e: e.activity and e.activity.can_stop and e.stop())
@@ -218,22 +199,6 @@ def test_what_goes_wrong_is_raised_and_told(
     if fn is raising:
         experiment.run(bad=False)
         assert message(experiment) == ""
-    experiment.close()
-
-
-def test_what_ranks_print_is_in_the_panel(
-    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def talk() -> None:
-        print("<hello>")
-
-    experiment = dk.Experiment(talk, usable)
-    experiment.panel._run.click()
-    wait_for(experiment, lambda e: e.records and idle(e))
-    assert "[rank 1] &lt;hello&gt;" in experiment.panel._printed.value
-    assert capsys.readouterr().out == ""
-    experiment.run()
-    assert "[rank 1] <hello>" in capsys.readouterr().out
     experiment.close()
 
 
@@ -290,28 +255,6 @@ def test_what_ranks_do_only_the_first_time_is_not_measured() -> None:
         experiment.sweep(ranks=[2, 1], size=[2, 4])
         frame = experiment.to_dataframe()
     assert frame["result"].tolist() == [2, 3, 2, 3]
-
-
-def test_the_table_tells_how_long_ranks_waited_for_a_straggler() -> None:
-    def reduce(steps: int = 4) -> None:
-        for _ in range(steps):
-            dist.all_reduce(torch.ones(2))
-
-    with dk.Experiment(reduce, ranks=(2, 3), straggler=(0, 0.1)) as experiment:
-        experiment.sweep(ranks=2, straggler=[0, 0.1])
-        none, some = experiment.to_dataframe()["waiting"]
-    assert none < 0.9 * 0.4 / 2 < some  # one of two ranks waits for the other, four times
-
-
-def test_a_function_that_fails_on_new_ranks_is_told_once() -> None:
-    def wrong() -> None:
-        print("here")
-        raise ZeroDivisionError
-
-    with dk.Experiment(wrong, ranks=(1, 2)) as experiment:
-        with pytest.raises(dk.RankError, match="ZeroDivisionError"):
-            experiment.run(ranks=1)
-        assert [r.outcome for r in experiment.records] == ["RankError"]
 
 
 # -- dk.sweep --------------------------------------------------------------------------

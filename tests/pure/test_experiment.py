@@ -417,29 +417,6 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
         experiment.plot(against="ranks")
 
 
-def test_run_takes_what_the_page_shows_of_the_controls() -> None:
-    knobs = {"batch": (8, 128), "algorithm": ["ring", "gloo"], "size": (64, 1024)}
-    experiment, pressed = dk.Experiment(lambda batch, algorithm, size: None, **knobs), []
-    experiment.start = lambda: pressed.append(1)  # type: ignore[method-assign]
-    button = experiment.panel._run
-    assert [key for _, key in button.controls] == ["value", "index", "index"]
-    shown = [{"value": 9}, {"index": 1}, {"index": 2}]
-    button._handle_custom_msg({"shown": shown}, [])
-    assert experiment.settings.complete(ranks=2) == {
-        "ranks": 2,
-        "batch": 9,
-        "algorithm": "gloo",
-        "size": 256,
-    }
-    assert pressed
-
-
-def test_static_pictures_stay_small() -> None:
-    many = [done(0.1 * n, {"loss": 1 / n}, batch=n, how="ring") for n in range(1, 101)]
-    page = ran(*many)._repr_mimebundle_()[0]["text/html"]
-    assert len(page) < 80_000 and page.count("<tr") == 1 + 12
-
-
 # -- the panel ----------------------------------------------------------------------
 
 
@@ -477,19 +454,6 @@ def test_a_picture_of_ones_own_follows_the_controls_and_the_runs() -> None:
     experiment.close()
     with pytest.raises(TypeError, match=r"picture=\(1, 2\): give a function that draws"):
         dk.Experiment(train, picture=(1, 2))
-
-
-def test_what_was_shown_stays_when_an_experiment_is_closed() -> None:
-    experiment, sent = dk.Experiment(train, batch=(8, 128)), []
-    handle: Any = SimpleNamespace(update=lambda bundle, raw: sent.append(bundle["text/plain"]))
-    experiment._still._handle = handle
-    experiment.records.append(done(0.5, {"loss": 0.25}, batch=8))
-    experiment.close()
-    assert "0.25" in sent[-1] and "no run yet" not in sent[-1]
-    with pytest.raises(dk.DistkitError), experiment._busy():  # a run that ends well or not
-        experiment.records.append(done(0.5, {"loss": 0.125}, batch=16))
-        raise dk.RunInterrupted("stopped")
-    assert "0.125" in sent[-1]
 
 
 def test_what_went_wrong_is_told_in_words() -> None:
