@@ -326,20 +326,6 @@ def test_a_deadlock_is_explained(usable: dk.Cluster) -> None:
     assert stepper.findings == caught.value.findings
 
 
-def test_a_deadlock_has_a_picture_in_its_display(
-    usable: dk.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[object] = []
-    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
-    with pytest.raises(dk.DeadlockError) as caught:
-        usable.run(cross)
-    picture = caught.value._repr_mimebundle_()
-    assert "who waits for whom" in picture["text/html"]
-    assert ">0</text>" in picture["image/svg+xml"]
-    assert "DeadlockError" in caught.value._render_traceback_()[-1]
-    assert shown == [{**picture, "text/plain": ""}]
-
-
 def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:
     stepper = usable.step(cross, wait_forever=True).next()
     assert doing(stepper) == ["blocked", "blocked", "finished"]
@@ -372,13 +358,6 @@ def test_a_replay_that_does_not_fit(usable: dk.Cluster, tmp_path: Path) -> None:
         for nonsense in (tmp_path / "x.json", tmp_path / "none.json"):
             with pytest.raises(dk.StepError, match=r"was not written by stepper.save\(\)"):
                 stepper.replay(nonsense)
-
-
-def test_choices_are_no_picture(usable: dk.Cluster, tmp_path: Path) -> None:
-    with usable.step(pass_on) as stepper:
-        with pytest.raises(dk.StepError, match=r"ends in .json\. For a picture"):
-            stepper.save(tmp_path / "x.png")
-        assert not (tmp_path / "x.png").exists()
 
 
 def test_one_stepper_at_a_time(usable: dk.Cluster) -> None:

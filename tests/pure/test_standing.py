@@ -75,29 +75,6 @@ def test_ended(how, word):
     assert made.settled and made.stuck() == [1]
 
 
-@pytest.mark.parametrize(
-    ("until", "seen"),
-    [
-        ("paused", "before"),
-        ("started", "calling"),
-        ("blocked", "waiting in"),
-        ("done", "after"),
-    ],
-)
-def test_who_died_was_seen_last_somewhere(until, seen):
-    made = board(2, op(1, 0, Op.SEND, until, peer=0))
-    made.end(1, "died", "signal SIGKILL")
-    s = made.standing(1)
-    assert str(s) == f"rank 1: died: signal SIGKILL; last seen {seen} send(dst=0) at In[5]:3"
-    assert (s.doing, s.op, s.where) == (Doing.DIED, None, "In[5]:3")
-
-
-def test_who_died_before_anything_was_seen_nowhere():
-    made = board(1)
-    made.end(0, "died", "exit status 5")
-    assert str(made.standing(0)) == "rank 0: died: exit status 5"
-
-
 def test_another_takes_the_place_of_one_that_died():
     pull = dict(peer=2, attributes={"key": "w"}, match="kv:1:1:0")
     made = board(2, op(1, 0, Op.PULL, "paused", **pull))
@@ -117,18 +94,6 @@ def test_another_takes_the_place_of_one_that_died():
     assert made.standing(1).reason == ""
 
 
-def test_messages_match_first_in_first_out_by_tag():
-    made = board(
-        2, op(0, 0, Op.SEND, "done", peer=1, tag=1), op(1, 0, Op.RECV, "done", peer=0, tag=1)
-    )
-    made.feed(op(1, 1, Op.RECV, "blocked", peer=0, tag=1))
-    assert made.standing(1).waits_for == (0,)
-    made.feed(op(0, 1, Op.SEND, "started", peer=1, tag=2))
-    assert made.standing(1).waits_for == (0,)
-    made.feed(op(0, 2, Op.SEND, "started", peer=1, tag=1))
-    assert made.standing(1).waits_for == () and made.standing(1).doing is Doing.RUNNING
-
-
 def test_receive_from_anybody():
     made = board(3, op(0, 0, Op.RECV, "blocked"))
     assert str(made.standing(0)) == "rank 0: blocked in recv(src=any) at In[5]:3: nobody has sent"
@@ -139,13 +104,6 @@ def test_receive_from_anybody():
     made.feed(op(1, 0, Op.SEND, "blocked", peer=0))
     assert made.standing(1).waits_for == (0,)  # the only receive has taken the other message
     assert made.standing(2).doing is Doing.RUNNING
-
-
-def test_anybody_is_stuck_only_without_any_possible_sender():
-    made = board(3, op(0, 0, Op.RECV, "blocked"), op(1, 0, Op.RECV, "blocked", peer=0))
-    assert made.stuck() == []
-    made.end(2, "returned")
-    assert made.stuck() == [0, 1]
 
 
 def test_collectives_wait_for_every_member():
@@ -161,60 +119,6 @@ def test_collectives_wait_for_every_member():
     assert made.stuck() == [0]  # one of them is enough
     made = board(4, *(op(r, 0, Op.BARRIER, "blocked") for r in range(4)))
     assert doing(made) == ["running"] * 4
-
-
-def test_collectives_of_a_group():
-    made = board(3, op(0, 0, Op.BARRIER, "blocked", group="1"), **{"1": [0, 2]})
-    assert made.standing(0).waits_for == (2,)
-    made = board(3, op(0, 0, Op.BARRIER, "blocked", group="1"))
-    assert made.standing(0).waits_for == ()  # nobody has said who else belongs to it
-    made.group("1", [0, 1])
-    assert made.standing(0).waits_for == (1,)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        dict(kind=Op.ALL_REDUCE),
-        dict(kind=Op.BROADCAST, peer=1),
-        dict(kind=Op.BROADCAST, peer=0, nbytes=4),
-        dict(kind=Op.BROADCAST, peer=0, dtype="int32"),
-    ],
-)
-def test_another_collective_is_not_ones_part(other):
-    facts = {"nbytes": 8, "dtype": "float32", "shape": (2,)}
-    made = board(
-        2,
-        op(0, 0, Op.BROADCAST, "blocked", peer=0, **facts),
-        op(1, 0, other.pop("kind"), "started", **{**facts, **other}),
-    )
-    assert made.standing(0).waits_for == (1,) and made.stuck() == [0]
-    assert "rank 1 called" in made.standing(0).reason and "instead" in made.standing(0).reason
-
-
-def test_another_reduction_is_wrong_and_does_not_wait():
-    made = board(
-        2,
-        op(0, 0, Op.ALL_REDUCE, "blocked"),
-        op(1, 0, Op.ALL_REDUCE, "started", attributes={"reduction": "max"}),
-    )
-    assert doing(made) == ["running"] * 2
-
-
-def test_a_late_note_of_a_wait_that_is_over():
-    *start, blocked = op(1, 0, Op.RECV, "blocked", peer=0)
-    made = board(2, start, [Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0)], [blocked])
-    assert made.standing(1).doing is Doing.RUNNING
-
-
-def test_requests_and_computation_do_not_block():
-    made = board(
-        1,
-        op(0, 0, Op.PUSH, "blocked", match="kv:1"),
-        op(0, 1, Op.MARK, "started"),
-        op(0, 2, Op.TOUCH, "paused", match="0"),
-    )
-    assert doing(made) == ["running"]
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,7 +3,6 @@
 import json
 import threading
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import pytest
 import steps
@@ -13,10 +12,9 @@ from steps import FOUND, FakeStepper, Found
 from traces import big
 
 from distkit.diagnosis.rank_state import Doing, RankState
-from distkit.errors import RunError
-from distkit.events import Event, Op, State
+from distkit.events import Op
 from distkit.views import Cockpit
-from distkit.views.cockpit.projection import Stepping, _completed, in_a_circle, remarks, sentence
+from distkit.views.cockpit.projection import Stepping, in_a_circle, remarks, sentence
 from distkit.views.cockpit.static import to_svg, to_table
 from distkit.views.timeline.columns import Columns, project
 
@@ -165,16 +163,6 @@ def test_only_what_changed_is_told():
     assert stepping.changes(stepper, trouble="no") == {"position": 0, "trouble": "no"}
 
 
-def test_a_moment_that_was_replaced_is_told_again():
-    stepper, stepping = ring(2), Stepping()
-    stepping.changes(stepper)
-    last = stepper.moments[-1]
-    stepper.moments = [*stepper.moments[:-1], replace(last, choice=(1,))]
-    patch = stepping.changes(stepper)
-    assert [(i, m["choice"]) for i, m in patch["moments"]] == [(2, [1])]
-    assert snapshot(stepper)["moments"] == stepping.snapshot()["moments"]
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.sampled_from([None, 0, 1, 2, 3]), max_size=20), st.data())
 def test_any_schedule_told_in_pieces_is_the_whole(choices, data):
@@ -189,12 +177,6 @@ def test_any_schedule_told_in_pieces_is_the_whole(choices, data):
     whole = snapshot(stepper)
     assert held == dict(whole["moments"])
     assert json.loads(json.dumps(whole, allow_nan=False)) == whole
-
-
-def test_odd_characters_stay_out():
-    stepper = FakeStepper("\x1b\ud800", [[]], {"a\x00": "b\x01"})
-    told = snapshot(stepper)
-    assert told["name"] == "\ufffd\ufffd" and told["sources"] == {"a\ufffd": "b\ufffd"}
 
 
 # -- what went wrong ------------------------------------------------------------------
@@ -244,49 +226,11 @@ def test_remarks(error, findings, messages):
     assert [remark["message"] for remark in remarks(error, findings)] == messages
 
 
-def test_ranks_that_ended_too_early_stay_where_they_were():
-    stepper = ring(1)
-    stepper.fail(RAISED, 1, "ValueError: too small", "In[5]:7")
-    zero, one = snapshot(stepper)["moments"][-1][1]["ranks"][:2]
-    assert (zero["doing"], zero["where"]) == ("released", "collectives.py:18")
-    assert (one["doing"], one["where"]) == ("failed", "In[5]:7")
-    assert one["reason"] == "ValueError: too small"
-    died = ring(1)
-    died.fail("rank 1 ended", 1, "signal SIGKILL", "", how="died")
-    assert snapshot(died)["moments"][-1][1]["ranks"][1]["where"] == "collectives.py:15"
-
-
-def test_what_was_received_counts_more_than_what_was_sent():
-    recv = dict(op=Op.RECV, shape=(1,), nbytes=4, dtype="float32", tag=0, where="a.py:1")
-    scripts = [[{**recv, "peer": 1 - r}, {**recv, "op": Op.SEND, "peer": 1 - r}] for r in (0, 1)]
-    scripts[1].reverse()
-    stepper = FakeStepper("f", scripts, {})
-    stepper.next(1)
-    stepper.next(0)  # 0 receives what 1 sends
-    told = [rank["last"] for rank in snapshot(stepper)["moments"][-1][1]["ranks"]]
-    assert told == ["0.0", "1.0"]
-    events = [
-        Event(0, seq, op, State.COMPLETED, 0.0, peer=1, dtype="float32")
-        for seq, op in enumerate((Op.RECV, Op.SEND))
-    ]
-    assert dict(_completed(events)) == {0: "0.0"}
-    assert dict(_completed(events[1:])) == {0: "0.1"}
-
-
 # -- circles ----------------------------------------------------------------------------
 
 
 def blocked(rank, *waits_for, op=Op.RECV, peer=0):
     return RankState(rank, Doing.BLOCKED, op, 0, peer, where=f"a.py:{rank}", waits_for=waits_for)
-
-
-def test_two_that_wait_for_each_other_are_named():
-    stepper = steps.cycle()
-    assert "circle" not in snapshot(stepper)["moments"][-1][1]
-    stepper.next()
-    circle = snapshot(stepper)["moments"][-1][1]["circle"]
-    assert circle["message"] == FOUND.message
-    assert circle["lines"] == {"0": "In[7]:4", "1": "In[7]:7"}
 
 
 @pytest.mark.parametrize(
@@ -307,13 +251,6 @@ def test_circles(standings, found):
 def test_more_than_two_wait_for_the_next():
     told = sentence([blocked(0, 1), blocked(1, 2), blocked(2, 0)])
     assert told.endswith("rank 2 waits in recv(src=0) at a.py:2: each waits for the next.")
-
-
-def test_a_rank_in_a_wait_on_its_own_line_stands_there():
-    facts = {"waits_at": "In[5]:6"}
-    sent = RankState(0, Doing.BLOCKED, Op.SEND, 0, 1, where="In[5]:4", attributes=facts)
-    rank = Stepping()._rank(sent, {}, [], {})
-    assert (rank["where"], rank["call"]) == ("In[5]:6", "wait() of isend, line 4")
 
 
 def test_a_run_that_was_stopped_has_no_error():
@@ -345,20 +282,6 @@ def test_buttons_are_obeyed_and_the_browser_told(opened):
     assert not any("sources" in patch for patch in browser.patches)  # they were there already
 
 
-def test_play_shows_once_more_what_was_and_finish_goes_on_from_now(opened):
-    stepper = ring(2)
-    stepper.seek(0)
-    browser = opened(stepper)
-    browser.click("play", speed=4)
-    browser.at(2, 2)
-    assert stepper.calls[2:] == [("seek", 0), ("play", 4.0), ("seek", 1), ("seek", 2)]
-    browser.click("back")
-    browser.click("finish")
-    browser.at(7, 7)
-    browser.wait(lambda: browser.steps["finished"])
-    assert {rank["doing"] for rank in browser.steps["moments"][-1][1]["ranks"]} == {"finished"}
-
-
 def test_one_can_look_back_and_pause_while_the_ranks_move(opened, monkeypatch):
     stepper, moving, let = ring(2), threading.Event(), threading.Event()
     monkeypatch.setattr(stepper, "finish", lambda: (moving.set(), let.wait(60)))
@@ -387,32 +310,6 @@ def test_what_cannot_be_done_is_said_in_a_sentence(opened):
     assert browser.steps["trouble"] == "ValueError: the cockpit has no button 'jump'"
 
 
-def test_the_error_of_the_run_is_told_once(opened, monkeypatch):
-    stepper = ring(1)
-    browser = opened(stepper)
-
-    def fails(rank=None):
-        stepper.fail(RAISED, 1, "ValueError: too small", "In[5]:7")
-        raise RunError(RAISED)
-
-    monkeypatch.setattr(stepper, "next", fails)
-    browser.click("next")
-    browser.wait(lambda: browser.steps["remarks"])
-    assert browser.steps["trouble"] == ""
-    assert [r["message"] for r in browser.steps["remarks"]] == [
-        "rank 1 raised ValueError: too small at In[5]:7"
-    ]
-
-
-def test_a_greeting_is_heard_and_changes_nothing(opened):
-    browser = opened(steps.cycle())
-    browser.click("next", rank=7)
-    browser.wait(lambda: browser.steps["trouble"])
-    browser.cockpit._handle_custom_msg({"do": "hello", "id": "x"}, [])
-    assert browser.told[-1] == {"heard": "x"}
-    assert browser.steps["trouble"]
-
-
 def test_closing_leaves_the_run_alone():
     stepper = ring(1)
     cockpit = Cockpit(stepper)
@@ -422,23 +319,6 @@ def test_closing_leaves_the_run_alone():
     assert not stepper._watchers and not stepper._readers
     stepper.next()
     assert len(stepper.moments) == 3
-
-
-def test_a_finding_that_comes_later_is_told(opened):
-    stepper = steps.cycle()
-    browser = opened(stepper)
-    browser.click("next")
-    stepper.findings = [FOUND]
-    stepper._changed()
-    browser.wait(lambda: browser.steps["remarks"])
-    assert browser.steps["remarks"] == [
-        {
-            "message": FOUND.message,
-            "remedy": FOUND.remedy,
-            "hang": True,
-            "lines": {"0": "In[7]:4", "1": "In[7]:7"},
-        }
-    ]
 
 
 # -- elsewhere ---------------------------------------------------------------------------
@@ -508,14 +388,6 @@ def test_a_rank_that_died_is_said_in_words_everywhere():
     assert any(line.startswith("  rank 1: signal SIGKILL") and told in line for line in table)
     words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
     assert "died" in words and any(word.startswith("signal SIGKILL") for word in words)
-
-
-def test_the_static_picture_without_markers_opens_where_the_program_communicates():
-    script = [dict(op=Op.BARRIER, where="long.py:300")]
-    stepper = FakeStepper("long", [script] * 2, {"long.py": "x = 1\n" * 400})
-    stepper.next()
-    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
-    assert "300" in words and "1" not in words[:30]
 
 
 @pytest.mark.parametrize("n", [1, 3, 9, 20])

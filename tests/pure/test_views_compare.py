@@ -13,11 +13,10 @@ from traces import MS, Script, summary
 
 import distkit as dk
 from benchmarks.views import long_trace
-from distkit.events import Event, Op, State
+from distkit.events import Event, Op
 from distkit.trace.trace import Trace
 from distkit.views.compare.figures import figures, rounds, training
-from distkit.views.compare.projection import MAX_NOTICES, project
-from distkit.views.compare.static import to_svg
+from distkit.views.compare.projection import project
 from distkit.views.timeline.columns import Columns
 
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
@@ -74,12 +73,6 @@ def test_a_ring_takes_2n_minus_2_rounds_and_its_ranks_send_alike(n: int) -> None
     assert {r["bytes"] for r in found["ranks"]} == {found["most_sent"]} == {2 * (n - 1) * 16}
 
 
-def test_through_rank_0_the_messages_come_one_after_another() -> None:
-    found = counted(naive(5))
-    assert (found["rounds"], found["messages"]) == (8, 8)
-    assert found["most_sent"] == 4 * 16 and found["ranks"][0]["messages"] == 4
-
-
 def test_collectives_are_one_round_each_even_when_they_overlap() -> None:
     assert counted(traces.sync_sgd(4, steps=3))["rounds"] == 1 + 3 * 2
     assert rounds(Columns(Trace())) == 0
@@ -125,23 +118,6 @@ def test_an_operation_that_ends_while_its_rank_computes_is_not_waited_for() -> N
     assert Columns(s.trace(world_size=2)).causes.waited.tolist() == pytest.approx([0, 0, 0])
 
 
-def test_who_makes_other_calls_meanwhile_does_not_wait() -> None:
-    s = Script()
-    s.op(0, Op.RECV, 0, 9 * MS, peer=1, **CHUNK)
-    s.op(0, Op.SEND, 5 * MS, 6 * MS, peer=1, **CHUNK)
-    s.op(1, Op.RECV, 5 * MS, 6 * MS, peer=0, **CHUNK)
-    s.op(1, Op.SEND, 8 * MS, 9 * MS, peer=0, **CHUNK)
-    assert Columns(s.trace(world_size=2)).causes.waited[0] == pytest.approx(3 * MS, abs=1e-5)
-
-
-def test_a_wait_that_was_noted_began_then() -> None:
-    s = Script()
-    s.op(0, Op.RECV, 0, 9 * MS, peer=1, **CHUNK)
-    s.events.append(Event(0, 0, Op.RECV, State.BLOCKED, s.start + 7 * MS, peer=1, **CHUNK))
-    s.op(1, Op.SEND, 8 * MS, 9 * MS, peer=0, **CHUNK)
-    assert Columns(s.trace(world_size=2)).causes.waited[0] == pytest.approx(1 * MS, abs=1e-5)
-
-
 def with_a_slow_worker(waits_for_it: bool) -> Trace:
     """Two workers with a server, who meet at a barrier in the end and read what came of it."""
     s, ids = Script(), iter(range(100))
@@ -171,15 +147,6 @@ def test_the_barrier_at_the_end_is_no_waiting() -> None:
     assert sync["seconds"] == pytest.approx(free["seconds"], rel=0.3)
     assert sync["ranks"][0]["waiting"] > 0.8
     assert free["ranks"][0]["waiting"] < 0.15 and free["ranks"][0]["busy"] < 0.2
-
-
-def test_when_the_first_worker_is_done_is_told_where_they_finish_apart() -> None:
-    picture = project({"sync": with_a_slow_worker(True), "free": with_a_slow_worker(False)})
-    row = next(row for row in picture["rows"] if row["key"] == "first_done")
-    sync, free = row["values"]
-    assert row["label"] == "first worker done"
-    assert sync == pytest.approx(39.5 * MS) and free == pytest.approx(4.5 * MS)
-    assert "first_done" not in rows(project({"a": traces.ring(), "b": traces.ring()}))
 
 
 def test_a_barrier_after_which_somebody_computes_is_waiting() -> None:
@@ -295,48 +262,6 @@ def test_a_send_that_was_waited_for_late_is_explained_by_its_own_rank() -> None:
     assert on_path(Columns(s.trace(world_size=3))) == [(0, Op.SEND), (2, Op.SEND)]
 
 
-def test_the_rounds_are_the_same_in_every_repetition() -> None:
-    found = [counted(traces.ring(4, seed=seed)) for seed in range(8)]
-    assert {f["rounds"] for f in found} == {6}
-
-
-def test_marks_that_take_no_time_or_stand_around_messages_hide_nothing() -> None:
-    plain = traces.ring(4)
-    last = plain.events[-1].time
-    noisy = Trace(
-        [
-            *plain.events,
-            *(
-                e
-                for e in (
-                    Event(
-                        0,
-                        90,
-                        Op.MARK,
-                        State.STARTED,
-                        0.0,
-                        attributes={"watched": "gradient", "name": "w"},
-                    ),
-                    Event(
-                        0,
-                        90,
-                        Op.MARK,
-                        State.COMPLETED,
-                        last,
-                        attributes={"watched": "gradient", "name": "w"},
-                    ),
-                    Event(0, 91, Op.MARK, State.COMPLETED, last, attributes={"watched": "step"}),
-                    Event(0, 92, Op.MARK, State.COMPLETED, last, attributes={"label": "weights"}),
-                )
-            ),
-        ],
-        plain.meta,
-    )
-    path = Columns(noisy).causes.path
-    assert len(path) >= len(Columns(plain).causes.path) > 3
-    assert counted(noisy)["rounds"] == counted(plain)["rounds"]
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 5))
 def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
@@ -413,14 +338,6 @@ def test_messages_inside_collectives_are_not_seen_and_that_is_said() -> None:
     )
 
 
-def test_other_world_sizes_and_simulations_are_named() -> None:
-    simulated = Trace(traces.ring(8).events, {**traces.ring(8).meta, "simulated": True})
-    picture = project({"measured": traces.ring(4), "model": simulated})
-    assert "the world sizes differ: measured 4 ranks; model 8 ranks" in picture["notices"]
-    assert "simulated" in picture["runs"][1]["facts"]
-    assert "simulated" not in picture["runs"][0]["facts"]
-
-
 def test_names_come_from_the_programs_and_are_numbered_when_they_are_the_same() -> None:
     ring = traces.ring()
     names = [run["name"] for run in dk.Compare(ring, ring, naive())._told()["runs"]]
@@ -479,17 +396,6 @@ def test_static_pictures_are_small_and_whole(case: str) -> None:
     assert "total time" in repr(view)
 
 
-def test_a_strip_covers_what_was_covered() -> None:
-    """The static picture shows where a rank was busy, to a pixel."""
-    s = Script().op(0, Op.BARRIER, 0.0, 1 * MS).op(0, Op.BARRIER, 3 * MS, 4 * MS)
-    half = Script().op(0, Op.BARRIER, 0.0, 2 * MS)
-    named = {"a": s.trace(), "b": half.trace()}
-    drawn = to_svg(project(named), [Columns(t) for t in named.values()])
-    paths = [e.get("d") for e in ET.fromstring(drawn).iter() if e.tag.endswith("path")]
-    lengths = [[int(p.split("h")[1]) for p in d.split("M")[1:]] for d in paths]
-    assert lengths == [[185, 185], [370]]  # of 740 pixels for 4 ms
-
-
 # -- live ------------------------------------------------------------------------------------
 
 
@@ -531,18 +437,3 @@ def test_a_run_that_goes_on_is_followed_to_its_end() -> None:
     json.dumps(sent, allow_nan=False)
     view.close()
     assert run.callback is None
-
-
-def test_figures_are_renewed_when_the_run_has_grown_by_a_tenth() -> None:
-    whole = long_trace(3_000)
-    run = FakeRun(whole, 2_000)
-    view = dk.Compare({"live": run, "done": whole})
-    assert view._grow(0, list(run.trace)) is None  # known already
-    assert view._grow(0, run.go(30))["told"] is None
-    assert view._grow(0, run.go(200))["told"] is not None
-    view.close()
-
-
-def test_notices_are_few() -> None:
-    named = {str(i): Trace((), {"dropped": {"0": 5}}) for i in range(8)}
-    assert len(project(named)["notices"]) == MAX_NOTICES

@@ -1,6 +1,5 @@
 """A live timeline: few updates, nothing sent twice, nothing lost, whatever the threads do."""
 
-import json
 import threading
 
 import pytest
@@ -8,8 +7,7 @@ from traces import hang, ring
 
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Tensors, Timeline
-from distkit.views.timeline import bars
-from distkit.views.widget.live import Live, Throttle
+from distkit.views.widget.live import Throttle
 
 AT_ONCE, NEVER = 0.0, 3600.0
 
@@ -65,11 +63,6 @@ def slow(monkeypatch):
     monkeypatch.setattr(Throttle.__init__, "__kwdefaults__", {"period": NEVER})
 
 
-def test_a_fake_run_is_a_live_source():
-    assert isinstance(FakeRun(ring()), Live)
-    assert not isinstance(ring(), Live)
-
-
 def test_updates_reach_the_browser_in_pieces(slow, monkeypatch):
     run = FakeRun(ring())
     events = list(run.whole.events)
@@ -118,29 +111,6 @@ def test_the_end_brings_the_run_s_meta(slow):
     assert "still in recv: rank 3" in notices and "1,203 events dropped" in notices[-1]
 
 
-def test_a_run_too_long_for_live_drawing_is_whole_at_its_end(slow, monkeypatch):
-    monkeypatch.setattr(bars, "MAX_BARS", 20)
-    run = FakeRun(ring())
-    timeline = Timeline(run)
-    front = Front(timeline, monkeypatch)
-    run.tell(list(run.whole.events))
-    run.end()
-    assert len(front.bars) == 20
-    last = front.updates[-1]
-    assert sum(count for *_, count in last["columns"]["tracks"]) == 48 and last["notices"] == []
-    assert json.loads(json.dumps(last)) == last  # it travels as text
-    assert len(timeline.get_state("picture")["picture"]["bars"]) == 48
-
-
-def test_an_empty_batch_is_not_the_end(slow):
-    run = FakeRun(ring())
-    timeline = Timeline(run)
-    run.tell([])
-    assert timeline.get_state("picture")["picture"]["live"]
-    run.end()
-    assert not timeline.get_state("picture")["picture"]["live"]
-
-
 def test_a_run_that_has_finished_needs_no_subscription():
     run = FakeRun(ring())
     run.seen, run.finished = list(run.whole.events), True
@@ -181,36 +151,3 @@ def test_closing_ends_the_subscription():
 def test_only_what_has_a_trace_can_be_drawn():
     with pytest.raises(TypeError, match=r"distkit\.Trace.*not list.*Trace\.load"):
         Timeline([1, 2])
-
-
-def test_the_throttle_gathers_what_comes_between_two_batches():
-    batches, first = [], threading.Event()
-
-    def act(batch):
-        batches.append(batch)
-        first.set()
-
-    throttle = Throttle(act, period=NEVER)
-    throttle.add([1])
-    assert first.wait(60)
-    throttle.add([2])
-    throttle.add([3, 4])
-    assert batches == [[1]]
-    throttle.flush()
-    throttle.flush()
-    assert batches == [[1], [2, 3, 4]]
-
-
-def test_the_throttle_hands_on_everything_in_order():
-    batches, enough = [], threading.Event()
-
-    def act(batch):
-        batches.extend(batch)
-        if len(batches) == 500:
-            enough.set()
-
-    throttle = Throttle(act, period=AT_ONCE)
-    for n in range(500):
-        throttle.add([n])
-    assert enough.wait(60)
-    assert batches == list(range(500))

@@ -5,17 +5,12 @@ import xml.etree.ElementTree as ET
 from unittest.mock import ANY
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from traces import (
     DEMOS,
-    MS,
-    Script,
     big,
     group_of_two,
     hang,
     odd_values,
-    parameter_server,
     ping_pong,
     ring,
     stores,
@@ -24,9 +19,9 @@ from traces import (
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views import Timeline
-from distkit.views.scene.text import rows, table
+from distkit.views.scene.text import rows
 from distkit.views.scene.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme
-from distkit.views.scene.units import human_seconds, round_step
+from distkit.views.scene.units import human_seconds
 from distkit.views.timeline.columns import Columns, project
 from distkit.views.timeline.static import to_svg
 
@@ -145,13 +140,6 @@ def test_an_empty_trace_says_so():
     assert "nothing was recorded" in texts(Trace())
 
 
-@settings(deadline=None)
-@given(st.text(max_size=40))
-def test_any_label_makes_a_well_formed_picture(label):
-    trace = Script().op(0, Op.MARK, 0, MS, attributes={"label": label}).trace(name=label)
-    assert svg(trace).tag == f"{SVG}svg"
-
-
 # -- the table ----------------------------------------------------------------
 
 
@@ -169,16 +157,6 @@ def test_the_table_says_what_never_came():
     took = [row.took for row in rows(project(hang()))]
     assert sorted(took)[:3] == ["528 µs", "never sent", "not finished"]
     assert took.count("not received") == 2
-
-
-def test_a_long_table_is_cut_and_says_so():
-    lines = table(project(parameter_server()), limit=20).splitlines()
-    assert (
-        lines[0]
-        == "parameter server: 2 workers and 2 servers, gloo, 56 messages (193 KiB), 8.14 ms"
-    )
-    assert len(lines) == 1 + 1 + 20 + 1 and lines[-1] == "  … and 36 more"
-    assert table(project(Trace())) == "Timeline: nothing was recorded"
 
 
 # -- the notebook --------------------------------------------------------------
@@ -202,14 +180,6 @@ def test_a_trace_shows_itself_as_a_timeline(monkeypatch):
 
 
 # -- numbers and colours ---------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(st.floats(1e-9, 1e6), st.integers(1, 20))
-def test_axis_steps_are_round_and_few(span, steps):
-    step = round_step(span, steps)
-    assert span / step <= steps * 1.002
-    assert f"{step:e}"[0] in "125" and set(f"{step:e}"[1:8]) <= set(".0")
 
 
 def test_durations_read_well_at_the_edges_of_units():

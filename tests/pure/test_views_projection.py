@@ -19,7 +19,6 @@ from traces import (
     parameter_server,
     ring,
     stores,
-    sync_sgd,
 )
 
 from distkit.events import COLLECTIVES, Event, Op, State, Summary
@@ -135,12 +134,6 @@ def test_pieces_in_any_order_make_the_same_picture(data):
     assert merged({}, data.draw(pieces(trace.events))) == keyed(project(trace))
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_event_by_event_makes_the_same_picture(name):
-    trace = TRACES[name]()
-    assert merged(trace.meta, [[e] for e in trace]) == keyed(project(trace))
-
-
 @FEW
 @given(runs())
 def test_every_message_is_one_arrow_and_every_operation_one_bar(trace):
@@ -217,11 +210,6 @@ def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
     assert picture["notices"] == ["still in store.wait: rank 1"]
 
 
-def test_while_a_run_goes_on_open_operations_are_no_news():
-    patch = Bars(Trace(), live=True).take(hang().events)
-    assert patch["live"] and patch["notices"] == []
-
-
 def test_a_patch_holds_only_what_changed():
     trace = ring(4)
     growing = Bars(Trace([], trace.meta), live=True)
@@ -234,15 +222,6 @@ def test_a_patch_holds_only_what_changed():
 def step(rank, op, *states, seq=0, at=0.0, **fields):
     """One operation that has gone through these states, a millisecond each."""
     return [Event(rank, seq, op, s, at + i * MS, **fields) for i, s in enumerate(states)]
-
-
-def test_idle_servers_have_a_note_instead_of_lanes():
-    about = {
-        str(i): {"name": n, "role": n} for i, n in enumerate(("worker", "server", "scheduler"))
-    }
-    picture = project(Trace(step(0, Op.PULL, State.STARTED, peer=1), {"ranks": about}))
-    assert [lane["name"] for lane in picture["lanes"]] == ["worker", "server"]  # it is asked
-    assert picture["notes"] == ["scheduler did nothing: not drawn"]
 
 
 def test_a_paused_operation_is_no_communication_yet():
@@ -265,19 +244,6 @@ def test_a_paused_operation_is_no_communication_yet():
     assert picture["message_bytes"] == 8
     ended = project(Trace([*send, *recv]))
     assert ended["notices"] == ["still in send: rank 0", "still in recv: rank 1"]
-
-
-def test_what_is_paused_when_a_run_ends_is_announced():
-    picture = project(Trace(step(0, Op.BARRIER, State.SCHEDULED)))
-    assert picture["notices"] == ["paused before barrier: rank 0"]
-    assert picture["collectives"] == 0
-
-
-def test_messages_never_sent_are_drawn_but_not_counted():
-    picture = project(hang())
-    unsent = [a for a in picture["arrows"] if a["sent"] is None]
-    assert len(unsent) == 1 and picture["messages"] == len(picture["arrows"]) - 1
-    assert picture["message_bytes"] == 4096 * picture["messages"]
 
 
 def test_a_new_group_is_a_collective_and_a_touched_buffer_a_mark():
@@ -312,16 +278,6 @@ def test_lanes_are_named_after_roles():
     assert [lane["name"] for lane in project(hang())["lanes"]][3] == "rank 3"
 
 
-def test_overlapping_operations_get_rows_and_nested_marks_depth():
-    assert [(lane["rows"], lane["marks"]) for lane in project(sync_sgd())["lanes"]] == [(2, 1)] * 4
-    s = (
-        Script()
-        .op(0, Op.MARK, 0, 3 * MS, attributes={"label": "step"})
-        .op(0, Op.MARK, MS, 2 * MS, attributes={"label": "forward"})
-    )
-    assert [bar["row"] for bar in project(s.trace())["bars"]] == [0, 1]
-
-
 def test_time_in_communication_counts_overlap_once():
     s = Script().op(0, Op.ALL_REDUCE, 0, 2 * MS).op(0, Op.ALL_REDUCE, MS, 3 * MS)
     s.op(0, Op.MARK, 0, 4 * MS, attributes={"label": "all of it"})
@@ -346,12 +302,6 @@ def test_what_is_not_drawn_is_counted_and_announced(monkeypatch):
     assert "the first 30 of 160 operations are drawn; the totals include all" in picture["notices"]
 
 
-def test_very_many_ranks_are_cut_and_announced():
-    picture = project(big(4000, n=400))
-    assert len(picture["lanes"]) == 256 == len({bar["rank"] for bar in picture["bars"]})
-    assert picture["notices"] == ["the first 256 of 400 ranks are drawn; the totals include all"]
-
-
 @pytest.mark.parametrize("name", TRACES)
 def test_pictures_are_strict_json(name):
     picture = project(TRACES[name]())
@@ -362,13 +312,6 @@ def test_odd_values_become_words():
     before, after = project(odd_values())["bars"][0]["values"]
     assert before["values"] == [1.0, "nan", "inf", "-inf"] and before["norm"] == "nan"
     assert after["values"] == []
-
-
-def test_values_ride_along_only_with_the_first_operations(monkeypatch):
-    monkeypatch.setattr(columns, "MAX_VALUES", 5)
-    assert sum("values" in bar for bar in project(ring(4))["bars"]) == 5
-    patch = Bars(Trace(), live=True).take(ring(4).events)
-    assert sum("values" in bar for bar in patch["bars"]) == 5
 
 
 def test_folders_and_control_characters_stay_out():
@@ -384,44 +327,6 @@ def test_an_empty_trace_is_an_empty_picture():
     assert picture["bars"] == picture["lanes"] == [] and picture["start"] is None
 
 
-def notes(rank, seq, at):
-    """What ``watch_gradients`` writes in a step."""
-    numbers = Summary((1.0, 0.1, 8.0), 8.1, 0.1, 8.0, 3)
-    layer = dict(shape=(2,), dtype="float32", attributes={"watched": "gradient", "name": "weight"})
-    return [
-        Event(rank, seq, Op.MARK, State.STARTED, at, **layer, summary=numbers),
-        Event(rank, seq, Op.MARK, State.COMPLETED, at + 1e-4, **layer, summary=numbers),
-        Event(
-            rank,
-            seq + 1,
-            Op.MARK,
-            State.COMPLETED,
-            at,
-            attributes={"watched": "weights", "checksum": "0f"},
-            summary=numbers,
-        ),
-        Event(
-            rank,
-            seq + 2,
-            Op.MARK,
-            State.COMPLETED,
-            at,
-            attributes={"watched": "step"},
-            summary=numbers,
-        ),
-        Event(
-            rank,
-            seq + 3,
-            Op.MARK,
-            State.COMPLETED,
-            at,
-            attributes={"watched": "gradient", "name": "of nothing"},
-            shape=(0,),
-            dtype="float32",
-        ),
-    ]
-
-
 def test_what_a_gpu_has_in_use_is_a_line_behind_its_rank(monkeypatch):
     picture = project(trace := gpus())
     said = "cuda:1 · stream 7 · 250 µs there · 8 MiB in use"
@@ -435,15 +340,6 @@ def test_what_a_gpu_has_in_use_is_a_line_behind_its_rank(monkeypatch):
     monkeypatch.setattr(columns, "STEPS", 2)  # peaks stay where there are more steps than that
     assert [share for _, share in project(trace)["lanes"][1]["memory"]] == [1, 0.5]
     assert "memory" not in project(ring())["lanes"][0]
-
-
-def test_notes_of_watched_gradients_are_not_drawn():
-    trace = sync_sgd()
-    watched = Trace(
-        [*trace, *(e for r in range(4) for e in notes(r, 900, trace.start + r * MS))], trace.meta
-    )
-    assert keyed(project(watched)) == keyed(project(trace))
-    assert merged(trace.meta, [watched.events]) == keyed(project(trace))
 
 
 @pytest.mark.parametrize("label", ["step", "gradient", "update w → v3 ← 0", "weights of evidence"])
@@ -492,43 +388,12 @@ def test_columns_hold_the_same_bars_and_arrows(name):
     assert len(arrays["numbers"]) == sum(3 + n for n in arrays["valued"][4::5])
 
 
-def test_values_of_a_page_are_fewer_and_shorter():
-    columns_ = columns.Columns(sync_sgd(steps=40))
-    whole, thin = (unpacked(packed(columns_, thin=t))[2]["valued"] for t in (False, True))
-    assert max(whole[4::5]) == 64 and max(thin[4::5]) == 32 and len(thin) < len(whole)
-
-
 def test_odd_values_survive_packing():
     numbers = unpacked(packed(columns.Columns(odd_values())))[2]["numbers"]
     assert str(numbers) == "[nan, -inf, inf, 1.0, nan, inf, -inf, 0.0, 0.0, 0.0]"
-
-
-def test_a_part_of_a_picture_has_whole_messages_and_collectives():
-    picture = columns.Columns(big(4000)).picture(30)
-    assert 30 <= len(picture["bars"]) <= 40 and picture["operations"] == 4000
-    assert set(Counter(bar["tie"] for bar in picture["bars"]).values()) == {8}
-    assert picture["entries"] == 500
 
 
 def test_a_hundred_thousand_ranks_and_operations_without_a_partner_are_no_trouble():
     trace = Trace([Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=r + 1) for r in range(100_000)])
     picture = columns.Columns(trace).picture(10)
     assert len(picture["lanes"]) == 256 and picture["messages"] == 100_000
-
-
-def started_late(steps: int) -> Trace:
-    """All-reduces of two ranks, one of which has to import something for a second first."""
-    s = Script()
-    for step in range(steps):
-        for rank in (0, 1):
-            called = 0 if rank == 0 and step == 0 else 1 + step * MS
-            s.op(rank, Op.ALL_REDUCE, called, 1 + (step + 0.5) * MS, nbytes=4)
-    return s.trace(world_size=2)
-
-
-def test_a_picture_opens_where_the_communication_is():
-    """Not on a second of start-up before some milliseconds; but a straggler is no start-up."""
-    late = started_late(10)
-    assert project(late)["opening"] - late.start == pytest.approx(1, abs=1e-3)
-    assert project(started_late(1))["opening"] is None
-    assert project(ring())["opening"] is None and project(Trace())["opening"] is None

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import xml.etree.ElementTree as ET
 from contextlib import contextmanager
 
@@ -20,7 +19,6 @@ from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.recording import recorder
-from distkit.trace.file import attributes
 from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.painter import drawing_of, to_svg
@@ -32,9 +30,6 @@ from distkit.views.servers.staleness import AXIS
 from distkit.views.servers.story import read
 from distkit.views.servers.view import to_table
 from distkit.views.servers.waits import find, listed
-from distkit_simulation.network import Link
-from distkit_simulation.serving import parameter_server
-from distkit_simulation.simulator import Stragglers
 
 ONE = torch.ones(2)
 MAX_BYTES = 60_000  # of a static picture
@@ -240,23 +235,6 @@ def test_an_update_takes_the_gradients_its_label_names() -> None:
     assert [g.late for g in story.gradients] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("label", "key", "version", "late"),
-    [
-        ("update w → v1 ← 0", "w", 1, {0: 0}),
-        ("update a → v2 → v3 ← 0 (1 late), 12 (30 late)", "a → v2", 3, {0: 1, 12: 30}),
-        ("update  → v1", "", 1, {0: 0}),
-    ],
-)
-def test_labels_of_updates_are_read(label, key, version, late) -> None:
-    """A label that names no workers (an older trace): those in the inbox."""
-    s = pushed(Script(), 0, 1, key, 0.0)
-    facts = attributes(Op.MARK, label, max(late.values(), default=None), "", valued=True)
-    s.op(1, Op.MARK, 2 * MS, 3 * MS, attributes=facts)
-    (update,) = read(s.trace(ranks=traces.names("worker", "server"))).updates
-    assert (update.key, update.version, update.late) == (key, version, late)
-
-
 def pushed(s, worker, server, key, when, number=0, run=0):
     """A push that arrives after a millisecond."""
     match = f"kv:{run}:{worker}:{number}"
@@ -282,13 +260,6 @@ def pushed(s, worker, server, key, when, number=0, run=0):
         nbytes=8,
         dtype="float32",
     )
-
-
-def test_marks_of_a_worker_are_no_updates() -> None:
-    s = pushed(Script(), 0, 1, "w", 0.0)
-    s.op(0, Op.MARK, 3 * MS, 4 * MS, attributes={"key": "w", "version": 9})
-    story = read(s.trace(ranks=traces.names("worker", "server")))
-    assert story.updates == [] and story.gradients[0].taken is None
 
 
 def test_who_is_who_follows_from_what_they_do() -> None:
@@ -319,32 +290,6 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
         if style == "small" and words.isdecimal()
     }
     assert words == {"0", "1", "2"}  # whose gradient is missing is named in its empty place
-
-
-def test_a_pull_after_both_gradients_were_applied_waits_for_nobody() -> None:
-    """Though the inbox is empty again: the next round is none of its business."""
-    run = shop(2, Synchronous(), [("both", 0), ("both", 1)] * 2)
-    run = project(run.trace())
-    begins = [u.begin for u in run.story.updates]
-    words = [(beat.src, words) for beat, _, words in told(run, "pull")]
-    assert sorted(words) == [(0, "waits for the gradient of worker 1")] * 2 + [(1, "")] * 2
-    since = {
-        node
-        for node, spans in run.doing.items()
-        for begin, _, status in spans
-        if status.kind == "waits" and begin >= min(begins)
-    }
-    assert since == {0} and len(begins) == 2  # in the second round worker 0 waits, as in the first
-    for u in begins:
-        assert {doing(run, u)[w][0] for w in (0, 1)} == {"asks"}
-    assert {w.node for w in run.waits if w.kind == "pull"} == {0}
-
-
-def test_a_pull_read_with_others_waits_for_nobody_in_async() -> None:
-    run = project(shop(2, Asynchronous(), [("both", 0), ("both", 1)]).trace())
-    assert not any(w.kind == "pull" for w in run.waits)
-    assert more(run, "pull") == ["", ""]
-    assert more(run, "weights") == ["answered at once · 8 B"] * 2
 
 
 def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
@@ -382,23 +327,6 @@ def test_keys_split_over_servers_say_which_part_each_has() -> None:
     run = project(s.trace(ranks=traces.names("worker", "server", "server")))
     rows = [(r.key, r.server, r.part) for r in run.rows.values()]
     assert rows == [("w", 1, (1, 2)), ("w", 2, (2, 2)), ("b", 2, None)]
-
-
-def test_a_second_run_in_a_trace_begins_with_nothing() -> None:
-    s = pushed(Script(), 0, 1, "w", 0.0, run=1)
-    s.op(
-        1,
-        Op.MARK,
-        1.1 * MS,
-        1.2 * MS,
-        attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
-    )
-    pushed(s, 0, 1, "w", 2 * MS, number=1, run=1)  # lies in the inbox when the run ends
-    pushed(s, 0, 1, "w", 10 * MS, run=2)
-    run = project(s.trace(ranks=traces.names("worker", "server")))
-    before, after = s.start + 5 * MS, s.start + 11.5 * MS
-    assert (version(run, before), len(lying(run, before))) == (1, 1)
-    assert (version(run, after), len(lying(run, after))) == (0, 1)
 
 
 def test_registration_waits_for_the_last() -> None:
@@ -439,14 +367,6 @@ def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
     assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
     assert lying(run, run.end) == []
     assert run.staleness["totals"][:2] == [2, 0]
-
-
-def test_a_run_with_a_bound_opens_where_a_pull_waits() -> None:
-    """And not at its most stale gradient: the bound is what it is about."""
-    steps = [("pull", 1), ("push", 0), ("pull", 0), ("push", 0), ("pull", 0), ("push", 1)]
-    run = project(shop(2, Asynchronous(staleness=1), steps).trace())
-    assert [max(u.late.values()) for u in run.story.updates] == [0, 0, 2]
-    assert [w.node for w in held(run, opening(run))] == [0]
 
 
 def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
@@ -503,24 +423,6 @@ def test_the_static_picture_draws_the_bins() -> None:
     assert "no gradient applied yet" in drawn and "gradients, by staleness" not in drawn
 
 
-def test_updates_in_the_static_picture_stay_inside_it() -> None:
-    """However late they were, and however many went in."""
-    s = Script()
-    givers = {"workers": (*range(12),), "late": tuple(10**5 + w for w in range(12))}
-    for version in range(1, 4):
-        facts = {"key": "w", "version": version, **givers}
-        s.op(12, Op.MARK, version * MS, (version + 0.5) * MS, attributes=facts)
-    roles = traces.names(*["worker"] * 12, "server")
-    drawn = ET.fromstring(to_svg(draw(project(s.trace(ranks=roles)))))
-    told = [
-        e
-        for e in drawn.iter()
-        if e.tag.endswith("text") and "late" in (e.text or "") and float(e.get("x") or 0) > 735
-    ]
-    assert told and all(float(e.get("x")) + 7 * len(e.text) < 960 for e in told)
-    assert sum(e.text == "+ 11" for e in drawn.iter() if e.tag.endswith("text")) == 3
-
-
 @pytest.mark.parametrize("nodes", [([0, 2], "a and b"), ([], ""), (range(9), "9 others")])
 def test_nodes_are_listed(nodes) -> None:
     assert listed(nodes[0], {0: "a", 2: "b"}) == nodes[1]
@@ -547,19 +449,6 @@ def test_any_trace_makes_a_picture(name) -> None:
     assert len(drawn.encode()) <= MAX_BYTES
     asked = name in ("servers", "half")
     assert ("this trace has no requests to a parameter server" in repr(view)) is not asked
-
-
-def test_a_thousand_workers_and_a_hundred_servers() -> None:
-    s = Script()
-    for worker in range(1000):
-        pushed(s, worker, 1000 + worker % 100, f"key {worker % 300}", worker * MS)
-    roles = traces.names(*["worker"] * 1000, *["server"] * 100)
-    run = project(s.trace(ranks=roles))
-    drawn = to_svg(draw(run))
-    assert (len(re.findall(r">server \d+</text>", drawn)), len(run.doing)) == (4, 10)
-    assert ">+ 96 servers</text>" in drawn and ">+ 990</text>" in drawn
-    assert len(drawn.encode()) <= MAX_BYTES
-    assert len(run.rows) == 300
 
 
 def test_the_static_picture_has_everybody_and_what_they_say() -> None:
@@ -600,116 +489,7 @@ def test_a_patch_carries_only_what_is_new() -> None:
         assert [*old[: new["keep"]], *new["more"]] == view._data["scene"][part]
 
 
-def test_events_after_the_update_of_an_unknown_server_do_no_harm() -> None:
-    trace = Trace(
-        [
-            Event(
-                3,
-                0,
-                Op.MARK,
-                State.STARTED,
-                0.0,
-                attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
-            ),
-            Event(
-                3,
-                0,
-                Op.MARK,
-                State.COMPLETED,
-                1.0,
-                attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
-            ),
-        ],
-        {"ranks": {"3": {"role": "server", "name": "server 0"}}},
-    )
-    run = project(trace)
-    assert version(run, 1.0) == 1
-    ET.fromstring(to_svg(draw(run)))
-
-
 # -- workers that died --------------------------------------------------------------------
 
 
-def unheard(how, takes):
-    """Worker 0 pushed, the server accepted it, and the worker was gone before the answer."""
-    s, fields = Script(), dict(attributes={"key": "w"}, match="kv:1:0:0", nbytes=8, dtype="float32")
-    s.op(0, Op.PUSH, 0.0, 9 * MS if how == "replaced" else None, peer=1, failed=True, **fields)
-    s.op(1, Op.RECV, MS, MS, peer=0, **fields)
-    if takes:
-        s.op(
-            1,
-            Op.MARK,
-            2 * MS,
-            3 * MS,
-            attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)},
-        )
-    s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, attributes={"key": "w"}, match="kv:1:0:0")
-    meta = {
-        "died": {"ends": {"0": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
-        "replaced": {
-            "replaced": [{"node": 0, "name": "worker 0", "how": "signal SIGKILL", "time": 9 * MS}]
-        },
-    }
-    return s.trace(ranks=traces.names("worker", "server"), **meta[how])
-
-
-@pytest.mark.parametrize(
-    ("takes", "words"),
-    [
-        (True, "computed from v0 · applied in v1 · its worker has ended · 8 B"),
-        (False, "computed from v0 · its worker has ended · 8 B"),
-    ],
-)
-@pytest.mark.parametrize("how", ["died", "replaced"])
-def test_a_push_whose_worker_died_is_not_refused(how, takes, words) -> None:
-    trace = unheard(how, takes)
-    run = project(trace)
-    ((push, _, found),) = told(run, "push")
-    assert found == words and not push.lost
-    assert not any("refused" in notice for notice in notices(run))
-    (gradient,) = read(trace).gradients
-    assert gradient.by == (1 if takes else None)
-    assert (version(run, run.end), len(lying(run, run.end))) == ((1, 0) if takes else (0, 1))
-
-
-def test_who_stopped_waiting_and_lives_has_not_ended() -> None:
-    trace = unheard("replaced", True)
-    (push,) = (r for r in read(Trace(trace.events, {})).requests if r.op is Op.PUSH)
-    assert not (push.refused or push.alone)
-
-
 # -- servers that died --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["died", "replaced"])
-def test_what_a_dead_server_did_not_hand_over_is_said_to_be_missing(how) -> None:
-    meta = {
-        "died": {"ends": {"1": {"how": "died", "text": "signal SIGKILL", "where": ""}}},
-        "replaced": {
-            "replaced": [{"node": 1, "name": "server 0", "how": "signal SIGKILL", "time": 9 * MS}]
-        },
-    }
-    s, ranks = Script(), traces.names("worker", "server")
-    fields = dict(attributes={"key": "w"}, match="kv:1:0:0", nbytes=8, dtype="float32")
-    s.op(0, Op.PUSH, 0.0, MS, peer=1, **fields)  # answered, but the server's note of it is lost
-    run = project(s.trace(ranks=ranks, **meta[how]))
-    words = "what server 0 recorded last may be missing: counts may be too low"
-    assert notices(run)[1:] == [words]  # the push is none of those that have not arrived
-    assert more(run, "push")[0].startswith("not recorded by its server")
-    assert words not in notices(project(s.trace(ranks=ranks)))
-    worker = {"ends": {"0": {"how": "died", "text": "", "where": ""}}}
-    assert notices(project(s.trace(ranks=ranks, **worker))) == ["worker 0 died"]
-
-
-@pytest.mark.parametrize("how", [{}, {"staleness": 2}, {"staleness": math.inf}, {"backups": 1}])
-def test_workers_of_a_simulation_wait_as_long_as_it_says(how) -> None:
-    slow = Stragglers({0: 3.0})
-    played = parameter_server(4, [400], 1, Link(1e-3, 0), 20.0, steps=6, stragglers=slow, **how)
-    run = project(Trace(played.trace.events, played.trace.meta))
-    waits = [
-        sum(end - begin for begin, end, status in run.doing[worker] if status.kind == "waits")
-        for worker in range(4)
-    ]
-    assert waits == pytest.approx(played.waited, abs=0.01)
-    assert any(waits) == any(played.waited)
-    assert ("more than 2 gradients ahead" in said(run.story)) == (how.get("staleness") == 2)

@@ -14,12 +14,11 @@ from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import drawing_of, to_svg
 from distkit.views.stage.contributions import follow
-from distkit.views.stage.field import Field
-from distkit.views.stage.layout import KINDS, arrange, pattern, root_of
+from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.projection import sentence
 from distkit.views.stage.rings import find_rings
-from distkit.views.stage.scene import CELL, DOT, LOOKS, TOKEN, VALUE, draw
+from distkit.views.stage.scene import CELL, DOT, TOKEN, draw
 from distkit.views.stage.view import Stage, table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -137,16 +136,6 @@ def test_everybody_has_a_place_of_its_own(kind, n, data):
     assert pattern(ranks, sent) in KINDS
 
 
-def test_a_tree_hangs_where_it_begins_or_ends():
-    down = [(3, 1), (3, 4), (1, 0), (1, 2)]
-    assert root_of(range(5), down) == 3
-    assert root_of(range(5), [(b, a) for a, b in reversed(down)]) == 3
-    both = [(b, a) for a, b in reversed(down)] + down
-    assert root_of(range(5), both) == 3
-    places = arrange("tree", range(5), both)
-    assert places[3][1] == 0 and places[0][1] == places[2][1] == 1
-
-
 def test_servers_stand_in_a_row_of_their_own():
     rows = {node["role"]: node["y"] for node in stage(parameter_server())["nodes"]}
     assert rows["worker"] == 0 and rows["server"] == 1
@@ -185,29 +174,6 @@ def test_on_the_clock_of_rounds_nobody_is_ahead():
         wanted = schedules.held(rounds[:k], 4) > 0
         got = [[[c in piece["sure"] for c in range(4)] for piece in held[r]] for r in range(4)]
         assert got == wanted.tolist()
-
-
-def test_the_messages_of_a_ring_have_its_rounds_also_when_a_rank_has_heard_before_it_sends():
-    """Rank 2 sends its first chunk only when rank 1's has come."""
-    whole = all_reduce_ring(4)
-    late = [replace(e, time=e.time + 0.95 * MS) if e.rank == 2 else e for e in whole.events]
-    beats = stage(Trace(late, whole.meta))["beats"]
-    assert sorted(beat["round"] for beat in beats) == [k for k in range(6) for _ in range(4)]
-
-
-def test_a_rank_s_own_part_is_what_it_sent_less_what_it_got():
-    trace = all_reduce_ring(4)
-    first = held_at(stage(trace), trace.start + 0.5 * MS)
-    for rank in range(4):
-        assert [piece["values"] for piece in first[rank]] == [values(rank, c) for c in range(4)]
-
-
-def test_a_ring_is_recognised_when_some_values_were_too_costly_to_look_at():
-    whole = all_reduce_ring(4)
-    part = [replace(e, summary=None) if i % 3 else e for i, e in enumerate(whole.events)]
-    trace = Trace(part, whole.meta)
-    assert len(find_rings(trace)) == 1
-    assert [piece["sure"] for piece in finally_held(trace)[0]] == [[0, 1, 2, 3]] * 4
 
 
 def test_several_rings_and_rings_of_a_part():
@@ -304,14 +270,6 @@ def collective(op, root=None, n=3):
 )
 def test_collectives_by_their_meaning(op, root, wanted):
     assert collective(op, root) == wanted
-
-
-def test_a_tensor_that_goes_on_keeps_its_contributions():
-    s, total = Script(), [3.0, 4.0]
-    for r in range(2):
-        s.op(r, Op.ALL_REDUCE, 0, MS, nbytes=8, before=summary(values(r)), after=summary(total))
-    send(s, 0, 2, 2, total)
-    assert finally_held(s.trace(world_size=3, groups={"world": [0, 1]}))[2][0]["sure"] == [0, 1]
 
 
 def test_servers_are_not_guessed_at():
@@ -452,61 +410,6 @@ def test_after_each_round_the_chunks_have_the_layers_that_the_schedule_says():
     ]
 
 
-def test_a_few_rounds_have_a_panel_for_the_start_and_many_rounds_six():
-    s = Script()
-    send(s, 0, 1, 0, values(0))
-    picture = draw(stage(s.trace(world_size=2)))
-    assert [panel[:2] for panel in picture["panels"]] == [[-1, "before"], [0, "0 → 1"]]
-    assert picture["list"] is None
-    picture = draw(stage(all_reduce_ring(8)))
-    assert [panel[0] for panel in picture["panels"]] == [0, 3, 5, 8, 10, 13]
-    assert len(picture["list"]["rows"]) == 14
-    assert len(picture["clocks"]["time"]["list"]["rows"]) == 112
-
-
-def test_each_clock_knows_the_place_on_the_other():
-    picture = draw(stage(all_reduce_ring(4)))
-    rounds, time = picture["beats"], picture["clocks"]["time"]["beats"]
-    assert [beat["also"] for beat in rounds] == [3, 7, 11, 15, 19, 23]
-    assert [beat["also"] for beat in time] == [k for k in range(6) for _ in range(4)]
-    measured = picture["clocks"]["time"]
-    assert 0 <= measured["home"] < measured["end"] == pytest.approx(5.9 * MS)
-    assert picture["end"] == 6 and picture["home"] == 0
-    assert picture["clock"] == "rounds" and stage(ring(), clock="time")["clock"] == "time"
-
-
-@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 8, 11, 16])
-def test_no_card_lies_on_another_and_no_flying_chunk_begins_on_a_number(n):
-    picture = stage(all_reduce_ring(n))
-    field = Field(picture)
-    (w, h), places = field.card, list(field.at.values())
-    for i, (x, y) in enumerate(places):
-        assert w / 2 <= x <= field.width - w / 2 and h / 2 <= y <= field.height - h / 2
-        assert all(abs(x - a) >= w + 4 or abs(y - b) >= h + 4 for a, b in places[:i]), n
-    badges = [field.badge(rank) for rank in range(n)]
-    for _, layer, _, end, x, y, *to in draw(picture)["scene"]["marks"]:
-        if layer == TOKEN and end is not None:
-            wide = field.strip[0] / n
-            for left, top in ((x, y), to[:2]):
-                middle = left + wide / 2 - 1, top + field.strip[1] / 2
-                assert min(abs(middle[0] - bx) for bx, by in badges if abs(by - middle[1]) < 30) > (
-                    field.radius
-                )
-
-
-def test_values_are_numbers_where_there_is_room():
-    picture = draw(stage(all_reduce_ring(4)))
-    assert picture["looks"] == [list(look) for look in LOOKS.items()]
-    words = [
-        words
-        for _, found in shown(picture["scene"], 0, VALUE)
-        for tag, *_, words in found
-        if tag == "text"
-    ]
-    wanted = [f"{v:g}" for r in range(4) for c in range(4) for v in values(r, c)]
-    assert sorted(words) == sorted(wanted)
-
-
 def test_where_contributions_are_not_known_only_values_are_shown():
     picture = draw(stage(parameter_server()))
     assert [name for name, _ in picture["looks"]] == ["values"]
@@ -520,12 +423,6 @@ def test_members_of_a_collective_go_to_a_hub_and_back():
     scene = draw(stage(s.trace(world_size=3)))["scene"]
     moving = [mark for mark in scene["marks"] if mark[1] == DOT and len(mark) > 6]
     assert len(moving) == 3  # the root's to the hub, from there to both others
-
-
-def test_a_picture_of_many_chunks_travels_light():
-    picture = draw(stage(all_reduce_ring(8)))
-    assert len(json.dumps(picture)) < 140_000
-    assert len(picture["scene"]["shapes"]) < 700
 
 
 # -- the notebook --------------------------------------------------------------------------------

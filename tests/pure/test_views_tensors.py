@@ -121,24 +121,6 @@ def test_a_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     assert len(to_svg(picture).encode()) < 60_000
 
 
-def test_a_long_run_stays_small_and_says_so() -> None:
-    s = Script()
-    for i in range(2000):
-        for rank in (0, 1):
-            s.op(
-                rank,
-                Op.ALL_REDUCE,
-                i * MS,
-                i * MS + 1e-4,
-                **FOUR,
-                before=summary([float(i)] * 64, 999),
-                after=summary([2.0 * i] * 64, 999),
-            )
-    picture = project(s.trace(world_size=2))
-    assert len(json.dumps(picture)) < 2_000_000
-    assert any("of 2,000 operations" in notice for notice in picture["notices"])
-
-
 @pytest.mark.parametrize(
     ("n", "shape", "expected"),
     [
