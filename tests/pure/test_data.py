@@ -195,13 +195,6 @@ def test_batches_of_nothing_have_the_shape_of_the_others() -> None:
     assert last[0].dtype == torch.int64
 
 
-def test_samples_that_are_dicts() -> None:
-    rows = [{"x": i, "y": 2.0 * i} for i in range(5)]
-    *_, last = everywhere(rows, 4, 2)[0]
-    assert last["x"].tolist() == [4]
-    assert last["y"].tolist() == [8.0]
-
-
 def test_the_length_of_a_stream_is_unknown() -> None:
     data = DistributedDataset(Stream(), 4, replica=1, replicas=2)
     assert list(data.plan.rows(1, 1)) == [5, 7]
@@ -246,14 +239,6 @@ def test_a_file_is_read_when_it_is_needed(files: list[Path]) -> None:
     assert read == ["b"]
     assert [len(x) for x, _ in batches] == [1] + [0] * 10
     assert some[7][0].item() == 7
-
-
-def test_files_are_counted_from_the_end_too(files: list[Path]) -> None:
-    some = Files(files)
-    assert [some[row][0].item() for row in (-1, -7, 0)] == [11, 5, 0]
-    assert [x.item() for x, _ in some] == list(range(12))
-    with pytest.raises(IndexError):
-        some[12]
 
 
 def test_files_go_to_other_processes(files: list[Path]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -472,49 +471,12 @@ def test_branches_of_an_if_are_no_mistake():
     assert diagnose(Simulation(programs).run().live()) == []
 
 
-def test_what_hangs_comes_before_another_reduction():
-    rows = [all_reduce(3)], [all_reduce(3, nbytes=20, shape=(5,), attributes={"reduction": "max"})]
-    trace = Simulation([*rows]).run().live()
-    states = [e for e in trace.events if e.state in (State.SCHEDULED, State.STARTED)]
-    waits = [replace(e, state=State.BLOCKED, time=1.0) for e in states if e.state is State.STARTED]
-    (f,) = diagnose(Trace([*states, *waits], {"world_size": 2, "ends": {}}))
-    assert (f.kind, f.hang, f.waiting) == (Kind.DIFFERENT_TENSOR, True, (0, 1))
-    assert (
-        "all_reduce() of float32[3]" in f.message and "all_reduce(max) of float32[5]" in f.message
-    )
-
-
 @given(st.integers(2, 5), st.data())
 def test_splits_that_match_are_no_mistake(n, data):
     counts = [[data.draw(st.integers(0, 3)) for _ in range(n)] for _ in range(n)]
     awaited = [tuple(row[r] for row in counts) for r in range(n)]
     rows = [[exchange(tuple(counts[r]), awaited[r])] for r in range(n)]
     assert diagnose(Simulation(rows).run().live()) == []
-
-
-def test_different_shape_with_some_who_wait_for_ever():
-    start = [
-        Event(
-            r,
-            0,
-            Op.ALL_REDUCE,
-            s,
-            0.1,
-            nbytes=4 * (r + 1),
-            shape=(r + 1,),
-            dtype="float32",
-            where=line(3),
-        )
-        for r in range(2)
-        for s in (State.SCHEDULED, State.STARTED)
-    ]
-    ends = [
-        replace(start[1], state=State.COMPLETED, time=0.2),
-        replace(start[3], state=State.BLOCKED, time=0.3),
-    ]
-    meta = {"world_size": 2, "ends": {"0": {"how": "returned", "text": "", "where": ""}}}
-    (f,) = diagnose(Trace([*start, *ends], meta))
-    assert f.kind is Kind.DIFFERENT_TENSOR and f.hang and f.waiting == (1,)
 
 
 def test_a_rank_that_is_not_in_the_group():

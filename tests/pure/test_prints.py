@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkit.cluster.runs.prints import BURST, LAST, RATE, SHARE, WIDTH, Page, Prints, Text
+from distkit.cluster.runs.prints import BURST, LAST, SHARE, Page, Prints, Text
 
 
 def lines(count: int, rank: int = 0) -> list[Text]:
@@ -32,14 +32,6 @@ def test_what_is_kept_is_bounded(monkeypatch) -> None:
         prints.add(0, "stdout", "1234")
     assert prints.all_of(0) == "1234123412\n… 10 characters were not kept …\n"
     assert prints.all_of(1) == ""
-
-
-def test_a_page_shows_all_of_what_is_not_too_much() -> None:
-    page = Page()
-    for second in range(100):
-        some = lines(RATE)
-        assert [*page.admit(iter(some), float(second))] == some
-    assert not [*page.rest()]
 
 
 def test_a_flood_is_cut_and_its_end_is_shown() -> None:
@@ -78,8 +70,3 @@ def test_even_when_nothing_follows_the_flood_is_told() -> None:
     assert len([*page.admit(iter(lines(SHARE + 50)), 1.0)]) == SHARE
     assert not [*page.admit(iter(()), 1.5)]
     assert len([*page.admit(iter(()), 2.1)]) == 1 + LAST
-
-
-def test_a_long_line_is_cut() -> None:
-    ((_, _, line),) = Page().admit(iter([(0, "stdout", "x" * (WIDTH + 1_234))]), 1.0)
-    assert line == "x" * WIDTH + " … 1,234 more characters"

@@ -17,8 +17,6 @@ import distkit as dk
 from distkit.algorithms.catalogue import ALL_REDUCES, PIPELINES
 from distkit.algorithms.rounds import Round, traffic
 from distkit.events import Op
-from distkit.trace.trace import Trace
-from distkit.views import Stage, Timeline
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import to_svg
 from distkit_simulation import (
@@ -26,7 +24,6 @@ from distkit_simulation import (
     Network,
     Stragglers,
     Workload,
-    constant,
     data_parallel,
     exponential,
     finish_times,
@@ -78,26 +75,6 @@ def test_a_trace_has_the_schedules_messages(name: str) -> None:
     assert not trace.diagnose()
 
 
-def test_views_draw_a_simulated_trace_as_any_other() -> None:
-    trace = simulate("ring", 4, 4096, NET)
-    for view in (Timeline(trace), Stage(trace)):
-        bundle = view._repr_mimebundle_()
-        data = bundle[0] if isinstance(bundle, tuple) else bundle
-        assert "<svg" in data["image/svg+xml"]
-
-
-def test_the_stage_recognises_a_simulated_ring() -> None:
-    from distkit.views.stage.rings import find_rings
-
-    assert len(find_rings(simulate("ring", 5, 4 * 50, NET))) == 1
-
-
-def test_a_trace_can_be_saved_and_loaded(tmp_path) -> None:
-    trace = simulate("tree", 5, 400, NET)
-    again = Trace.load(trace.save(tmp_path / "tree.trace"))
-    assert (again.events, again.meta["simulated"]) == (trace.events, True)
-
-
 @given(n=st.integers(1, 20), seed=st.integers(0, 99))
 @settings(max_examples=20)
 def test_the_quick_path_finds_the_same_times(n: int, seed: int) -> None:
@@ -139,12 +116,6 @@ def test_matchings_hold_every_transfer_once(n: int, seed: int) -> None:
     assert sorted(np.concatenate(parts)) == list(range(3 * n))
     for part in parts:
         assert len(set(src[part])) == len(set(dst[part])) == len(part)
-
-
-@pytest.mark.parametrize("n", [2, 3, 8, 13])
-def test_an_exchange_of_all_with_all_needs_no_more_parts_than_partners(n: int) -> None:
-    src, dst = np.nonzero(~np.eye(n, dtype=bool))
-    assert len(list(matchings(src, dst, n))) == n - 1
 
 
 # -- networks -----------------------------------------------------------------------------------
@@ -203,15 +174,6 @@ def test_sharing_is_fair(transfers: list[tuple[int, int]]) -> None:
         assert done[i] == sum(min(size, other) for r, other in transfers if r == mine)
 
 
-def test_the_hierarchical_algorithm_suits_hosts() -> None:
-    """With one card for eight devices, a flat ring's hop over it is the slowest of each round."""
-    net = Network.hosts(4, 8, Link.of(1e-6, 100e9), Link.of(20e-6, 10e9))
-    times = {name: finish_times(name, 32, 64, net).max() for name in ("ring", "tree")}
-    torus = finish_times("torus", 32, 64, net, devices_per_host=8).max()
-    assert torus < times["ring"]
-    assert times["tree"] < times["ring"]
-
-
 # -- stragglers and failures ----------------------------------------------------------------------
 
 
@@ -240,13 +202,6 @@ def test_who_needs_a_dead_rank_waits_for_ever() -> None:
     assert [lane.get("died") for lane in picture["lanes"]] == [None, None, 1.5e-5, None]
     assert any("died in" in notice and "rank 2" in notice for notice in picture["notices"])
     assert to_svg(picture).count(">died<") == 1
-
-
-def test_a_simulated_run_ends_for_those_who_need_nobody_dead() -> None:
-    gone = Stragglers(fails={7: 0.0})  # a leaf of the broadcast's tree, below rank 6
-    times = finish_times("broadcast", 8, 4, NET, stragglers=gone)
-    assert np.isfinite(times[:6]).all()
-    assert np.isinf(times[6:]).all()
 
 
 # -- whole steps ---------------------------------------------------------------------------
@@ -383,18 +338,6 @@ def test_servers_and_workers_are_busy_one_message_at_a_time() -> None:
     run = parameter_server(workers, [load] * servers, servers, ONE, 0.0, record=False)
     once = workers * load  # each server sends so much, and takes as much, both at a time
     assert once + load * servers <= run.seconds <= 2 * once + load * servers
-
-
-def test_a_served_trace_has_both_ends_of_every_request() -> None:
-    run = parameter_server(3, [400, 400], 2, Link(1e-5, 1e-9), constant(1e-3), steps=2)
-    messages = Counter(str(m.op) for m in run.trace.messages)
-    assert messages == {"push": 24, "pull": 24}  # there and back, 3 workers, 2 servers, 2 steps
-    assert [run.trace.meta["ranks"][str(r)]["role"] for r in range(5)] == (
-        ["worker"] * 3 + ["server"] * 2
-    )
-    assert Timeline(run.trace) is not None
-    updates = [s.label for s in run.trace.spans if s.rank == 3 and s.op is Op.MARK]
-    assert updates == ["update shard0 → v1 ← 0, 1, 2", "update shard0 → v2 ← 0, 1, 2"]
 
 
 # -- what makes no sense -------------------------------------------------------------------------

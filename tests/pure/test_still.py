@@ -8,8 +8,6 @@ from typing import Any
 import IPython.display
 import pytest
 
-from distkit import Trace
-from distkit.views import Timeline
 from distkit.views.widget.snapshot import NotebookSnapshot
 
 
@@ -70,21 +68,3 @@ def test_what_changes_while_it_is_displayed_is_sent_after_it(
     still.show({})
     renewals[0].join(10)
     assert handle.sent == ["going on", "over"]
-
-
-def test_the_picture_is_drawn_while_no_events_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    view, free = Timeline(Trace([])), []
-
-    def look() -> None:
-        free.append(view._lock.acquire(blocking=False))
-
-    def draw() -> str:
-        other = threading.Thread(target=look)
-        other.start()
-        other.join()
-        return "<svg/>"
-
-    monkeypatch.setattr(view, "_svg", draw)
-    view._still.bundle()
-    view._repr_mimebundle_()
-    assert free == [False, False]

@@ -9,14 +9,13 @@ import steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import FOUND, FakeStepper, Found
-from traces import big
 
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import Op
 from distkit.views import Cockpit
 from distkit.views.cockpit.projection import Stepping, in_a_circle, remarks, sentence
 from distkit.views.cockpit.static import to_svg, to_table
-from distkit.views.timeline.columns import Columns, project
+from distkit.views.timeline.columns import project
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -310,17 +309,6 @@ def test_what_cannot_be_done_is_said_in_a_sentence(opened):
     assert browser.steps["trouble"] == "ValueError: the cockpit has no button 'jump'"
 
 
-def test_closing_leaves_the_run_alone():
-    stepper = ring(1)
-    cockpit = Cockpit(stepper)
-    assert stepper._watchers and stepper._readers
-    cockpit.close()
-    cockpit.close()  # ipywidgets does, when it is collected
-    assert not stepper._watchers and not stepper._readers
-    stepper.next()
-    assert len(stepper.moments) == 3
-
-
 # -- elsewhere ---------------------------------------------------------------------------
 
 
@@ -367,15 +355,6 @@ def test_the_static_picture_says_what_is_wrong_and_when_one_looks_back():
     assert not any(FOUND.message in word for word in words)
 
 
-def test_the_static_picture_of_a_run_that_failed():
-    stepper = ring(1)
-    stepper.fail(RAISED, 1, "ValueError: too small", "collectives.py:9")
-    words = texts(to_svg(snapshot(stepper), project(stepper.trace)))
-    assert sum("rank 1 raised ValueError" in word for word in words) == 1
-    assert not any("Traceback" in word for word in words)
-    assert {"3 released   1 failed", "released", "failed"} <= set(words)
-
-
 def test_a_rank_that_died_is_said_in_words_everywhere():
     stepper = ring(1)
     stepper.fail("", 1, "signal SIGKILL; the others go on without it", "", how="died")
@@ -415,12 +394,3 @@ def test_static_pictures_are_well_formed_and_small(n):
 def test_a_program_whose_source_is_not_known_has_a_picture():
     stepper = FakeStepper("f", [[dict(op=Op.BARRIER)]] * 2, {})
     assert "rank 1" in texts(to_svg(snapshot(stepper), project(stepper.trace)))
-
-
-def test_a_long_run_that_is_over_keeps_a_picture_of_how_it_began():
-    cockpit = Cockpit(ring(3))
-    cockpit._bars.columns = Columns(big(4000))
-    words = texts(cockpit._svg())
-    assert any(word.endswith("of 4,000 operations") for word in words)
-    assert cockpit._svg().count("<rect") > 100
-    cockpit.close()

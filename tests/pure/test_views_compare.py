@@ -15,7 +15,7 @@ import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Event, Op
 from distkit.trace.trace import Trace
-from distkit.views.compare.figures import figures, rounds, training
+from distkit.views.compare.figures import figures, training
 from distkit.views.compare.projection import project
 from distkit.views.timeline.columns import Columns
 
@@ -73,11 +73,6 @@ def test_a_ring_takes_2n_minus_2_rounds_and_its_ranks_send_alike(n: int) -> None
     assert {r["bytes"] for r in found["ranks"]} == {found["most_sent"]} == {2 * (n - 1) * 16}
 
 
-def test_collectives_are_one_round_each_even_when_they_overlap() -> None:
-    assert counted(traces.sync_sgd(4, steps=3))["rounds"] == 1 + 3 * 2
-    assert rounds(Columns(Trace())) == 0
-
-
 def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
     s = Script()
     for r in range(3):
@@ -89,16 +84,6 @@ def test_waiting_is_the_time_until_the_last_one_arrives() -> None:
     assert [r["busy"] for r in ranks] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
 
 
-def test_a_pull_waits_for_its_answer() -> None:
-    s = Script()
-    names = {"attributes": {"key": "w"}, "match": "kv:1:0:1", **CHUNK}
-    s.op(0, Op.PULL, 0, 5 * MS, peer=1, **names)
-    s.op(1, Op.RECV, 1 * MS, 1 * MS, peer=0, **names)
-    s.op(1, Op.SEND, 4 * MS, 5 * MS, peer=0, **names)
-    c = Columns(s.trace(world_size=1, nodes={"1": {"name": "server 0", "role": "server"}}))
-    assert c.causes.waited.max() == pytest.approx(4 * MS)
-
-
 def test_who_computes_meanwhile_does_not_wait() -> None:
     """A receive that is begun early waits from the end of the computation that overlaps it."""
     s = Script()
@@ -108,45 +93,6 @@ def test_who_computes_meanwhile_does_not_wait() -> None:
     c = Columns(s.trace(world_size=2))
     assert c.causes.waited[0] == pytest.approx(2 * MS, abs=1e-5)
     assert figures(c)["ranks"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
-
-
-def test_an_operation_that_ends_while_its_rank_computes_is_not_waited_for() -> None:
-    s = Script()
-    s.op(0, Op.ALL_REDUCE, 0, 5 * MS, **CHUNK)
-    s.op(0, Op.MARK, 0.1 * MS, 9 * MS, attributes={"label": "compute"})
-    s.op(1, Op.ALL_REDUCE, 4 * MS, 5 * MS, **CHUNK)
-    assert Columns(s.trace(world_size=2)).causes.waited.tolist() == pytest.approx([0, 0, 0])
-
-
-def with_a_slow_worker(waits_for_it: bool) -> Trace:
-    """Two workers with a server, who meet at a barrier in the end and read what came of it."""
-    s, ids = Script(), iter(range(100))
-    ready = 0.0
-    for step in range(4):
-        slow = 10 * MS * (step + 1)
-        ready = slow if waits_for_it else ready + 1 * MS
-        for worker, begin in (
-            (0, ready - 1 * MS if not waits_for_it else slow - 9 * MS),
-            (1, slow),
-        ):
-            here = {"attributes": {"key": "w"}, "match": f"kv:{worker}:{next(ids)}", **CHUNK}
-            until = max(begin, ready if worker == 0 else slow)
-            s.op(worker, Op.PULL, begin, until + 0.5 * MS, peer=2, **here)
-            s.op(2, Op.RECV, begin + 0.1 * MS, begin + 0.1 * MS, peer=worker, **here)
-            s.op(2, Op.SEND, until + 0.1 * MS, until + 0.5 * MS, peer=worker, **here)
-    s.op(0, Op.BARRIER, ready + 1 * MS, 41.5 * MS)
-    s.op(1, Op.BARRIER, 41 * MS, 41.5 * MS)
-    for worker in (0, 1):
-        s.op(worker, Op.PULL, 41.6 * MS, 42 * MS, peer=2, match=f"kv:{worker}:{next(ids)}", **CHUNK)
-    return s.trace(world_size=2, ranks=traces.names("worker", "worker", "server"))
-
-
-def test_the_barrier_at_the_end_is_no_waiting() -> None:
-    """Whoever has finished early does not wait: that is what asynchronous training is for."""
-    sync, free = (counted(with_a_slow_worker(waits)) for waits in (True, False))
-    assert sync["seconds"] == pytest.approx(free["seconds"], rel=0.3)
-    assert sync["ranks"][0]["waiting"] > 0.8
-    assert free["ranks"][0]["waiting"] < 0.15 and free["ranks"][0]["busy"] < 0.2
 
 
 def test_a_barrier_after_which_somebody_computes_is_waiting() -> None:
@@ -252,16 +198,6 @@ def test_a_server_is_explained_by_who_asked_it_and_not_by_what_it_did_before() -
     assert first == 0 and {*others} == {1}  # the pull that ended last
 
 
-def test_a_send_that_was_waited_for_late_is_explained_by_its_own_rank() -> None:
-    """Its receiver came at 1 ms and was done at 2 ms: the run is longer because of rank 2."""
-    s = Script()
-    s.op(0, Op.SEND, 0, 10.1 * MS, peer=1, **CHUNK)
-    s.op(0, Op.RECV, 0.1 * MS, 10 * MS, peer=2, **CHUNK)
-    s.op(1, Op.RECV, 1 * MS, 2 * MS, peer=0, **CHUNK)
-    s.op(2, Op.SEND, 9 * MS, 10 * MS, peer=0, **CHUNK)
-    assert on_path(Columns(s.trace(world_size=3))) == [(0, Op.SEND), (2, Op.SEND)]
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 5))
 def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
@@ -314,11 +250,6 @@ def test_a_loss_that_is_no_number_is_a_gap_and_told() -> None:
     assert "NaN" in drawn
 
 
-def test_who_told_no_loss_has_no_curve() -> None:
-    assert training(losses([math.nan] * 3)) is None and training(traces.ring()) is None
-    assert "loss" not in rows(project({"a": traces.ring(), "b": traces.ring()}))
-
-
 # -- what is said of all together -----------------------------------------------------------
 
 
@@ -336,14 +267,6 @@ def test_messages_inside_collectives_are_not_seen_and_that_is_said() -> None:
     assert (
         "torch: messages inside the backend's collectives are not recorded." in picture["notices"]
     )
-
-
-def test_names_come_from_the_programs_and_are_numbered_when_they_are_the_same() -> None:
-    ring = traces.ring()
-    names = [run["name"] for run in dk.Compare(ring, ring, naive())._told()["runs"]]
-    assert names == ["ring all-reduce 1", "ring all-reduce 2", "naive"]
-    values = rows(dk.Compare(ring, ring)._told())
-    assert all(a == b for a, b in values.values())
 
 
 def test_one_trace_too_many_and_other_mistakes() -> None:

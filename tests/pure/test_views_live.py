@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from traces import hang, ring
+from traces import ring
 
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Stage, Tensors, Timeline
@@ -99,16 +99,6 @@ def test_what_came_before_a_late_reader_is_in_its_snapshot(slow):
     late = timeline.get_state("picture")["picture"]
     assert len(late["bars"]) == 48 and len(late["arrows"]) == 24 and not late["live"]
     assert late["next"] == timeline._patches
-
-
-def test_the_end_brings_the_run_s_meta(slow):
-    run = FakeRun(hang())
-    timeline = Timeline(run)
-    run.tell(list(run.whole.events))
-    assert timeline.get_state("picture")["picture"]["notices"] == []
-    run.end()
-    notices = timeline.get_state("picture")["picture"]["notices"]
-    assert "still in recv: rank 3" in notices and "1,203 events dropped" in notices[-1]
 
 
 def test_a_run_that_has_finished_needs_no_subscription():

@@ -20,7 +20,6 @@ from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views import Timeline
 from distkit.views.scene.text import rows
-from distkit.views.scene.theme import RANKS_DARK, RANKS_LIGHT, rank_color, theme
 from distkit.views.scene.units import human_seconds
 from distkit.views.timeline.columns import Columns, project
 from distkit.views.timeline.static import to_svg
@@ -49,22 +48,6 @@ def test_pictures_are_well_formed_and_small(name):
     assert ET.fromstring(picture).tag == f"{SVG}svg"
     assert len(picture.encode()) <= 60_000
     assert "<script" not in picture and " id=" not in picture and "<style" not in picture
-
-
-@pytest.mark.parametrize("name", DEMOS)
-def test_every_operation_of_a_demo_is_drawn_inside_the_card(name):
-    trace = DEMOS[name]()
-    root = svg(trace)
-    width, height = float(root.get("width")), float(root.get("height"))
-    boxes = [
-        [float(r.get(k)) for k in ("x", "y", "width", "height")] for r in root.iter(f"{SVG}rect")
-    ]
-    assert len(boxes) >= len(trace.spans)
-    for x, y, w, h in boxes:
-        assert x >= 0 and y >= 0 and x + w <= width and y + h <= height and w > 0 and h > 0
-    assert len(list(root.iter(f"{SVG}polygon"))) == sum(
-        m.sent is not None and m.received is not None for m in trace.messages
-    )
 
 
 def test_a_run_that_was_stopped_is_not_said_to_go_on():
@@ -115,19 +98,6 @@ def test_a_long_trace_is_cut_and_says_so():
     assert "! only the first 48 ranks are drawn here" in found
     assert "! 600 operations: too many to draw individually" in found
     assert not any("operations" in word for word in texts(ring()))
-
-
-def test_a_long_run_shows_how_busy_its_ranks_were():
-    half = [
-        Event(0, i, Op.BARRIER, state, i + 0.5 * k, attributes={"label": "x"})
-        for i in range(300)
-        for k, state in enumerate((State.STARTED, State.COMPLETED))
-    ]
-    for picture in (Columns(Trace(half)).picture(most) for most in (600, 250)):
-        (path,) = [e.get("d") for e in ET.fromstring(to_svg(picture)).iter(f"{SVG}path")]
-        base = int(re.match(r"M[\d.]+ (\d+)", path)[1])
-        tops = [base - int(y) for y in re.findall(r"V(\d+)", path)]
-        assert set(tops[:-2]) <= {11, 12, 13, 14, 15, 16, 17} and tops[-1] == 0
 
 
 def test_labels_are_text_not_markup():
@@ -190,10 +160,3 @@ def test_durations_read_well_at_the_edges_of_units():
         "1 s",
         "123 s",
     ]
-
-
-def test_each_rank_has_a_colour_of_its_own_in_both_themes():
-    for palette in (RANKS_LIGHT, RANKS_DARK):
-        assert len(set(palette)) == len(palette) == 8
-    assert rank_color(9) == rank_color(1)
-    assert theme()["dark"]["ranks"] == RANKS_DARK

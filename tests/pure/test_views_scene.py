@@ -12,7 +12,7 @@ import traces
 
 from distkit.trace.trace import Trace
 from distkit.views.scene import svg
-from distkit.views.scene.marks import Scene, circle, picture, pieces, rect, text
+from distkit.views.scene.marks import Scene, circle, picture, rect, text
 from distkit.views.scene.painter import body, drawing_of, to_svg
 from distkit.views.scene.theme import MARKS
 from distkit.views.scene.units import human_bytes
@@ -121,26 +121,6 @@ def test_plain_rectangles_that_look_alike_are_one_path_and_those_that_touch_one_
     assert drawn.count("<rect") == 1
 
 
-def test_a_picture_of_panels_shows_its_moments_and_its_first_look() -> None:
-    scene = Scene(100, 50)
-    scene.add(0, 10, text("early", "name"), end=1.0)
-    scene.add(0, 10, text("late", "name"), begin=1.0, layer=1)
-    scene.add(0, 10, text("hidden", "name"), layer=2)
-    scene.rest(0, 0, 10, text("rest", "name"))
-    drawn = to_svg(
-        picture(
-            scene,
-            title="Two moments",
-            end=2.0,
-            beats=[{"begin": 0.0, "end": 1.5, "who": "it"}],
-            looks=[["one", [1]], ["two", [2]]],
-            panels=[[-1, "before", "0 s"], [0, "after", "2 s"]],
-        )
-    )
-    words = [e.text for e in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert words[1:] == ["before", "0 s", "early", "after", "2 s", "rest", "late"]
-
-
 def test_drawings_of_a_scene_like_another_have_the_same_numbers() -> None:
     one = Scene(10, 10)
     one.add(0, 0, text("both", "name"))
@@ -159,9 +139,3 @@ def test_every_class_has_colours_on_white_and_on_dark_paper(style) -> None:
     for paper in (drawn, svg.dark(drawn)):
         ET.fromstring(paper)
         assert not re.search(r'(fill|stroke)="(ink|paper|muted|warning|rank|label)', paper)
-
-
-def test_pieces_are_what_goes_on_between_changes() -> None:
-    spans = [(0, 4, "a"), (1, 2, "b"), (1, 3, "c"), (5, 5, "never"), (6, None, "d")]
-    found = [(begin, end, "".join(items)) for begin, end, items in pieces(spans)]
-    assert found == [(0, 1, "a"), (1, 2, "abc"), (2, 3, "ac"), (3, 4, "a"), (6, None, "d")]

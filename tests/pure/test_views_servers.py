@@ -21,12 +21,11 @@ from distkit.kvstore.transport.recording import Answering, Asking, updating
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views import Servers
-from distkit.views.scene.painter import drawing_of, to_svg
+from distkit.views.scene.painter import to_svg
 from distkit.views.servers import projection
 from distkit.views.servers.beats import Teller
 from distkit.views.servers.projection import notices, opening, project, said
 from distkit.views.servers.scene import draw
-from distkit.views.servers.staleness import AXIS
 from distkit.views.servers.story import read
 from distkit.views.servers.view import to_table
 from distkit.views.servers.waits import find, listed
@@ -221,20 +220,6 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
         assert set(waits[node].on(trace[-1].time)) == real - {node}
 
 
-def test_an_update_takes_the_gradients_its_label_names() -> None:
-    run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 0), ("push", 1)])
-    trace = run.trace()
-    labels = [s.label for s in trace.spans if s.op is Op.MARK]
-    assert labels == [
-        "update w → v1 ← 0",
-        "update w → v2 ← 0 (1 late)",
-        "update w → v3 ← 1 (2 late)",
-    ]
-    story = read(trace)
-    assert [u.late for u in story.updates] == [{0: 0}, {0: 1}, {1: 2}]
-    assert [g.late for g in story.gradients] == [0, 1, 2]
-
-
 def pushed(s, worker, server, key, when, number=0, run=0):
     """A push that arrives after a millisecond."""
     match = f"kv:{run}:{worker}:{number}"
@@ -260,13 +245,6 @@ def pushed(s, worker, server, key, when, number=0, run=0):
         nbytes=8,
         dtype="float32",
     )
-
-
-def test_who_is_who_follows_from_what_they_do() -> None:
-    s = pushed(Script(), 0, 7, "w", MS)
-    s.op(0, Op.REGISTER, 0.0, MS, peer=9, attributes={"mode": "dist_async"}, match="kv:0:0:9")
-    s.op(7, Op.REGISTER, 0.0, MS, peer=9, match="kv:0:7:1")
-    assert read(s.trace()).roles == {0: "worker", 7: "server", 9: "scheduler"}
 
 
 # -- the projection -----------------------------------------------------------------------
@@ -376,51 +354,6 @@ def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
     assert doing(run, run.end)[0] == ("waits", "waits for worker 1")
     assert projection.facts(run)[0] == "dist_async staleness=1"
     assert said(run.story).endswith("more than 1 gradient ahead of another waits in its pull.")
-
-
-def test_long_runs_show_their_last_part_and_count_all(monkeypatch) -> None:
-    monkeypatch.setattr(projection, "MAX_BEATS", 50)
-    monkeypatch.setattr(projection, "BLOCK", 10)
-    steps = [(what, w) for _ in range(12) for what in ("pull", "push") for w in (0, 1)]
-    trace = shop(2, Asynchronous(), steps).trace()
-    whole = sum(e.op is Op.PUSH and e.state is State.STARTED for e in trace)
-    run = project(trace)
-    picture = draw(run)
-    assert 40 <= len(picture["beats"]) <= 50 and "the last" in picture["notices"][-1]
-    assert (len(run.done("push")), len(run.done("pull"))) == (whole, 24)
-    assert sum(run.staleness["totals"]) == whole
-    assert version(run, run.start) > 0
-    first = {words for _, words in figures(picture, 0.0)}
-    assert all(int(n) > 0 for n in first) and len(first) > 1  # what is not drawn is counted
-    ends = sorted(figures(picture, picture["end"]))
-    assert [int(n) for _, n in ends] == [whole, 24, whole]
-
-
-def figures(picture, time):
-    """The counters beside the scene at a time: place, and number."""
-    side = picture["side"]
-    return [
-        (x, words)
-        for n, _, begin, end, x, *_ in side["marks"]
-        for _, style, _, _, words in drawing_of(side, n)
-        if style == "figure" and begin <= time and (end is None or end > time)
-    ]
-
-
-def test_the_static_picture_draws_the_bins() -> None:
-    steps = [("pull", 0), *[("push", 1), ("pull", 1)] * 30, ("push", 0)]
-    run = project(shop(2, Asynchronous(), steps).trace())
-    assert run.staleness["ranges"] == [
-        "0–4",
-        "5–9",
-        *(f"{n}–{n + 4}" for n in range(10, 31, 5)),
-    ]
-    assert run.staleness["totals"] == [30, *[0] * 5, 1]
-    words = [e.text for e in ET.fromstring(to_svg(draw(run))).iter() if e.tag.endswith("text")]
-    assert {"0", "30", "1", *AXIS} <= {*words}
-    assert repr(Servers(Trace())).count("staleness") == 0
-    drawn = to_svg(draw(project(shop(2, Synchronous(), [("push", 0)]).trace())))
-    assert "no gradient applied yet" in drawn and "gradients, by staleness" not in drawn
 
 
 @pytest.mark.parametrize("nodes", [([0, 2], "a and b"), ([], ""), (range(9), "9 others")])

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.data.policies import AutoShardPolicy, Plan, make_plan
+from distkit.data.policies import make_plan
 from distkit.views import ShardMap
 from distkit.views.scene.painter import drawing_of
 from distkit.views.shards import samples
-from distkit.views.shards.samples import Grid, listed
+from distkit.views.shards.samples import Grid
 
 FILES = tuple((f"data/part-{n}.csv", rows) for n, rows in enumerate((20, 20, 15, 25, 20)))
 PLANS = {
@@ -114,42 +114,6 @@ def test_files_have_lines_of_their_own() -> None:
     assert "part-3.csv" in ShardMap(PLANS["files"])._svg()
 
 
-def test_an_empty_piece_is_seen() -> None:
-    view = ShardMap(PLANS["files"])
-    assert "step 12, replica 2: 0 samples" in view._svg()
-    assert "  step 12: none" in repr(view)
-    assert "these data have no samples" in ShardMap(PLANS["none"])._svg()
-
-
-def test_long_plans_say_what_is_left_out() -> None:
-    facts = ShardMap(PLANS["too many"])._picture()["facts"]
-    assert "the first 400 of 1,954 steps" in facts
-
-
-def test_samples_are_listed_as_people_write_them() -> None:
-    assert [listed(range(4, 8), 3), listed((0, 1), 2), listed(range(0, 32, 4), 3)] == [
-        "4–7",
-        "0, 1",
-        "0, 4 … 28",
-    ]
-    assert listed((7, 1, 9, 3), 2) == "7, 1 …"
-
-
-def test_a_dataset_is_as_good_as_its_plan() -> None:
-    import torch
-
-    from distkit.data import DistributedDataset
-
-    data = DistributedDataset(torch.arange(10), 4, replica=1, replicas=2)
-    assert repr(ShardMap(data)) == repr(ShardMap(data.plan))
-
-
-def test_data_of_unknown_length_have_no_map() -> None:
-    endless = Plan(AutoShardPolicy.DATA, 4, 2, None)
-    with pytest.raises(TypeError, match="does not tell how many samples"):
-        ShardMap(endless)
-
-
 # -- pieces -------------------------------------------------------------------------------
 
 
@@ -212,23 +176,11 @@ def test_a_piece_is_where_it_is_in_the_whole() -> None:
     assert len({at[1:] for at in bias}) == 1  # copies
 
 
-@pytest.mark.parametrize(("ranks", "copies"), [(1, False), (2, True)])
-def test_what_one_rank_alone_has_is_no_copy(ranks: int, copies: bool) -> None:
-    drawn = ShardMap([parameter("weight", (8, 6), ranks, None)])._svg()
-    assert "8 × 6" in drawn and ("8 × 6 · Replicate()" in drawn) == copies
-
-
 def test_a_piece_of_an_inner_dimension_is_drawn_along_it() -> None:
     conv = boxes(ShardMap(NETS["n dimensions"]))[:4]
     assert len({(y, high) for _, _, y, _, high in conv}) == 1
     wide = conv[0][3]
     assert [x for _, x, *_ in conv] == pytest.approx([n * wide for n in range(4)], abs=0.2)
-
-
-def test_a_rank_without_a_row_holds_nothing() -> None:
-    view = ShardMap(NETS["uneven"])  # 5 rows in pieces of 2: the last rank has none
-    assert [lane for lane, *_ in boxes(view)] == [0, 1, 2]
-    assert "rank 3: [5:5, :] (0 × 10,000)" in repr(view)
 
 
 def test_repeated_layers_are_told_once() -> None:

@@ -16,9 +16,8 @@ from distkit.views.scene.painter import drawing_of, to_svg
 from distkit.views.stage.contributions import follow
 from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
-from distkit.views.stage.projection import sentence
 from distkit.views.stage.rings import find_rings
-from distkit.views.stage.scene import CELL, DOT, TOKEN, draw
+from distkit.views.stage.scene import CELL, DOT, draw
 from distkit.views.stage.view import Stage, table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -202,14 +201,6 @@ def test_what_only_looks_like_a_ring_is_none():
 # -- everything else -------------------------------------------------------------------------
 
 
-def test_what_is_passed_on_keeps_its_contributor():
-    s = Script()
-    send(s, 0, 1, 0, values(0))
-    send(s, 1, 2, 2, values(0))
-    held = finally_held(s.trace(world_size=3))
-    assert [held[r][0]["sure"] for r in range(3)] == [[0], [0], [0]]
-
-
 def test_a_sum_of_known_tensors_holds_both():
     s = Script()
     for a, b in ((0, 1), (1, 0), (2, 3), (3, 2)):
@@ -314,15 +305,6 @@ def test_every_layout_can_be_asked_for(kind):
     assert stage(ring(), kind)["kind"] == kind
 
 
-def test_beats_come_in_the_order_of_their_ends_and_know_their_rounds():
-    picture = stage(all_reduce_ring(4))
-    ends = [beat["end"] for beat in picture["beats"]]
-    assert ends == sorted(ends) and len(ends) == 24
-    assert [beat["round"] for beat in picture["beats"]] == [k for k in range(6) for _ in range(4)]
-    assert sentence(picture["beats"][0], {}) == "rank 0 → rank 1, chunk 0, added, 8 B"
-    assert "replaces" in sentence(picture["beats"][-1], {})
-
-
 def test_a_hang_is_announced():
     notices = " ".join(stage(hang())["notices"])
     assert "2 messages not received" in notices and "1 collective not finished" in notices
@@ -410,12 +392,6 @@ def test_after_each_round_the_chunks_have_the_layers_that_the_schedule_says():
     ]
 
 
-def test_where_contributions_are_not_known_only_values_are_shown():
-    picture = draw(stage(parameter_server()))
-    assert [name for name, _ in picture["looks"]] == ["values"]
-    assert not shown(picture["scene"], picture["end"], CELL, TOKEN)
-
-
 def test_members_of_a_collective_go_to_a_hub_and_back():
     s = Script()
     for r in range(3):
@@ -443,30 +419,3 @@ def test_what_cannot_be_staged_is_refused_with_a_remedy():
         Stage(ring(), clock="wall")
     with pytest.raises(TypeError, match=r"Stage needs a distkit\.Trace"):
         Stage([1, 2])
-
-
-class Run:
-    """A run that goes on, by hand."""
-
-    def __init__(self, trace):
-        self.whole, self.trace, self.finished = trace, Trace([], trace.meta), False
-
-    def subscribe(self, callback):
-        self.callback = callback
-        return lambda: None
-
-
-def test_a_live_stage_grows_until_the_run_ends():
-    whole = all_reduce_ring(4)
-    run = Run(whole)
-    view = Stage(run)
-    view._feed(list(whole.events[:60]))
-    early = view._picture()
-    assert early["live"] and 0 < len(early["clocks"]["time"]["beats"]) < 24
-    assert early["notices"] == []
-    run.trace, run.finished = whole, True
-    run.callback([])
-    late = view._picture()
-    assert not late["live"] and len(late["clocks"]["time"]["beats"]) == 24
-    assert len(late["beats"]) == 6
-    view.close()

@@ -59,11 +59,6 @@ def test_who_differs_after_a_collective_is_named_with_the_cells_and_the_amount()
     assert [r["off"] for r in op["ranks"]] == [[], [], [3], []]
 
 
-def test_a_gather_may_leave_the_ranks_different() -> None:
-    op = only(reduced([[0, 0, 0, 0]] * 2, [[1, 2, 3, 4], [0, 0, 0, 0]], op=Op.GATHER))
-    assert (op["after"]["word"], op["after"]["expected"]) == ("different", False)
-
-
 def test_nan_equals_nan_and_is_counted_in_words() -> None:
     nan = [math.nan, 1, math.inf, -math.inf]
     trace = reduced([nan, nan], [nan, nan])
@@ -101,15 +96,6 @@ def test_what_a_receive_s_buffer_held_before_is_never_shown() -> None:
     for drawn in (project(trace), columns.picture()):
         assert "7.7e+31" not in str(drawn)
     assert [found[0] for found in columns.values().values()] == [summary([2.0]), None]
-
-
-def test_operations_without_values_are_named_and_barriers_are_none() -> None:
-    s = Script()
-    for rank in (0, 1):
-        s.op(rank, Op.BARRIER, 0, MS).op(rank, Op.ALL_REDUCE, 2 * MS, 3 * MS, **FOUR)
-    picture = project(s.trace(world_size=2))
-    assert picture["ops"] == []
-    assert picture["notices"][0].startswith("1 operation not shown")
 
 
 def test_a_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
@@ -217,10 +203,3 @@ def test_live_updates_bring_only_what_is_new(monkeypatch: pytest.MonkeyPatch) ->
     assert ops == whole
     assert all(len(p["ops"]) <= len(whole) for p in patches)
     view.close()
-
-
-def test_an_empty_trace_is_a_sentence() -> None:
-    assert repr(Tensors(Trace())) == "Tensors: 0 operations"
-    assert "no tensor values were recorded" in to_svg(project(Trace()))
-    with pytest.raises(TypeError, match=r"Tensors needs a distkit.Trace"):
-        Tensors(3)

@@ -105,25 +105,6 @@ def test_a_part_of_the_ranks_in_a_deadlock_while_others_compute(now: list[float]
     assert finding.kind is Kind.RECV_CYCLE
 
 
-def test_looking_in_vain_becomes_rare(now: list[float]) -> None:
-    it, looks = DeadlockWatchdog(), []
-    for n in range(1, 200):
-        now[0] = n / 10
-        it.hear(0, n // 5, now[0] - 0.1, now[0])  # a new operation every half second
-        if it.due([0, 1]):
-            looks.append(now[0])
-            it.judge(fine(), [0, 1])
-    assert looks == [], "no wait lasts long enough"
-    for n in range(200, 800):
-        now[0] = n / 10
-        it.hear(0, 1000 + n // 100, now[0] - 0.1, now[0])  # every ten seconds
-        if it.due([0, 1]):
-            looks.append(now[0])
-            it.judge(fine(), [0, 1])
-    assert looks[0] % 10 > watchdog.PATIENCE
-    assert 3 < len(looks) < 8, "each look in vain makes it wait twice as long"
-
-
 def test_what_looked_fine_is_looked_at_again(now: list[float]) -> None:
     it, looks = DeadlockWatchdog(), []
     for n in range(1, 400):

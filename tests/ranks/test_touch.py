@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 import distkit as dk
@@ -319,126 +317,6 @@ def test_two_calls_may_read_one_buffer() -> None:
     assert dk.run_ranks(both_read_one_buffer, N).results == [4.0] * N
 
 
-def overlap_in_flight() -> None:
-    x = torch.ones(8)
-    works = [dist.all_reduce(x[:5], async_op=True), dist.all_reduce(x[3:], async_op=True)]
-    for work in works:
-        work.wait()
-
-
-def test_two_calls_on_overlapping_memory_are_noticed() -> None:
-    with pytest.warns(dk.CommunicationWarning, match="ranks 0 and 1 change the buffer of their"):
-        run = dk.run_ranks(overlap_in_flight, N)
-    assert touched(run) == [(0, "all_reduce"), (1, "all_reduce")]
-
-
-# -- training -------------------------------------------------------------------------------------
-
-
-def train(early: str) -> None:
-    """Gradients are summed up while backward goes on; something comes before ``wait()``."""
-    net, works = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), []
-    optimizer = torch.optim.Adam(net.parameters(), foreach=early == "foreach")
-    for p in net.parameters():
-        p.register_post_accumulate_grad_hook(
-            lambda p: works.append(dist.all_reduce(p.grad, async_op=True))
-        )
-    for _ in range(2):
-        net(torch.ones(3, 4)).sum().backward()
-        if early in ("step", "foreach"):
-            optimizer.step()
-        elif early == "zero_grad":
-            optimizer.zero_grad(set_to_none=False)
-        elif early == "clip":
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        while works:
-            works.pop().wait()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-
-
-def test_gradients_that_are_waited_for_are_used_at_will() -> None:
-    assert touched(dk.run_ranks(train, N, "never")) == []
-
-
-@pytest.mark.parametrize("early", ["step", "foreach", "zero_grad", "clip"])
-def test_gradients_used_before_wait_give_one_finding(early: str) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="of their all_reduce"):
-        run = dk.run_ranks(train, N, early)
-    found = [f for f in run.findings if f.kind is Kind.BUFFER_IN_USE]
-    assert [f.culprits for f in found] == [(0, 1)]
-
-
-def second_backward() -> None:
-    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    (p * q).sum().backward()
-    work = dist.all_reduce(p.grad, async_op=True)
-    (q * 2).sum().backward()
-    (p * 2).sum().backward()
-    work.wait()
-
-
-def test_a_backward_pass_that_adds_to_a_gradient_in_flight_is_noticed() -> None:
-    with pytest.warns(dk.CommunicationWarning, match="change the buffer"):
-        run = dk.run_ranks(second_backward, N)
-    assert touched(run) == [(0, "backward"), (1, "backward")]
-    lines = {s.where for s in run.trace.spans if s.op is Op.TOUCH}
-    first = second_backward.__code__.co_firstlineno
-    assert [int(where.rpartition(":")[2]) - first for where in lines] == [5]
-
-
-def train_ddp() -> None:
-    """DDP with a hook of the program's own, beside a message."""
-    net = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def average(_, bucket):  # type: ignore[no-untyped-def]
-        future = dist.all_reduce(bucket.buffer().div_(N), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0])
-
-    net.register_comm_hook(None, average)
-    x, y = torch.ones(4), torch.ones(4)
-    for _ in range(3):
-        works = [dist.isend(x, 1 - rank()), dist.irecv(y, 1 - rank())]
-        optimizer.zero_grad(set_to_none=False)
-        net(torch.ones(3, 4)).sum().backward()
-        optimizer.step()
-        for work in works:
-            work.wait()
-        x += y
-
-
-def test_ddp_and_its_hooks_are_not_blamed() -> None:
-    assert touched(dk.run_ranks(train_ddp, N)) == []
-
-
-def compiled_write() -> None:
-    x = torch.ones(4)
-    write = torch.compile(lambda t: t.add_(1), backend="eager")
-    if rank() == 0:
-        work = dist.isend(x, dst=1)
-        write(x)
-        work.wait()
-    else:
-        dist.recv(x, src=0)
-
-
-def numpy_write() -> None:
-    x = torch.ones(4)
-    if rank() == 0:
-        work = dist.isend(x, dst=1)
-        x.numpy()[0] = 3
-        work.wait()
-    else:
-        dist.recv(x, src=0)
-
-
-@pytest.mark.parametrize("program", [compiled_write, numpy_write])
-def test_a_sent_tensor_changed_out_of_sight_is_noticed(program: Callable[[], None]) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="rank 0 changes the buffer of its isend"):
-        dk.run_ranks(program, N)
-
-
 # -- never waited for -----------------------------------------------------------------------
 
 
@@ -453,16 +331,3 @@ def test_a_call_behind_any_wrapper_is_missed_once(name: str) -> None:
     with pytest.warns(dk.CommunicationWarning, match="ranks 0 and 1 never waited for"):
         run = dk.run_ranks(dropped, N, name)
     assert [f.kind for f in run.findings if f.kind is not Kind.STRAGGLER] == [Kind.NOT_WAITED]
-
-
-def batch_left_open() -> None:
-    ops = [dist.P2POp(call, torch.ones(4), 1 - rank()) for call in (dist.isend, dist.irecv)]
-    dist.batch_isend_irecv(ops)
-    dist.barrier()
-
-
-def test_a_batch_that_nobody_waits_for_gives_one_finding() -> None:
-    with pytest.warns(dk.CommunicationWarning) as said:
-        dk.run_ranks(batch_left_open, N)
-    (warning,) = said
-    assert "ranks 0 and 1 never waited for their irecv and isend" in str(warning.message)
