@@ -8,7 +8,6 @@ from typing import Any
 import psutil
 import pytest
 from labs import idle, look, outputs, run_cell
-from waiting import until
 
 from benchmarks.lab import notebook
 
@@ -138,18 +137,6 @@ def test_drive_an_experiment(page: Any) -> None:
     tab_of(panel, "Timeline of run 10").wait_for()
     assert panel.locator(".dkx-table [aria-current]").get_attribute("data-run") == "10"
     assert page.evaluate("document.activeElement.dataset.run") == "10"  # the focus stays there
-    for width in (840, 1085):  # as in JupyterLab's window of 1280, with its sidebar and without
-        page.set_viewport_size({"width": width + 432, "height": 1600})
-        until(lambda width=width: panel.bounding_box()["width"] == width)  # it is laid out anew
-        side, tabs = panel.locator(".dkx-side").bounding_box(), panel.locator(".dkx-tabs")
-        assert tabs.bounding_box()["x"] >= side["x"] + side["width"]
-        look(page, {f"experiment-{width}": panel})
-        tab_of(panel, "Stage").click()
-        panel.locator(".distkit-stage").wait_for()
-        assert panel.bounding_box()["height"] <= 600  # of JupyterLab's 720
-        tab_of(panel, "Runs").click()
-    page.set_viewport_size({"width": 760, "height": 1600})
-    look(page, {"experiment-narrow": page.locator(".distkit-experiment")})
     run_cell(page, 4)
     outputs(page, "after [0, 1, 2, 3]")
     page.locator(".distkit-experiment").wait_for(state="detached")

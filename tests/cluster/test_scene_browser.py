@@ -8,9 +8,6 @@ import pytest
 import traces
 from sheets import Sheet
 
-from distkit.data.policies import make_plan
-from distkit.views import ShardMap
-
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
@@ -41,23 +38,4 @@ def test_the_example_plays_and_follows_the_theme(tab: Any, tmp_path: Path) -> No
     light = bars.first.evaluate(paint)
     view.drawn(lambda: tab.page.emulate_media(color_scheme="dark"))
     assert bars.first.evaluate(paint) != light
-    view.fine()
-
-
-def test_a_shard_map_plays_step_by_step(tab: Any, tmp_path: Path) -> None:
-    tab.page.emulate_media(reduced_motion="reduce")
-    view = Sheet(tab, ShardMap(make_plan(4, 2, samples=10)), tmp_path / "shards.html")
-    assert view.text(".dk-clock") == "step 3 of 3"
-    view.root.focus()
-    view.press("Home")
-    assert view.text(".dk-fact strong") == "before the first step"
-    assert view.root.locator(".mark-solid").count() == 0
-    view.press("ArrowRight")
-    assert view.text(".dk-fact strong") == "step 1: 4 samples"
-    assert view.text(".dk-clock") == "step 1 of 3" and view.root.locator(".mark-solid").count() == 2
-    for width in (1100, 848, 400):
-        tab.page.set_viewport_size({"width": width, "height": 720})
-        box = view.root.bounding_box()
-        assert box["height"] <= 600 and box["width"] <= width
-    view.pictures("shards")
     view.fine()

@@ -115,45 +115,6 @@ def test_the_order_of_1f1b_is_torchs() -> None:
             assert ours(orders) == expected, (p, m)
 
 
-class Spy:
-    """A stage that notes what torch makes it compute."""
-
-    def __init__(self, rank: int, p: int) -> None:
-        self.stage_index, self.num_stages, self.ran = rank, p, []
-
-    def forward_one_chunk(self, microbatch: int, *args: Any, **kwargs: Any) -> None:
-        self.ran.append(Action(self.stage_index, "F", microbatch))
-
-    def backward_one_chunk(self, microbatch: int, **kwargs: Any) -> None:
-        self.ran.append(Action(self.stage_index, "B", microbatch))
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: []
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_torch_runs_one_stage_a_rank_in_our_order(name: str) -> None:
-    from torch.distributed.pipelining import schedules
-
-    kind = getattr(schedules, PIPELINES[name].peer)
-    for p, m, rank in product(RANKS, (8, 9, 16), range(8)):
-        if rank < p:
-            spy = Spy(rank, p)
-            schedule = SimpleNamespace(
-                _stage=spy,
-                _n_microbatches=m,
-                _num_stages=p,
-                _check_inputs=lambda *args, m=m: ([()] * m, [{}] * m),
-                _initialize_stage=lambda *args: None,
-                _maybe_compute_loss=lambda *args: None,
-                _maybe_get_loss=lambda *args: None,
-                _update_losses=lambda *args: None,
-                scale_grads=True,
-            )
-            kind._step_microbatches(schedule)
-            assert spy.ran == orders(name, p, m, 1)[rank], (p, m, rank)
-
-
 # -- what they achieve ---------------------------------------------------------------------
 
 pipelines = st.tuples(st.integers(1, 8), st.integers(1, 33), st.integers(1, 4))

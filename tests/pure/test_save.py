@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from traces import big, hang, odd_values, ring
 
@@ -25,7 +23,6 @@ from distkit.views.scene.theme import (
     RANKS_DARK,
     RANKS_LIGHT,
     channels,
-    darkened,
 )
 from distkit.views.widget.snapshot import save
 
@@ -116,26 +113,6 @@ def test_without_typst_the_message_names_the_command(
 
 
 # -- dark paper ----------------------------------------------------------------------
-
-
-def brightness(color: str) -> float:
-    red, green, blue = channels(color)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-@given(st.integers(0, 255))
-def test_greys_change_places(grey: int) -> None:
-    color = f"#{grey:02x}{grey:02x}{grey:02x}"
-    low, high = brightness(PAPER_DARK), brightness(INK_DARK)
-    assert brightness(darkened(color)) == pytest.approx(high - grey / 255 * (high - low), abs=2)
-
-
-@given(st.sampled_from(RANKS_LIGHT[:7]), st.floats(0.05, 0.95))
-def test_a_tint_stays_between_the_paper_and_its_colour(color: str, strength: float) -> None:
-    found = brightness(darkened(svg.tint(color, strength)))
-    assert brightness(PAPER_DARK) <= found <= brightness(INK_DARK)
-    stronger = brightness(darkened(svg.tint(color, min(1.0, strength + 0.1))))
-    assert stronger >= found - 2
 
 
 def test_words_that_look_like_colours_stay(tmp_path: Path) -> None:

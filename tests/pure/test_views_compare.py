@@ -175,29 +175,6 @@ def test_each_other_run_is_compared_with_the_baseline() -> None:
     )
 
 
-def test_a_server_is_explained_by_who_asked_it_and_not_by_what_it_did_before() -> None:
-    """Worker 0 waits for the push of worker 1, which computed since its pull."""
-    s, ids = Script(), iter(range(100))
-
-    def request(worker: int, op: Op, begin: float, answer: float) -> None:
-        here = {"attributes": {"key": "w"}, "match": f"kv:{worker}:{next(ids)}", **CHUNK}
-        s.op(worker, op, begin * MS, (answer + 0.3) * MS, peer=2, **here)
-        s.op(2, Op.RECV, (begin + 0.1) * MS, (begin + 0.1) * MS, peer=worker, **here)
-        s.op(2, Op.SEND, answer * MS, answer * MS, peer=worker, **here)
-
-    for at in (0, 9):
-        request(1, Op.PULL, at, at + 0.2)
-        request(0, Op.PUSH, at + 1, at + 1.2)
-        request(0, Op.PULL, at + 2, at + 8.5)
-        s.op(1, Op.MARK, (at + 0.6) * MS, (at + 8) * MS, attributes={"label": "compute"})
-        request(1, Op.PUSH, at + 8.1, at + 8.3)
-    c = Columns(s.trace(world_size=2, ranks=traces.names("worker", "worker", "server")))
-    workers = [(rank, op) for rank, op in on_path(c) if rank != 2]
-    assert workers == [(1, Op.PUSH), (1, Op.MARK)] * 2
-    first, *others = [int(c.ops.rank[i]) for i in c.causes.via if c.ops.rank[i] != 2]
-    assert first == 0 and {*others} == {1}  # the pull that ended last
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 5))
 def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:

@@ -14,7 +14,7 @@ from traces import Script, summary
 
 from distkit.events import Op, Summary
 from distkit.recording import recorder
-from distkit.recording.gradients import sketch, watch_gradients
+from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import Recorder, to_event
 from distkit.trace.trace import Trace
 from distkit.trace.training import read
@@ -273,20 +273,6 @@ def test_of_a_large_model_the_largest_parameters_are_watched(recording) -> None:
     training = read(recording())
     assert list(training.layers) == ["0.weight"]
     assert math.isnan(training.steps[0].told[0].loss)
-
-
-def test_a_sketch_knows_how_far_apart_two_models_are() -> None:
-    torch.manual_seed(1)
-    a = [torch.randn(300, 40), torch.randn(40)]
-    b = [t.clone() for t in a]
-    assert sketch(a) == sketch(b)
-    b[1][3] += 2.0  # one number among 12,040
-    (crc, left), (other, right) = sketch(a), sketch(b)
-    assert crc != other
-    assert math.dist(left[0], right[0]) == pytest.approx(2.0, rel=1e-6)
-    c = [t + 0.1 * torch.randn_like(t) for t in a]
-    true = math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(a, c, strict=True)))
-    assert math.dist(left[0], sketch(c)[1][0]) == pytest.approx(true, rel=0.4)
 
 
 def test_shares_of_different_sizes_are_weighted() -> None:

@@ -12,13 +12,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit.events import Op, State
-from distkit.recording import blackbox
-from distkit.recording.blackbox import SLOTS, BlackBox
-
-
-def row(seq: int, where: str = "train.py:3") -> tuple[object, ...]:
-    fields = None, "world", 12, (3,), "float32", None, where, "", None
-    return seq, Op.ALL_REDUCE, State.STARTED, 0.5, fields, None
+from distkit.recording.blackbox import SLOTS
 
 
 def lost(run: object) -> dk.Trace:
@@ -60,25 +54,3 @@ def test_the_call_that_a_rank_dies_in_is_the_line_of_its_death() -> None:
     file, _, line = caught.value.line.rpartition(":")
     assert caught.value.line == last.where
     assert "# aborts" in Path(file).read_text().splitlines()[int(line) - 1]
-
-
-def test_the_box_keeps_the_latest_of_each_run(tmp_path: Path) -> None:
-    path = tmp_path / "box"
-    box = BlackBox(path)
-    assert blackbox.read(path, 1, 0) == []
-    for number in range(1, SLOTS + 11):
-        box.note(1, number, row(number))
-    kept = blackbox.read(path, 1, 0)
-    assert [seq for seq, *_ in kept] == list(range(11, SLOTS + 11))
-    assert kept[-1] == row(SLOTS + 10)
-    assert [seq for seq, *_ in blackbox.read(path, 1, SLOTS + 7)] == [SLOTS + n for n in (8, 9, 10)]
-    box.note(2, 1, row(0))
-    assert blackbox.read(path, 2, 0) == [row(0)]
-
-
-def test_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "box"
-    box = BlackBox(path)
-    box.note(1, 1, row(0, where="x" * 2000))
-    box.note(1, 2, row(1))
-    assert blackbox.read(path, 1, 0) == [row(1)]

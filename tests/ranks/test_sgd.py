@@ -278,22 +278,6 @@ def test_the_first_difference_is_named(change: str, first: tuple[int, str, str, 
     assert (found.first.step, found.first.what, found.first.layer, found.first.rank) == first
 
 
-def test_an_optimizer_that_enlarges_small_gradients() -> None:
-    """Adam: what rounding makes of a small gradient is divided by that gradient."""
-
-    def train() -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 5))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        x, y = dk.shard(*images(66))
-        with dk.watch_gradients(model) as watch:
-            for _ in range(30):
-                loss = dk.sync_sgd_step(model, (x.float(), y), F.cross_entropy, optimizer)
-                watch.step(loss=loss, samples=len(x))
-
-    assert dk.equal(dk.run_ranks(train, 3), dk.run_ranks(train, 1))
-
-
 # -- the exception -------------------------------------------------------------------------
 
 Norm = Callable[[int], nn.Module]
@@ -330,49 +314,3 @@ def test_batch_norm_is_the_exception(norm: Norm, ours: Norm, exact: bool) -> Non
     whole = normalized(norm, *images(64), torch_step)
     for found in dk.run_ranks(ranks, 2).results:
         assert torch.allclose(found, whole, rtol=0, atol=1e-11) == exact
-
-
-def test_a_gradient_that_cancels_is_measured_by_the_others() -> None:
-    """That of a bias before batch norm is nothing but rounding."""
-
-    def train(norm: Norm) -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(9, 6), norm(6), nn.Linear(6, 5))
-        x, y = dk.shard(*images(64))
-        with dk.watch_gradients(model) as watch:
-            loss = dk.sync_sgd_step(model, (x.float(), y), F.cross_entropy, 0.1)
-            watch.step(loss=loss, samples=len(x))
-
-    one = dk.run_ranks(train, 1, nn.BatchNorm1d)
-    assert dk.equal(dk.run_ranks(train, 2, SyncBatchNorm), one)
-    assert dk.equal(dk.run_ranks(train, 2, nn.BatchNorm1d), one).first.what == "loss"
-
-
-def test_batch_norm_of_a_small_variance_beside_a_large_mean() -> None:
-    x = 1000 + 0.05 * torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
-
-    def program() -> Tensor:
-        return SyncBatchNorm(3)(dk.shard(x)[0])
-
-    exact = nn.BatchNorm1d(3).double()(x.double())
-    for rank, y in enumerate(dk.run_ranks(program, 2).results):
-        assert torch.allclose(y.double(), exact[rank::2], atol=0.01)
-
-
-def test_batch_norm_of_sequences() -> None:
-    def program() -> list[Tensor]:
-        x = torch.arange(48.0).sin().view(4, 3, 4)
-        mine, norm = dk.shard(x)[0].clone().requires_grad_(), SyncBatchNorm(3, momentum=None)
-        norm(mine).square().sin().sum().backward()
-        return [mine.grad, norm.running_var, norm.eval()(x)]
-
-    x, norm = (
-        torch.arange(48.0).sin().view(4, 3, 4).requires_grad_(),
-        nn.BatchNorm1d(3, momentum=None),
-    )
-    norm(x).square().sin().sum().backward()
-    whole = norm.eval()(x)
-    for rank, (gradient, variance, evaluated) in enumerate(dk.run_ranks(program, 2).results):
-        assert torch.allclose(gradient, x.grad[rank::2], atol=1e-5)
-        assert torch.allclose(variance, norm.running_var)
-        assert torch.allclose(evaluated, whole, atol=1e-6)

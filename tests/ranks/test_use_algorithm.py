@@ -152,26 +152,6 @@ def test_no_file_ever_has_a_name_that_could_stay() -> None:
         dk.run_ranks(files, 2, 1)
 
 
-def test_where_memory_has_a_name_it_loses_it() -> None:
-    def in_a_file() -> tuple[float, bool]:
-        made = []
-
-        def temporary() -> tuple[int, str]:
-            made.append(stock())
-            return made[-1]
-
-        def nowhere() -> tuple[int, str]:
-            raise OSError("not here")
-
-        stock = shared_memory._temporary
-        shared_memory._nameless, shared_memory._temporary = nowhere, temporary
-        x = torch.ones(5)
-        dk.shared_memory_all_reduce(x)
-        return x[0].item(), any(Path(path).exists() for _, path in made)
-
-    assert dk.run_ranks(in_a_file, 2).results == [(2.0, False)] * 2
-
-
 def of_different_lengths() -> None:
     dk.shared_memory_all_reduce(torch.ones(3 + dist.get_rank()))
 

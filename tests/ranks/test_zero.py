@@ -202,41 +202,6 @@ def test_ranks_in_different_layers_are_refused_on_all_of_them(used: tuple[str, s
         assert "Use the same layers in the same order on every rank" in text
 
 
-class Held(nn.Module):
-    """Layers in lists and dictionaries, which nobody calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        blocks = [nn.ModuleDict({"in": nn.Linear(6, 5), "out": nn.Linear(5, 6)}) for _ in range(2)]
-        self.blocks = nn.ModuleList(blocks)
-        self.scales = nn.ParameterList([torch.full((6,), 2.0), torch.full((3,), 3.0)])
-        self.last = nn.Linear(6, 3)
-        self.double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = x + block["out"](block["in"](x).tanh()) * self.scales[0]
-        return self.last(x) * self.scales[1]
-
-
-def test_layers_in_lists_are_units() -> None:
-    def program() -> tuple[list[list[torch.Tensor]], list[int]]:
-        found, units = [], []
-        for stage in range(4):
-            model = Held()
-            zero = Zero(model, adam, stage=stage)
-            found.append(train(model, zero.step))
-            units.append(len(zero.units))
-        ddp = DistributedDataParallel(Held())
-        return [*found, train(ddp, plain(adam(ddp.parameters())))], units
-
-    for losses, units in dk.run_ranks(program, 2).results:
-        assert units == [6] * 4
-        *ours, ddp = map(torch.stack, losses)
-        assert all(torch.allclose(mine, ddp, rtol=0, atol=1e-12) for mine in ours)
-
-
 def test_a_stage_that_is_none_and_tied_weights_are_refused() -> None:
     def program() -> list[str]:
         said = []
