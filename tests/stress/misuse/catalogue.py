@@ -184,7 +184,7 @@ def overflows_the_stack_of_c() -> None:
     deeper(0)
 
 
-@ends(ending=r"Rank 1 was stopped \(SIGSTOP", endless=True)
+@ends(ending=r"rank 1 is stopped \(SIGSTOP", endless=True)
 def stops_itself() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
