@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +20,6 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
-from distkit.cluster.supervisor import Supervisor
 from distkit.events import Op, State
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -128,18 +126,6 @@ def test_an_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
     assert len(gathers) >= 4  # two layers, forward and backward
 
 
-def test_a_failing_rank_releases_the_others(usable: dk.Cluster) -> None:
-    def program() -> None:
-        if dist.get_rank() == 2:
-            raise ZeroDivisionError("one rank fails")
-        dist.all_reduce(torch.ones(4))
-
-    with pytest.raises(dk.RankError, match="rank 2 raised ZeroDivisionError") as caught:
-        usable.run(program)
-    assert caught.value.rank == 2
-    assert "rank 0 was in all_reduce" in str(caught.value)
-
-
 def test_many_short_runs_in_a_row(usable: dk.Cluster) -> None:
     def program() -> None:
         raise ValueError("everywhere at once")
@@ -147,13 +133,6 @@ def test_many_short_runs_in_a_row(usable: dk.Cluster) -> None:
     for _ in range(30):
         with pytest.raises(dk.RankError, match="everywhere at once"):
             usable.submit(program).wait(20)
-
-
-def test_exit_on_a_rank(usable: dk.Cluster) -> None:
-    pids = [row[2] for row in usable.status().rows]
-    with pytest.raises(dk.RankError, match=r"called sys.exit\(1\)"):
-        usable.run(lambda: sys.exit(1))
-    assert [row[2] for row in usable.status().rows] == pids
 
 
 def test_a_rank_killed_from_outside_in_a_run(usable: dk.Cluster) -> None:
@@ -246,29 +225,6 @@ def test_restart_gives_fresh_processes(usable: dk.Cluster) -> None:
     pids = {row[2] for row in usable.status().rows}
     usable.restart()
     assert pids.isdisjoint({row[2] for row in usable.status().rows})
-
-
-def test_whose_end_nobody_has_told_is_replaced_with_the_others() -> None:
-    """The thread that replaces one rank is the one that would tell of the next."""
-    known, forked = {1, 2}, list[int]()
-    room = object.__new__(Supervisor)
-    room._over = room.closed = False
-    room._engines = SimpleNamespace(find=lambda r: r if r in known else None, forget=known.discard)
-    room._fork_ranks = lambda ranks, join: forked.extend(ranks)
-    room._await_registration = lambda ranks: None
-    thread = threading.Thread(target=room._fork_anew, args=([1, 2],), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert forked == [1, 2]
-    assert not known
-
-
-def test_what_cannot_travel(usable: dk.Cluster) -> None:
-    lock = threading.Lock()
-    with pytest.raises(dk.NotPicklableError, match="'lock'"):
-        usable.run(lambda: lock)
-    with pytest.raises(dk.NotPicklableError, match="Return plain data"):
-        usable.run(threading.Lock)
 
 
 def test_ranks_draw_numbers_of_their_own(usable: dk.Cluster) -> None:

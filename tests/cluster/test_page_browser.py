@@ -76,18 +76,6 @@ def test_every_demo_is_drawn_in_light_and_dark(tab: Any, pages: Path) -> None:
     assert quiet(tab)
 
 
-def test_tabs_answer_to_the_keyboard(tab: Any, pages: Path) -> None:
-    open_page(tab, pages / "demos.html")
-    tab.page.focus("#tab0")
-    tab.page.keyboard.press("ArrowRight")
-    settle(tab.page)
-    assert tab.page.locator("#panel1").is_visible() and not tab.page.locator("#panel0").is_visible()
-    assert tab.page.evaluate("document.activeElement.id") == "tab1"
-    tab.page.keyboard.press("End")
-    settle(tab.page)
-    assert tab.page.locator(f"#panel{len(DEMOS) - 1}").is_visible()
-
-
 def test_pointing_at_an_operation_tells_about_it(tab: Any, pages: Path) -> None:
     canvas = open_page(tab, pages / "ring.html")
     before = picture(canvas)

@@ -108,23 +108,6 @@ def test_both_rows_of_tabs_answer_to_the_keyboard(tab: Any, page_file: Path) -> 
     assert tab.errors == []
 
 
-def test_a_tab_that_was_hidden_while_the_window_changed_comes_back(
-    tab: Any, page_file: Path
-) -> None:
-    tab.page.goto(page_file.as_uri())
-    for view in ("stage", "tensors"):
-        tab.page.click(f"#{view}0tab")
-        tab.page.locator(f"#{view}0 figure").first.wait_for()
-    tab.page.set_viewport_size({"width": 820, "height": 900})
-    for view in ("timeline", "stage", "tensors"):
-        tab.page.click(f"#{view}0tab")
-        settle(tab.page)
-        box = tab.page.locator(f"#{view}0 figure").first.bounding_box()
-        assert 600 < box["width"] <= 820 and box["height"] > 100
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 820
-    assert tab.errors == []
-
-
 def test_without_scripts_there_are_pictures(browser: Any, page_file: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()

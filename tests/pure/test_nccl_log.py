@@ -279,24 +279,6 @@ def test_communicators_that_were_split_have_their_own_ranks(tmp_path: Path) -> N
     assert len(trace.collectives) == 2
 
 
-def test_an_address_that_is_used_again_is_another_communicator(tmp_path: Path) -> None:
-    two = processes(2)
-    gone = [
-        p.said(f"comm {p.comm()} rank {p.rank} nranks 2 cudaDev 0 busId 1 - Destroy COMPLETE")
-        for p in two
-    ]
-    trace = load(
-        tmp_path,
-        *(p.init(2) for p in two),
-        *steps(two, "AllReduce", size=2),
-        *gone,
-        *(p.init(2, of="0xee") for p in two),
-        *steps(two, "AllGather", size=2),
-    )
-    assert len(trace.meta["groups"]) == 2
-    assert judged(trace) == []
-
-
 # -- calls that do not match -----------------------------------------------------------------------
 
 
@@ -350,31 +332,6 @@ def test_numbers_with_a_gap_do_not_tell_where_a_log_begins(tmp_path: Path) -> No
     assert "the communicator of 5 calls is not known" in str(trace.diagnose())
 
 
-def test_torn_lines_excuse_as_many_calls(tmp_path: Path) -> None:
-    """Two processes write at once, and a call loses the beginning of its line."""
-    two = processes(2)
-    lines = [*(p.init(2) for p in two), *steps(two, *["AllReduce"] * 5, size=2)]
-    mine, theirs = two[0].call("AllGather", n=5), two[1].call("AllGather", n=5)
-    head, tail = mine.split("NCCL INFO ")
-    torn = [f"{head}NCCL INFO {theirs}", tail]
-    trace = load(tmp_path, *lines, *torn)
-    assert judged(trace) == []
-    assert "1 calls have lost" in trace.meta["limits"]["matching"]["text"]
-    lost = load(tmp_path, *lines, *torn, two[1].call("AllReduce", n=6))
-    assert behind(lost).culprits == (0,)
-
-
-def test_a_line_that_is_cut_off_at_the_end_is_a_call_all_the_same(tmp_path: Path) -> None:
-    two = processes(2)
-    lines = [*(p.init(2) for p in two), *steps(two, "AllReduce", size=2)]
-    whole, cut = two[0].call("AllGather", n=1), two[1].call("AllGather", n=1)[:70]
-    file = tmp_path / "job.out"
-    file.write_text("\n".join([*lines, whole, cut]))
-    assert judged(Trace.load(file)) == []
-    file.write_text("\n".join([*lines, whole, two[0].call("AllGather", n=2), cut]))
-    assert behind(Trace.load(file)).culprits == (1,)
-
-
 def test_while_ranks_are_missing_calls_are_not_compared(tmp_path: Path) -> None:
     two = processes(4)[:2]
     calls = [two[0].call("AllReduce", size=4), two[1].call("AllGather", size=4)]
@@ -397,15 +354,6 @@ def test_of_two_jobs_in_a_log_the_latest_is_shown(tmp_path: Path) -> None:
     assert [s.op for s in trace.spans] == [Op.BROADCAST] * 2
     assert judged(trace) == []
     assert trace.meta["limits"]["jobs"]["text"] == "the log has 2 jobs; this is the latest."
-
-
-def test_groups_without_a_communicator_in_common_are_one_job(tmp_path: Path) -> None:
-    four = processes(4)
-    inits = [p.init(2, 0, p.rank % 2, of=f"0xb{p.rank // 2}") for p in four]
-    trace = load(tmp_path, *inits, *steps(four, "AllReduce", size=2))
-    assert trace.ranks == [0, 1, 2, 3]
-    assert len(trace.collectives) == 2
-    assert limits(trace) == {"completions", "ranks"}
 
 
 def test_threads_of_one_process_are_ranks_of_their_own(tmp_path: Path) -> None:
