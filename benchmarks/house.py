@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_403, 1_400),
     "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(24_967, 16_000),
+    "tests": Line(24_912, 16_000),
     "tests/stress": Line(2_644, 4_000),
     "benchmarks": Line(3_882, 2_000),
 }

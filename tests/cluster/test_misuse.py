@@ -22,6 +22,7 @@ from tests.stress.misuse.catalogue import ALL
 from tests.stress.misuse.trial import Trial
 
 SAMPLE = [
+    "exits",
     "terminates_itself",
     "interrupts_itself",
     "raises_while_another_is_in_a_regular_expression",

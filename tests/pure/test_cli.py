@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -18,11 +17,8 @@ from benchmarks.figure import Figure, Report, figure, fill
 from distkit import cli, hangs
 from distkit.cli import JUPYTERLAB
 from distkit.cluster.runs import run_ranks as local
-from distkit.cluster.runs.conductor import Conductor
-from distkit.cluster.runs.run import Run
 from distkit.demos import Demo
-from distkit.diagnosis.findings import Finding, Kind
-from distkit.errors import CommunicationWarning, DeadlockError, DistkitError, RankError, RunError
+from distkit.errors import DistkitError
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
@@ -190,21 +186,6 @@ def test_trace_runs_the_script_with_its_arguments(
     assert "<script" in Path("t.html").read_text()
 
 
-def test_a_failing_script_leaves_its_trace(
-    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run_ranks(*_: Any, **__: Any) -> None:
-        error = RankError("rank 1 raised ValueError: no", rank=1)
-        error.run = run = Run(Conductor("train.py", 1, [0, 1], {}))
-        run._conductor.live._events = list(TRACE)
-        raise error
-
-    monkeypatch.setattr(local, "run_ranks", run_ranks)
-    assert cli.main(["trace", "--", "train.py"]) == 1
-    assert capsys.readouterr().err == "distkit: rank 1 raised ValueError: no\n"
-    assert Trace.load("trace.gz").events == TRACE.events
-
-
 # -- hang ------------------------------------------------------------------------
 
 
@@ -213,76 +194,6 @@ def test_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == list(hangs.ALL)
     assert said[0].split(maxsplit=2)[1:] == ["hangs", hangs.ALL["recv_cycle"].title]
-
-
-@pytest.fixture
-def suffer(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Finding], RunError | None], None]:
-    """Have runs end with these findings, and with this error."""
-
-    def ending(findings: list[Finding], error: RunError | None) -> None:
-        def run_ranks(*_: Any) -> Run:
-            conductor = Conductor("recv_cycle", 1, [0, 1], {})
-            conductor.seconds, conductor.deadlock = 0.25, findings
-            run = Run(conductor)
-            if error is not None:
-                error.run = run
-                raise error
-            warnings.warn("nonsense", CommunicationWarning, stacklevel=1)
-            return run
-
-        monkeypatch.setattr(local, "run_ranks", run_ranks)
-
-    return ending
-
-
-CYCLE = Finding(Kind.RECV_CYCLE, "rank 0 waits " + "and waits " * 9, "Let one send.", (0, 1))
-
-
-def test_a_hang_is_shown_with_its_source_and_its_reason(
-    suffer: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    suffer([CYCLE], DeadlockError("it hangs", [CYCLE]))
-    assert cli.main(["hang", "recv_cycle"]) == 0
-    title, _, head, *source, _, how, first, second, last = capsys.readouterr().out.splitlines()
-    assert title.startswith("recv_cycle, on 2 ranks: Two ranks both receive")
-    number, _, text = head.partition("def")
-    assert text == " recv_cycle() -> None:"
-    lines = Path(hangs.__file__).read_text().splitlines()
-    assert lines[int(number) - 1] == "def" + text
-    assert source[-1] == f"{int(number) + len(source):>5}  {lines[int(number) + len(source) - 1]}"
-    assert how == "It could not go on after 0.25 s:"
-    assert first.startswith("  - rank 0 waits") and second.startswith("    waits")
-    assert max(len(first), len(second)) <= 60
-    assert last == "    Let one send."
-
-
-@pytest.mark.parametrize(
-    ("error", "how"),
-    [(None, "It came to its end"), (RankError("rank 1 raised", rank=1), "It failed")],
-)
-def test_another_finding_is_an_error(
-    error: RunError | None,
-    how: str,
-    suffer: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    suffer([CYCLE], error)
-    assert cli.main(["hang", "wrong_tag"]) == 1
-    said = capsys.readouterr()
-    assert f"\n{how} after 0.25 s:\n" in said.out
-    assert said.err == "distkit: there should be a wrong_tag of ranks [0, 1] in it.\n"
-
-
-def test_a_hang_that_could_not_even_start(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run_ranks(*_: Any) -> None:
-        raise RunError("no ranks today")
-
-    monkeypatch.setattr(local, "run_ranks", run_ranks)
-    assert cli.main(["hang", "skipped"]) == 1
-    assert capsys.readouterr().err == "distkit: no ranks today\n"
 
 
 # -- lab -------------------------------------------------------------------------
