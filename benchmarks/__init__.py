@@ -22,7 +22,6 @@ ALL = {
     "views": 5,
     "allreduce": 7,
     "kvstore": 5,
-    "kvstore_cases": 1,
     "train": 5,
     "simulate": 5,
     "published": 1,

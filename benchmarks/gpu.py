@@ -166,9 +166,9 @@ def _used(device: str, ranks: list[int]) -> float:
     """Bytes in use on the GPUs; for the CPU those of these processes."""
     if device == "cpu":
         return float(sum(map(_pss, ranks)))
-    from distkit import probe
+    from distkit.cluster import machine
 
-    there = [gpu for gpu in probe.gpus()["found"] if "error" not in gpu]  # not one that is lost
+    there = [gpu for gpu in machine.gpus()["found"] if "error" not in gpu]  # not one that is lost
     return float(sum(gpu["total"] - gpu["free"] for gpu in there))
 
 

@@ -20,7 +20,7 @@ from benchmarks.driver import Samples, Say, take_turns
 from benchmarks.figure import Figure, fill
 
 if TYPE_CHECKING:
-    from distkit.laboratory import Laboratory
+    from distkit_hosts.laboratory import Laboratory
 
 HOSTS = ("alpha", "beta", "gamma")
 EACH = dict.fromkeys(HOSTS, 2)
@@ -85,7 +85,7 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
 @contextmanager
 def laboratory() -> Iterator[Laboratory]:
     """Three hosts, one with a clock of its own, that let each other in."""
-    from distkit.laboratory import Laboratory
+    from distkit_hosts.laboratory import Laboratory
 
     with Laboratory(HOSTS, skew={"beta": SKEW}) as lab:
         lab.ssh()

@@ -27,8 +27,6 @@ GONE = {
     "torch.compile in a function of yours, and time its steps, as lesson 08 does.",
     "distkit_simulation.Host": "simulation.Host, a machine that a parameter server's processes "
     "share, was removed: measure them with dk.Cluster(workers=…, servers=…), or give a dk.Link.",
-    "dk.Cluster(ports=…)": "dk.Cluster(ports=…) was removed: parameter servers listen at free "
-    "ports of the kernel's range, which a site may set (sysctl net.ipv4.ip_local_port_range).",
     "kvstore.create(check_finite=…)": "kvstore.create(check_finite=…) was removed: call "
     "torch.isfinite(gradient).all() before kv.push.",
     "kvstore.create(wait_for=…)": "kvstore.create(wait_for=…) was removed: a run begins when all "

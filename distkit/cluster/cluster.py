@@ -114,8 +114,6 @@ class Cluster:
             raise StartError(f"heartbeat_timeout={heartbeat_timeout}: give seconds, more than 0.")
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
-        if "ports" in options:
-            raise StartError(GONE["dk.Cluster(ports=…)"])
         given = ranks if ranks is not None else workers
         far = site.asked(given, hosts, engines, options, os.environ)
         if said := [*filter(None, map(_gone, {**options, **(far or {})}))]:

@@ -88,17 +88,13 @@ class Nodes:
         for server, mine in of.items():
             told = [self._arguments(n, missing[n], self.place(n)) for n in mine]
             children = server.fork_all("distkit.cluster.processes.roles:node", told)
-            self._starts.update(mine)
             for n, child in zip(mine, children, strict=True):
                 self.children[n] = child
                 child.hear(partial(self._said, n))
-                child.on_exit(partial(self._ended_by_itself, n))
+                child.on_exit(partial(self._replace, n))
                 child.on_stop = partial(self._hear, n, "stopped")
-        if max(self.roles) in missing:
-            self._tell_who_left(self._left, self._dead)
 
-    def _told(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
-        """What a node's process is told when it is forked."""
+    def _arguments(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
         kind, i = role
         return {
             "node": self.node(kind, i, place),
@@ -144,7 +140,7 @@ class Nodes:
             keys=self.keys,
             heartbeat_timeout=self._heartbeat_timeout,
             address="" if place is None else place.server.facts["address"],
-            chief=self._chief.result() if self._chief.done() else "",
+            chief=self._chief.result() if place is not None and self._chief.done() else "",
         )
 
     def _replace(self, node: int, status: int) -> None:

@@ -17,7 +17,6 @@ import waiting
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster.processes.forkserver import end
-from distkit.kvstore.transport.journal import copies
 from distkit_strategies import ClusterCoordinator, ParameterServerStrategy, TFConfig
 from tests.support.kvstore_nodes import LARGE, keeps_on
 from tests.support.laboratories import laboratory, needs
@@ -251,21 +250,9 @@ def test_a_worker_that_hangs_is_ended_and_named(tmp_path) -> None:
             run.wait(60)
 
 
-@pytest.mark.parametrize("start", [partial(dk.Cluster, workers=2), partial(two_machines, 1, 1)])
-def test_a_scheduler_that_hangs_before_anybody_reaches_it_is_replaced(start, tmp_path) -> None:
-    begun, ends = tmp_path / "begun", tmp_path / "end"
-    with start(servers=2, heartbeat_timeout=2) as cluster:
-        run = cluster.submit(keeps_on, str(begun), str(ends))
-        until(begun.exists)
-        nodes = cluster._room.nodes.children
-        for _ in range(2):  # the second does not even begin to listen
-            hung = nodes[4]
-            os.kill(hung.pid, signal.SIGSTOP)
-            until(lambda hung=hung: nodes[4] is not hung)
-        ends.touch()
-        with pytest.warns(dk.CommunicationWarning, match=r"scheduler .*no sign of life"):
-            assert run.wait(60).results == [0.0] * 2
-        assert [r["name"] for r in run.replaced] == ["scheduler"] * 2
+def test_chosen_ports_are_no_option_any_more() -> None:
+    with pytest.raises(dk.StartError, match="ip_local_port_range"):
+        two_machines(1, 1, servers=1, ports="45001-45009")
 
 
 def addresses(mode: str) -> list[str]:

@@ -14,8 +14,8 @@ from heads import Head
 from laboratories import laboratory, say
 from waiting import until
 
-from distkit.laboratory import Laboratory
-from distkit.laboratory.tools import PATH
+from distkit_hosts.laboratory import Laboratory
+from distkit_hosts.laboratory.tools import PATH
 from tests.stress.hosts import test_lessons as lessons
 
 #: A refusal is known within this time [s], also where many programs share few cores.

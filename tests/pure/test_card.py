@@ -49,4 +49,3 @@ def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None
     facts = {"plan": plan, "stage": "ready", "run": None, "memory": list}
     room: Any = SimpleNamespace(**facts, meta=lambda: {"ranks": {}})
     assert card.status(room).title == f"distkit cluster: {says} · ready"
-    assert card.status(room).note.endswith("'mine' stays for 90 min without a kernel")

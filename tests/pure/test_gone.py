@@ -41,6 +41,28 @@ def test_a_removed_name_says_what_to_do_instead() -> None:
         dk.simulation.measure_modes  # noqa: B018
 
 
+@pytest.mark.parametrize("name", [n for n in GONE if n.startswith("distkit.kvstore.")])
+def test_a_removed_name_of_kvstore_says_what_to_do_instead(name: str) -> None:
+    with pytest.raises(AttributeError, match="was removed: "):
+        getattr(kvstore, name.rpartition(".")[2])
+
+
+@pytest.mark.parametrize("name", [n for n in GONE if n.startswith(("KVStore.", "Trainer."))])
+def test_a_removed_method_says_what_to_do_instead(name: str) -> None:
+    kind, _, method = name.partition(".")
+    made = {
+        "KVStore": kvstore.create("local"),
+        "Trainer": kvstore.Trainer([torch.ones(1, requires_grad=True)]),
+    }
+    with pytest.raises(AttributeError, match=f"{name} was removed: "):
+        getattr(made[kind], method)
+
+
+def test_a_removed_option_says_what_to_do_instead() -> None:
+    with pytest.raises(dk.KVStoreError, match=r"check_finite=…\) was removed: .*isfinite"):
+        kvstore.create("dist_sync", check_finite=True)
+
+
 @pytest.mark.parametrize(
     ("option", "instead"),
     [

@@ -42,14 +42,6 @@ class Node:
     address: str = ""
     chief: str = ""
 
-    def __post_init__(self) -> None:
-        count = dict(zip(ROLES, (self.workers, self.servers, 1), strict=True))
-        if not 0 <= self.index < count.get(self.role, 0):
-            raise KVStoreError(
-                f"there is no {self.role} {self.index} in a cluster of {self.workers} workers, "
-                f"{self.servers} servers and a scheduler. Count from 0 within the role."
-            )
-
     @property
     def id(self) -> int:
         """Its number in the whole cluster: workers first, then servers, then the scheduler."""

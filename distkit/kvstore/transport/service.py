@@ -213,39 +213,14 @@ class Service:
             self._poller.register(self._chief.ends.socket, zmq.POLLIN)
             self._deliver([self._session.register()])
 
-    def _listen_to_hosts(self, near: str) -> str:
-        """Listen to other hosts, too, a scheduler where another was; the endpoint for all."""
-        before = self.node.chief if isinstance(self._machine, Scheduler) else ""
-        address = self.node.address
-        far = listen_on(self._router, address, before.partition(" ")[0])
-        endpoint = f"{far} {near}"
-        if isinstance(self._machine, Scheduler):
-            self.listens(endpoint)
-        return endpoint
-
-    def _go_on(self, scheduler: Scheduler, journal: Journal) -> bool:
-        """Begin as the only scheduler; tells whether there was another before."""
-        self._journal, told = journal, journal.read()
-        if told is not None:
-            scheduler.resume(told)
-        self._deliver(())
-        return told is not None
-
-    def _serve_until_stopped(self) -> None:
-        try:
-            while self._turn():
-                pass
-        finally:
-            self._retire()
-            for line in self._backups.values():
-                line.socket.disable_monitor()
-                line.ends.socket.close()
-            if self._heir:
-                self._schedulers.hang_up(self._scheduler, BYE)
-            if self._listens():
-                self._path.unlink()  # ZeroMQ leaves it
-            if self._journal is not None:
-                self._journal.close()  # in order: nobody goes on
+    def _line(self, endpoint: str, heartbeat_timeout: float = 0.0) -> Line:
+        """The connection to the scheduler, or to the server that is this one's backup."""
+        if endpoint not in self._lines:
+            way = self.node.way(endpoint)
+            line = Line(self._context, way, self.node.keys, heartbeat_timeout)
+            self._lines[endpoint] = line
+            self._poller.register(line.socket, zmq.POLLIN)
+        return self._lines[endpoint]
 
     def _turn(self) -> bool:
         """Wait for messages and answer them; False when asked to stop."""

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from distkit.laboratory import Laboratory
-from distkit.laboratory.tools import find
+from distkit_hosts.laboratory import Laboratory
+from distkit_hosts.laboratory.tools import find
 
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hosts import AS_ROOT, HOSTS, ROOT, laboratory
-from distkit.laboratory import Laboratory
+from distkit_hosts.laboratory import Laboratory
 
 #: The environment of a site by its launcher.
 SITES = {
