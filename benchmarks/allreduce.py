@@ -81,7 +81,7 @@ def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
 
     contenders: dict[str, Callable[..., Any]] = {
         "gloo": dist.all_reduce,
-        "shared_memory": dk.shared_memory_all_reduce,
+        "shared_memory": dk.algorithms.shared_memory_all_reduce,
         **{name: ALL_REDUCES[name].page for name in _PAGES},
     }
     found = {}

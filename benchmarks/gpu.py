@@ -255,7 +255,7 @@ def reduce(device: str, size: int) -> tuple[float, float]:
         _done(device)
         return (time.perf_counter() - begun) / CALLS
 
-    return seconds(dk.shared_memory_all_reduce), seconds(dist.all_reduce)
+    return seconds(dk.algorithms.shared_memory_all_reduce), seconds(dist.all_reduce)
 
 
 def receive(device: str) -> None:
@@ -269,7 +269,8 @@ def receive(device: str) -> None:
 
 
 def _finding(device: str, reps: int) -> Pair:
-    from distkit import Cluster, DeadlockError
+    from distkit import Cluster
+    from distkit.errors import DeadlockError
 
     found = []
     with Cluster(2, device=device) as cluster:

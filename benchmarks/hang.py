@@ -42,8 +42,9 @@ FIGURES = {
 def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Every hang of the catalogue ``reps`` times; then interrupts in a row."""
     import distkit as dk
+    from distkit.hangs import ALL
 
-    hangs = [case for case in dk.hangs.ALL.values() if case.how == "hangs"]
+    hangs = [case for case in ALL.values() if case.how == "hangs"]
     with dk.Cluster(2) as two, dk.Cluster(3) as three:
         clusters = {2: two, 3: three}
         found = take_turns(
@@ -76,9 +77,9 @@ def _finding(cluster: Any, case: Any) -> float:
 
 def _hung(cluster: Any) -> float:
     """Seconds from the interrupt of a hung run until the next run has ended."""
-    import distkit as dk
+    from distkit.hangs import ring_of_recvs
 
-    cluster.submit(dk.hangs.ring_of_recvs, wait_forever=True)
+    cluster.submit(ring_of_recvs, wait_forever=True)
     while not cluster.diagnose():  # until it hangs
         time.sleep(0.02)
     return _interrupt(cluster)

@@ -229,7 +229,7 @@ def working() -> None:
         tell(working=True)
         try:
             run.wait()
-        except dk.RunError as error:
+        except dk.errors.RunError as error:
             tell(at=time.monotonic(), error=str(error))
 
 
@@ -253,7 +253,7 @@ def hanging() -> None:
             began = time.monotonic()
             try:
                 cluster.run(_hang)
-            except dk.DeadlockError as error:
+            except dk.errors.DeadlockError as error:
                 tell(seconds=time.monotonic() - began, error=str(error))
 
 
@@ -276,7 +276,7 @@ def _times() -> Samples:
         return float(took)
 
     def turn() -> dict[str, float]:
-        hierarchical = seconds(lambda: dk.use_algorithm("shared_memory"))
+        hierarchical = seconds(lambda: dk.algorithms.use_algorithm("shared_memory"))
         return {"hierarchical": hierarchical, "gloo": seconds(nullcontext)}
 
     turn()  # connections are made

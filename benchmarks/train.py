@@ -69,10 +69,10 @@ def steps_on_rank() -> dict[str, float]:
     import distkit as dk
 
     torch.set_num_threads(1)
-    images, labels = dk.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.demos.digits())
     batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))[:-1]
     found = {}
-    with dk.use_algorithm("auto"):
+    with dk.algorithms.use_algorithm("auto"):
         for how, all_reduce in (("auto", dist.all_reduce), ("alone", lambda tensor: None)):
             net = dk.demos.model()
             for step in range(STEPS + 20):
@@ -80,7 +80,9 @@ def steps_on_rank() -> dict[str, float]:
                     dist.barrier()
                     start = time.perf_counter()
                 batch = batches[step % len(batches)]
-                dk.sync_sgd_step(net, batch, F.cross_entropy, RATE, all_reduce=all_reduce)
+                dk.algorithms.sync_sgd_step(
+                    net, batch, F.cross_entropy, RATE, all_reduce=all_reduce
+                )
             found[how] = (time.perf_counter() - start) / STEPS
     return found
 

@@ -241,13 +241,13 @@ def train(warm: int, steps: int) -> float:
 
     import distkit as dk
 
-    images, labels = dk.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.demos.digits())
     net, size = dk.demos.model(), dk.demos.BATCH
     batches = [*zip(images.split(size), labels.split(size), strict=True)][:-1]
     for step in range(warm + steps):
         if step == warm:
             dist.barrier()
             started = time.perf_counter()
-        dk.sync_sgd_step(net, batches[step % len(batches)], F.cross_entropy, dk.demos.LR)
+        dk.algorithms.sync_sgd_step(net, batches[step % len(batches)], F.cross_entropy, dk.demos.LR)
     dist.barrier()
     return steps * size / (time.perf_counter() - started)

@@ -95,7 +95,7 @@ class StoppedError(ClusterError):
 class RunError(DistkitError):
     """One run of a function on the ranks did not end well.
 
-    ``run`` is the :class:`distkit.Run` as far as it came: its trace, and the
+    ``run`` is the :class:`distkit.cluster.Run` as far as it came: its trace, and the
     results of the ranks that did finish.
     """
 
@@ -177,7 +177,7 @@ class StepError(DistkitError):
 class RunStopped(_Brief, KeyboardInterrupt):
     """Somebody pressed stop, or Ctrl-C: the run was interrupted on all ranks.
 
-    ``run`` is the :class:`distkit.Run` as far as it came.
+    ``run`` is the :class:`distkit.cluster.Run` as far as it came.
     """
 
     run: object = None

@@ -218,7 +218,7 @@ class Event:
     init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
                                      push's ``clock``; a reply's ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the page of ``where``, a
-                                     function such as ``dk.ring_all_reduce``; of stepped runs
+                                     function such as ``ring_all_reduce``; of stepped runs
     any, while blocked               ``waits_at``: the line of ``wait()``, if it is another one;
                                      ``stack``: the lines that led there, the innermost first
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the

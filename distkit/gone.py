@@ -9,8 +9,10 @@ GONE = {
     "distkit lab-hosts --forward": "distkit lab-hosts --forward was removed: as root a browser on "
     "this machine reaches the head at the address that distkit lab-hosts prints; let the program "
     "there listen on it.",
+    "distkit.hangs": "distkit.hangs is no name of distkit any more: write from distkit import "
+    "hangs.",
     "distkit.attach": "distkit.attach was removed: start the ranks with distkit trace -- torchrun "
-    "…, or call dk.record() in the script.",
+    "…, or call dk.hosts.record() in the script.",
     "distkit clusters": "distkit clusters was removed: every cluster ends with its kernel. "
     "cluster.stop() ends one earlier.",
     "dk.Cluster(keep=…)": "dk.Cluster(keep=…) was removed: leave it out. Every cluster ends with "
@@ -26,7 +28,8 @@ GONE = {
     "distkit_simulation.measure_modes": "measure_modes was removed: compile the network with "
     "torch.compile in a function of yours, and time its steps, as lesson 08 does.",
     "distkit_simulation.Host": "simulation.Host, a machine that a parameter server's processes "
-    "share, was removed: measure them with dk.Cluster(workers=…, servers=…), or give a dk.Link.",
+    "share, was removed: measure them with dk.Cluster(workers=…, servers=…), or give a "
+    "dk.simulation.Link.",
     "kvstore.create(check_finite=…)": "kvstore.create(check_finite=…) was removed: call "
     "torch.isfinite(gradient).all() before kv.push.",
     "kvstore.create(wait_for=…)": "kvstore.create(wait_for=…) was removed: a run begins when all "
@@ -58,4 +61,26 @@ GONE = {
             "Trainer.load_states",
         )
     },
+}
+
+#: Names that stood at the top level, and the modules that have them; they go with the next release.
+FORMER = {
+    name: module
+    for module, names in {
+        "distkit.algorithms": "ring_all_reduce tree_all_reduce halving_doubling_all_reduce "
+        "shared_memory_all_reduce use_algorithm ddp_hook sync_initial_weights sync_gradients "
+        "sync_sgd_step",
+        "distkit.cluster": "Run Stepper",
+        "distkit.data": "shard",
+        "distkit.diagnosis.findings": "Finding",
+        "distkit.errors": "ClusterError CommunicationWarning DeadlockError DistkitError "
+        "KVStoreError LaboratoryError LayoutError NotPicklableError RankDied RankError RunError "
+        "RunInterrupted RunStopped StartError StepError StoppedError StrategyError TraceFileError "
+        "TrainingError",
+        "distkit.events": "Event Message Op Span State Summary",
+        "distkit.hosts": "doctor follow record",
+        "distkit.simulation": "Link Network ShardMap calibrate cost parallel simulate",
+        "distkit.simulation.parallel": "Layout shards",
+    }.items()
+    for name in names.split()
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +12,10 @@ from distkit.gone import GONE
 
 
 def attributes(
-    package: str, homes: Mapping[str, str], modules: Mapping[str, str] | None = None
+    package: str,
+    homes: Mapping[str, str],
+    modules: Mapping[str, str] | None = None,
+    former: Mapping[str, str] | None = None,
 ) -> Callable[[str], Any]:
     """Make the ``__getattr__`` of a package.
 
@@ -18,14 +23,21 @@ def attributes(
         package: its name.
         homes: the module of each public name.
         modules: the public names that are modules themselves, and which.
+        former: the module of each name that has moved, which warns.
     """
-    modules = modules or {}
+    modules, former = modules or {}, former or {}
 
     def get(name: str) -> Any:
         if name in homes:
             return getattr(load(homes[name]), name)
         if name in modules:
             return load(modules[name])
+        if name in former:
+            now = f"{former[name]}.{name}"
+            warnings.warn(
+                f"{package}.{name} has moved: write {now} instead.", DeprecationWarning, 2
+            )
+            return pkgutil.resolve_name(now)
         raise AttributeError(
             GONE.get(f"{package}.{name}", f"module {package!r} has no attribute {name!r}")
         )

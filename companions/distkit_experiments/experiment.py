@@ -164,7 +164,7 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
         printed: where lines go that ranks print; None: they are printed here.
 
     Raises:
-        RankError, DeadlockError, …: as :meth:`distkit.Run.wait`.
+        RankError, DeadlockError, …: as :meth:`distkit.cluster.Run.wait`.
     """
     if printed is None:
         with suppress(TimeoutError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from distkit.lazy import attributes
 
 if TYPE_CHECKING:
-    from distkit_simulation import cost
+    from distkit_simulation import cost, parallel
     from distkit_simulation.calibration import Measured, calibrate
     from distkit_simulation.network import Link, Network
     from distkit_simulation.paying import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from distkit_simulation.plots import compare
     from distkit_simulation.serving import Served, parameter_server, place
+    from distkit_simulation.shard_map.view import ShardMap
     from distkit_simulation.simulator import (
         Stragglers,
         constant,
@@ -49,6 +50,7 @@ _HOMES = {
     ],
     "distkit_simulation.plots": ["compare"],
     "distkit_simulation.serving": ["Served", "parameter_server", "place"],
+    "distkit_simulation.shard_map.view": ["ShardMap"],
     "distkit_simulation.simulator": [
         "Stragglers",
         "constant",
@@ -66,6 +68,7 @@ __all__ = [
     "Measured",
     "Network",
     "Served",
+    "ShardMap",
     "Stragglers",
     "Workload",
     "calibrate",
@@ -77,6 +80,7 @@ __all__ = [
     "finish_times",
     "lognormal",
     "measure_step",
+    "parallel",
     "parameter_server",
     "pipeline",
     "place",
@@ -88,4 +92,6 @@ __all__ = [
 ]
 
 
-__getattr__ = attributes(__name__, _home, {"cost": "distkit_simulation.cost"})
+__getattr__ = attributes(
+    __name__, _home, {name: f"{__name__}.{name}" for name in ("cost", "parallel")}
+)

@@ -30,7 +30,7 @@ Samples = dict[str, dict[int, list[float]]]
 
 
 def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
-    """Measure the links between a cluster's ranks, as a network for :func:`distkit.simulate`.
+    """Measure the links between a cluster's ranks, as a network for :func:`simulate`.
 
     It takes some seconds, for which a notebook shows a bar; an idle machine gives the best result.
 
@@ -45,14 +45,14 @@ def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATC
 
     Example:
         >>> cluster = dk.Cluster(4)                  # doctest: +SKIP
-        >>> machine = dk.calibrate(cluster)          # doctest: +SKIP
+        >>> machine = dk.simulation.calibrate(cluster)          # doctest: +SKIP
         >>> machine.link                             # doctest: +SKIP
         Link(alpha=5.9e-05, beta=3.1e-10, gamma=1.9e-10, switches=())
     """
     if not hasattr(cluster, "submit"):
         raise TypeError(
             f"calibrate needs a dk.Cluster, not {type(cluster).__name__}, as in "
-            "dk.calibrate(dk.Cluster(4))"
+            "dk.simulation.calibrate(dk.Cluster(4))"
         )
     rising = list(sizes) == sorted(set(sizes)) and min(sizes, default=0) > 0
     if not rising or len(sizes) < FEWEST or sizes[-1] < LARGE or batches < 1:

@@ -62,7 +62,7 @@ class Link:
             if name.startswith("beta") and value > SLOWEST:
                 raise ValueError(
                     f"a link's {name} is {value:g}: beta is seconds per byte: give 1/{value:g}, "
-                    "or dk.Link.of(latency, bandwidth)"
+                    "or dk.simulation.Link.of(latency, bandwidth)"
                 )
         starts = [s[0] for s in self.switches]
         if starts != sorted(set(starts)):
@@ -96,8 +96,14 @@ def a_link(given: object) -> None:
         TypeError: it is none.
     """
     if not isinstance(given, Link):
-        remedy = "give its .link" if isinstance(given, Network) else "give dk.Link(alpha, beta)"
-        raise TypeError(f"a formula takes a dk.Link, not {type(given).__name__}: {remedy}")
+        remedy = (
+            "give its .link"
+            if isinstance(given, Network)
+            else "give dk.simulation.Link(alpha, beta)"
+        )
+        raise TypeError(
+            f"a formula takes a dk.simulation.Link, not {type(given).__name__}: {remedy}"
+        )
 
 
 def a_network(given: object, n: int) -> None:
@@ -108,10 +114,10 @@ def a_network(given: object, n: int) -> None:
         ValueError: it has another number of ranks.
     """
     if not isinstance(given, Network):
-        what = "the link" if isinstance(given, Link) else "a dk.Link"
+        what = "the link" if isinstance(given, Link) else "a dk.simulation.Link"
         raise TypeError(
-            f"ranks are simulated on a dk.Network, not {type(given).__name__}: "
-            f"give dk.Network({what}) for equal links between all ranks"
+            f"ranks are simulated on a dk.simulation.Network, not {type(given).__name__}: "
+            f"give dk.simulation.Network({what}) for equal links between all ranks"
         )
     given.check(n)
 
@@ -125,8 +131,8 @@ def plain(numbers: ArrayLike) -> Any:
 class Network:
     """Ranks that reach each other over equal links, all of them at once: a perfect switch.
 
-    A rank sends one message and receives one at a time. Other networks:
-    :meth:`hosts`, :meth:`tree`, :meth:`torus`; and :func:`distkit.calibrate` measures one.
+    A rank sends one message and receives one at a time. Other networks: :meth:`hosts`,
+    :meth:`tree`, :meth:`torus`; and :func:`distkit_simulation.calibrate` measures one.
 
     Args:
         link: between any two ranks.

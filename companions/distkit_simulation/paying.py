@@ -40,8 +40,8 @@ def measure_step(
 ) -> dict[str, float]:
     """Measure the parts of a training step, on a rank while all other ranks do the same.
 
-    - ``compute``: :func:`~distkit.sync_sgd_step` without communication. All ranks compute at
-      once: where they share processors, it grows with the number of ranks.
+    - ``compute``: :func:`~distkit.algorithms.sync_sgd_step` without communication. All ranks
+      compute at once: where they share processors, it grows with the number of ranks.
     - ``sync``: the step's all-reduces alone, of the same tensors.
     - ``step``: the whole step.
 
@@ -66,7 +66,7 @@ def measure_step(
 
     Example:
         >>> def parts(batch=32):
-        ...     images, labels = dk.shard(*dk.demos.digits())
+        ...     images, labels = dk.data.shard(*dk.demos.digits())
         ...     part = images[:batch], labels[:batch]
         ...     return measure_step(dk.demos.model(), part, F.cross_entropy)
         >>> dk.sweep(parts, ranks=[1, 2, 4], batch=[16, 64, 256])        # doctest: +SKIP

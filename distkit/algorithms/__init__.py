@@ -22,9 +22,38 @@ from typing import TYPE_CHECKING
 from distkit.lazy import attributes
 
 if TYPE_CHECKING:
+    from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce
     from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, PIPELINES, Algorithm
+    from distkit.algorithms.collectives import ring_all_reduce
+    from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
+    from distkit.algorithms.shared_memory import shared_memory_all_reduce
+    from distkit.algorithms.use import ddp_hook, use_algorithm
 
-__all__ = ["ALL_REDUCES", "COLLECTIVES", "PIPELINES", "Algorithm"]
+_HOMES = {
+    "all_reduces": ["halving_doubling_all_reduce", "tree_all_reduce"],
+    "catalogue": ["ALL_REDUCES", "COLLECTIVES", "PIPELINES", "Algorithm"],
+    "collectives": ["ring_all_reduce"],
+    "sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
+    "shared_memory": ["shared_memory_all_reduce"],
+    "use": ["ddp_hook", "use_algorithm"],
+}
 
+__all__ = [
+    "ALL_REDUCES",
+    "COLLECTIVES",
+    "PIPELINES",
+    "Algorithm",
+    "ddp_hook",
+    "halving_doubling_all_reduce",
+    "ring_all_reduce",
+    "shared_memory_all_reduce",
+    "sync_gradients",
+    "sync_initial_weights",
+    "sync_sgd_step",
+    "tree_all_reduce",
+    "use_algorithm",
+]
 
-__getattr__ = attributes(__name__, dict.fromkeys(__all__, "distkit.algorithms.catalogue"))
+__getattr__ = attributes(
+    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+)

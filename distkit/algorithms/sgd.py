@@ -61,7 +61,7 @@ def sync_gradients(
         ...     w = torch.zeros(1, requires_grad=True)
         ...     mine = torch.tensor([1.0, 2.0] if dist.get_rank() == 0 else [6.0])
         ...     (w * mine).mean().backward()
-        ...     dk.sync_gradients([w], count=len(mine))
+        ...     dk.algorithms.sync_gradients([w], count=len(mine))
         ...     return w.grad.item()
         >>> dk.run_ranks(mean_of_three, 2).results        # doctest: +SKIP
         [3.0, 3.0]

@@ -70,7 +70,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         >>> import distkit as dk, torch
         >>> def total():
         ...     x = torch.arange(6.)
-        ...     dk.shared_memory_all_reduce(x)
+        ...     dk.algorithms.shared_memory_all_reduce(x)
         ...     return x.tolist()
         >>> dk.run_ranks(total, 3).results[0]        # doctest: +SKIP
         [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]

@@ -38,7 +38,7 @@ class ColumnLinear(nn.Module):
         Shoeybi et al., "Megatron-LM", 2019.
     """
 
-    #: Which dimension of which parameter lies over the ranks, for ``dk.shards``.
+    #: Which dimension of which parameter lies over the ranks, for ``parallel.shards``.
     sharded: ClassVar = {"weight": 0, "bias": 0}
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
@@ -112,6 +112,7 @@ def _part(whole: Tensor, dim: int, group: Group) -> Tensor:
     if whole.shape[dim] % n:
         raise LayoutError(
             f"{whole.shape[dim]} features on {n} tensor-parallel ranks: give a number of features "
-            f"that {n} divides, or check dk.Layout(tp={n}, hidden={whole.shape[dim]}) before"
+            f"that {n} divides, or check dk.simulation.parallel.Layout(tp={n}, "
+            f"hidden={whole.shape[dim]}) before"
         )
     return whole.detach().chunk(n, dim)[dist.get_rank(group)].clone()

@@ -53,7 +53,7 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
         >>> import distkit as dk, torch, torch.distributed as dist
         >>> def total():
         ...     x = torch.ones(2)
-        ...     with dk.use_algorithm("ring"):
+        ...     with dk.algorithms.use_algorithm("ring"):
         ...         dist.all_reduce(x)
         ...     return x.tolist()
         >>> dk.run_ranks(total, 3).results[0]        # doctest: +SKIP
@@ -62,8 +62,8 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
     kernel = partial(_all_reduce, page(algorithm))
     if not dist.is_initialized():
         raise RuntimeError(
-            "dk.use_algorithm was opened in a process that is not a rank, where it has no effect. "
-            "Open it inside the function that runs on the ranks."
+            "dk.algorithms.use_algorithm was opened in a process that is not a rank, where it has "
+            "no effect. Open it inside the function that runs on the ranks."
         )
     library = torch.library.Library("c10d", "IMPL")
     try:
@@ -89,7 +89,7 @@ def ddp_hook(algorithm: str | Page = "auto") -> Hook:
         ``DistributedDataParallel.register_comm_hook``; Li et al., "PyTorch Distributed", VLDB 2020.
 
     Example:
-        >>> ddp.register_comm_hook(None, dk.ddp_hook("ring"))        # doctest: +SKIP
+        >>> ddp.register_comm_hook(None, dk.algorithms.ddp_hook("ring"))        # doctest: +SKIP
     """
     reduce = page(algorithm)
 

@@ -158,7 +158,7 @@ class _Unit:
             module.register_forward_pre_hook(self.gather)
             module.register_forward_hook(self._after_forward)
             for p in parameters:
-                p.in_vector = True  # type: ignore[attr-defined]  # for dk.shards
+                p.in_vector = True  # type: ignore[attr-defined]  # for dk.simulation.parallel.shards
             self.free()
 
     def _show(self) -> None:

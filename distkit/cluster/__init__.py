@@ -6,6 +6,19 @@ The only package that imports ipyparallel. Its modules, from the bottom: ``chann
 ``report``, ``room``, ``card``, ``cluster``, ``local``, ``launcher`` (in the kernel).
 """
 
+from typing import TYPE_CHECKING
+
+from distkit.lazy import attributes
 from distkit.shadowing import check
 
+if TYPE_CHECKING:
+    from distkit.cluster.runs.run import Run
+    from distkit.cluster.runs.stepper import Stepper
+
+__all__ = ["Run", "Stepper"]
+
 check("torch", "numpy", "zmq", "ipyparallel")
+
+__getattr__ = attributes(
+    __name__, {"Run": "distkit.cluster.runs.run", "Stepper": "distkit.cluster.runs.stepper"}
+)

@@ -179,7 +179,8 @@ def _crowd(processes: int, cpus: int) -> str:
     cores = f"{cpus} core{'s' * (cpus > 1)}"
     return (
         f"{processes} processes share {cores}: they start slowly and take turns to compute, "
-        f"so measured times say little. Use up to {most} here, and dk.simulate for more ranks."
+        f"so measured times say little. Use up to {most} here, and dk.simulation.simulate for more "
+        "ranks."
     )
 
 

@@ -46,8 +46,8 @@ def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRec
 
     It records each gradient when ``backward`` has computed it, before any all-reduce, and again
     at the end of the step. It works with your own loops, with
-    :func:`~distkit.sync_sgd_step` and with ``DistributedDataParallel``. All ranks record the
-    same steps: all of the first 64, then every second, fourth …, to keep the trace small.
+    :func:`~distkit.algorithms.sync_sgd_step` and with ``DistributedDataParallel``. All ranks record
+    the same steps: all of the first 64, then every second, fourth …, to keep the trace small.
     Outside a recorded run it does nothing.
 
     Args:

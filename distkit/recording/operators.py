@@ -41,7 +41,7 @@ class Call:
     waits: int | None = None  # position of async_op
     reduces: bool = False
     limit: int | None = None  # position of a time limit that it keeps by itself
-    blocks: bool = False  # perhaps until it is over, as under dk.use_algorithm
+    blocks: bool = False  # perhaps until it is over, as under dk.algorithms.use_algorithm
     copies: bool = False  # the backend works on a copy, and writes the tensors by operators
 
 

@@ -189,7 +189,7 @@ class Tap:
             recorder = _recorder.current()
             if recorder is None or keys.has(_META):
                 return redispatch(keys - _KEY, *args)
-            recorder.wait_ends()  # under dk.use_algorithm this is a call within a call
+            recorder.wait_ends()  # under dk.algorithms.use_algorithm this is a call within a call
             called, pending = time.monotonic(), self._noted(recorder, call, args)
             if pending is None:
                 return redispatch(keys - _KEY, *args)

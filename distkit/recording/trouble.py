@@ -94,7 +94,7 @@ def trouble(
 ) -> Iterator[None]:
     """Inject faults into every run that starts inside the ``with`` block.
 
-    In a program that torchrun or another launcher has started, under ``dk.record()`` or
+    In a program that torchrun or another launcher has started, under ``dk.hosts.record()`` or
     ``distkit trace``, it happens to what a rank communicates inside the block, which a rank that is
     dropped leaves.
 

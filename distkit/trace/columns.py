@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class Look(NamedTuple):
-    """The fields that many events share; see :class:`~distkit.Event`."""
+    """The fields that many events share; see :class:`~distkit.events.Event`."""
 
     op: Op
     state: State

@@ -70,8 +70,8 @@ class Trace(EventLog):
         file of all ranks, or one per rank. What a file is, its content decides, not its name.
         What such files cannot tell, :meth:`diagnose` says.
 
-        A folder in which :func:`distkit.record` has recorded a run's ranks becomes one trace, also
-        while they run; of several runs it is the latest.
+        A folder in which :func:`distkit_hosts.record` has recorded a run's ranks becomes one trace,
+        also while they run; of several runs it is the latest.
 
         Args:
             path: a file, several of one run, or a folder of them.

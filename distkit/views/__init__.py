@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from distkit.views.compare.view import Compare
     from distkit.views.gradients.view import Gradients
     from distkit.views.servers.view import Servers
-    from distkit.views.shards.view import ShardMap
     from distkit.views.stage.view import Stage
     from distkit.views.tensors.view import Tensors
     from distkit.views.timeline.view import Timeline
@@ -22,7 +21,6 @@ __all__ = [
     "Compare",
     "Gradients",
     "Servers",
-    "ShardMap",
     "Stage",
     "Tensors",
     "Timeline",
@@ -34,7 +32,6 @@ _HOMES = {
     "Compare": "compare.view",
     "Gradients": "gradients.view",
     "Servers": "servers.view",
-    "ShardMap": "shards.view",
     "Stage": "stage.view",
     "Tensors": "tensors.view",
     "Timeline": "timeline.view",

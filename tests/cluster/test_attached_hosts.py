@@ -137,7 +137,7 @@ def test_ranks_of_hosts_that_share_a_kernel_are_one_run(
     folder = f"{launch.__name__}-{trial}"
     with laboratory(["alpha", "beta"], shared=[shared, ROOT]) as lab:
         launchers = launch(lab, folder)
-        followed = dk.follow(folder, timeout=LONG)
+        followed = dk.hosts.follow(folder, timeout=LONG)
         assert {p.wait(LONG) for p in launchers} == {0}
         ended = time.monotonic()
         assert followed.wait(60) is followed

@@ -94,7 +94,7 @@ def test_events_arrive_while_the_run_goes_on(usable: dk.Cluster, tmp_path: Path)
     assert arrived.wait(10)
     assert not run.finished
     assert len(run.trace) > 0
-    with pytest.raises(dk.ClusterError, match="busy with program"):
+    with pytest.raises(dk.errors.ClusterError, match="busy with program"):
         usable.submit(sum_of_ranks)
     Path(flag).touch()
     assert run.wait(10).finished
@@ -131,7 +131,7 @@ def test_many_short_runs_in_a_row(usable: dk.Cluster) -> None:
         raise ValueError("everywhere at once")
 
     for _ in range(30):
-        with pytest.raises(dk.RankError, match="everywhere at once"):
+        with pytest.raises(dk.errors.RankError, match="everywhere at once"):
             usable.submit(program).wait(20)
 
 
@@ -139,7 +139,7 @@ def test_a_rank_killed_from_outside_in_a_run(usable: dk.Cluster) -> None:
     run = usable.submit(lambda: time.sleep(60))
     victim = usable.status().rows[1][2]
     os.kill(victim, signal.SIGKILL)
-    with pytest.raises(dk.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
+    with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
         run.wait(30)
     usable.wait()
     assert usable.status().rows[1][2] != victim
@@ -152,7 +152,7 @@ def test_a_crash_in_native_code_is_quoted_with_its_line(usable: dk.Cluster) -> N
         elif dist.get_rank() == 1:
             dist.recv(torch.zeros(2), src=0)  # too small: gloo aborts the process
 
-    with pytest.raises(dk.RankDied, match="SIGABRT") as caught:
+    with pytest.raises(dk.errors.RankDied, match="SIGABRT") as caught:
         usable.run(program)
     file, _, line = caught.value.line.rpartition(":")
     assert "too small" in Path(__file__).read_text().splitlines()[int(line) - 1]
@@ -175,7 +175,7 @@ def test_interrupt_ends_a_hung_run_everywhere(usable: dk.Cluster) -> None:
     until(lambda: any(f.hang for f in usable.diagnose()))
     start = time.monotonic()
     usable.interrupt()
-    with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
+    with pytest.raises(dk.errors.RunInterrupted, match="ready for the next run"):
         run.wait(10)
     assert time.monotonic() - start < 5
 
@@ -203,7 +203,7 @@ def test_an_interrupt_says_where_ranks_computed(usable: dk.Cluster, tmp_path: Pa
     run = usable.submit(endless)
     until(lambda: len(list(tmp_path.iterdir())) == 3)
     usable.interrupt()
-    with pytest.raises(dk.RunInterrupted, match=r"were at .*test_cluster\.py:\d+\.$"):
+    with pytest.raises(dk.errors.RunInterrupted, match=r"were at .*test_cluster\.py:\d+\.$"):
         run.wait(10)
 
 
@@ -290,12 +290,12 @@ def test_joining_twice_is_an_error_as_in_torch(usable: dk.Cluster) -> None:
         dist.init_process_group("gloo")
         dist.init_process_group("gloo")
 
-    with pytest.raises(dk.RankError, match="default process group twice"):
+    with pytest.raises(dk.errors.RankError, match="default process group twice"):
         usable.run(program)
 
 
 def test_a_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
-    with pytest.raises(dk.RankError, match=r"world_size=7.*whose world_size is 3"):
+    with pytest.raises(dk.errors.RankError, match=r"world_size=7.*whose world_size is 3"):
         usable.run(lambda: dist.init_process_group("gloo", world_size=7))
 
 
@@ -316,7 +316,7 @@ def test_a_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
 def test_what_cannot_be_started(asked: dict[str, object], says: str) -> None:
     if asked.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(dk.StartError, match=says):
+    with pytest.raises(dk.errors.StartError, match=says):
         dk.Cluster(**asked)  # type: ignore[arg-type]
 
 
@@ -325,7 +325,7 @@ def test_after_stop() -> None:
     processes = [psutil.Process(row[2]) for row in cluster.status().rows]
     cluster.stop()
     cluster.stop()
-    with pytest.raises(dk.StoppedError, match="Make a new one"):
+    with pytest.raises(dk.errors.StoppedError, match="Make a new one"):
         cluster.run(sum_of_ranks)
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
@@ -345,10 +345,14 @@ def test_the_death_of_a_process_of_ipyparallel_is_an_error_not_a_hang(which: str
     with dk.Cluster(2).wait() as cluster:
         run = cluster.submit(time.sleep, 60)
         os.kill(processes_of_ipyparallel(cluster)[which], signal.SIGKILL)
-        with pytest.raises(dk.RunError, match=r"sleep was ended: .*ipyparallel.s controller ended"):
+        with pytest.raises(
+            dk.errors.RunError, match=r"sleep was ended: .*ipyparallel.s controller ended"
+        ):
             run.wait(20)
         for again in (lambda: cluster.run(sum_of_ranks), cluster.restart):
-            with pytest.raises(dk.StartError, match=rf"{which}.* ended.* Make the cluster again"):
+            with pytest.raises(
+                dk.errors.StartError, match=rf"{which}.* ended.* Make the cluster again"
+            ):
                 again()
 
 
@@ -372,7 +376,7 @@ with dk.Cluster(2).wait() as cluster:
         if not child:
             try:
                 exec(does)
-            except dk.DistkitError as error:
+            except dk.errors.DistkitError as error:
                 print(f"{type(error).__name__}: {error}")
             sys.exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
@@ -446,9 +450,11 @@ def test_a_killed_kernel_leaves_nothing() -> None:
 
 
 def test_waiting_for_the_request_of_an_earlier_cell_says_so(usable: dk.Cluster) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="never sent"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="never sent"):
         usable.execute("if rank == 1: req = dist.irecv(torch.zeros(2), src=0)")
-    with pytest.raises(dk.RankError, match="the irecv belongs to an earlier cell or run") as caught:
+    with pytest.raises(
+        dk.errors.RankError, match="the irecv belongs to an earlier cell or run"
+    ) as caught:
         usable.execute("dist.send(torch.ones(2), dst=1) if rank == 0 else rank == 1 and req.wait()")
     assert "Call irecv and wait() in the same cell" in str(caught.value)
     assert "gloo" not in str(caught.value)

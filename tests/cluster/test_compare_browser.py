@@ -13,6 +13,7 @@ from sheets import Sheet
 
 import distkit as dk
 from benchmarks.views import long_trace
+from distkit.events import Op
 from distkit.trace.trace import Trace
 
 
@@ -26,7 +27,7 @@ def summed(all_reduce: Any, pause: float = 0.0) -> None:
 def runs() -> dict[str, Trace]:
     """The same program twice: a ring of messages, much slower, and the backend's own all-reduce."""
     return {
-        "ring": dk.run_ranks(summed, 4, dk.ring_all_reduce, 0.5).trace,
+        "ring": dk.run_ranks(summed, 4, dk.algorithms.ring_all_reduce, 0.5).trace,
         "torch": dk.run_ranks(summed, 4, dist.all_reduce).trace,
     }
 
@@ -175,7 +176,7 @@ def test_it_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> N
 def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
     wide = traces.Script()
     for rank in range(1000 if case == "thousand" else 0):
-        wide.op(rank, dk.Op.ALL_REDUCE, 0, 1e-3, shape=(2,), dtype="float32", nbytes=8)
+        wide.op(rank, Op.ALL_REDUCE, 0, 1e-3, shape=(2,), dtype="float32", nbytes=8)
     named = {
         "empty": {"a": Trace(), "b": Trace()},
         "one empty": {"a": traces.ring(), "b": Trace()},

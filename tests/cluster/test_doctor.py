@@ -53,7 +53,7 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
     """Everything but the network is real: these hosts are one machine, under names it lacks."""
     stages: list[str] = []
     hosts = ["alpha", "me@beta", "gamma"]
-    report = dk.doctor(hosts, ssh_cmd=["bash", "-c", STAND_IN], say=stages.append)
+    report = dk.hosts.doctor(hosts, ssh_cmd=["bash", "-c", STAND_IN], say=stages.append)
     facts = report.facts
     assert list(facts.machines) == ["here", "alpha", "beta"]
     failures = kinds(report)
@@ -71,22 +71,22 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
 
 def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distkit_hosts.checkup.examine.FIRST", 3.0)
-    report = dk.doctor(["mute"], ssh_cmd=["bash", "-c", STAND_IN])
+    report = dk.hosts.doctor(["mute"], ssh_cmd=["bash", "-c", STAND_IN])
     assert kinds(report) == {"ssh.silent": ("mute",)}
     assert "mute does not answer (no answer within 3 s)" in str(report)
 
 
 def test_a_python_that_is_not_there() -> None:
     reach = ["bash", "-c", STAND_IN]
-    report = dk.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python")
+    report = dk.hosts.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python")
     assert set(kinds(report)) == {"python.missing"}
 
 
 def test_what_cannot_be_examined_is_said() -> None:
     with pytest.raises(DistkitError, match="name each once"):
-        dk.doctor(["alpha", "me@alpha"])
+        dk.hosts.doctor(["alpha", "me@alpha"])
     with pytest.raises(DistkitError, match="there is no no-such-ssh here"):
-        dk.doctor(["alpha"], ssh_cmd=["no-such-ssh"])
+        dk.hosts.doctor(["alpha"], ssh_cmd=["no-such-ssh"])
 
 
 def test_the_probe_ends_with_its_input(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str
 def test_hosts_from_outside(leftovers: Callable[[], list[str]]) -> None:
     """As a notebook does that is not on one of them: by ssh's own configuration."""
     with laboratory(["alpha", "beta"], outside=True) as lab:
-        report = dk.doctor(["alpha", "beta"], ssh_cmd=lab.ssh())
+        report = dk.hosts.doctor(["alpha", "beta"], ssh_cmd=lab.ssh())
         facts, addresses = report.facts, {h: lab.address(h) for h in ("alpha", "beta")}
     assert set(kinds(report)) <= {"distkit.differs"}  # hosts have the one that is installed
     assert facts.addresses == {**addresses, "here": lab.outside}

@@ -36,7 +36,7 @@ def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
 def count_up(steps: int = 5, size: int = 64, algorithm: str = "ring") -> dict[str, float]:
     x = torch.ones(size // 4)
     for _ in dk.progress(range(steps)):
-        (dk.ring_all_reduce if algorithm == "ring" else dist.all_reduce)(x)
+        (dk.algorithms.ring_all_reduce if algorithm == "ring" else dist.all_reduce)(x)
     return {"first": x[0].item(), "ranks": dist.get_world_size()}
 
 
@@ -142,10 +142,10 @@ def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
     wait_for(experiment, lambda e: e.activity and (e.activity.share or 0) > 0)
     assert panel._run.disabled
     wait_for(experiment, lambda e: seen.append(panel._bar.words.value) or "step" in seen[-1])
-    with pytest.raises(dk.ClusterError, match="the experiment is running endless"):
+    with pytest.raises(dk.errors.ClusterError, match="the experiment is running endless"):
         experiment.run()
     other = dk.Experiment(count_up, usable)
-    with pytest.raises(dk.ClusterError, match="the cluster is busy with endless"):
+    with pytest.raises(dk.errors.ClusterError, match="the cluster is busy with endless"):
         other.run()
     other.panel._run.click()
     wait_for(other, lambda e: e.trouble is not None and idle(e))
@@ -162,7 +162,7 @@ def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
 def test_a_sweep_can_be_stopped(usable: dk.Cluster) -> None:
     experiment = dk.Experiment(endless, usable, straggler=(0, 0.5))
     experiment._watchers.append(lambda e: e.activity and e.activity.can_stop and e.stop())
-    with pytest.raises(dk.RunInterrupted, match="endless was interrupted"):
+    with pytest.raises(dk.errors.RunInterrupted, match="endless was interrupted"):
         experiment.sweep(straggler=[0, 0.1])
     assert [r.outcome for r in experiment.records] == ["stopped"]
     experiment.close()
@@ -181,8 +181,8 @@ def deadlocked() -> None:
 @pytest.mark.parametrize(
     ("fn", "error", "said"),
     [
-        (raising, dk.RankError, "rank 1 raised ValueError: 1 &lt; 2"),
-        (deadlocked, dk.DeadlockError, "each waits for the other"),
+        (raising, dk.errors.RankError, "rank 1 raised ValueError: 1 &lt; 2"),
+        (deadlocked, dk.errors.DeadlockError, "each waits for the other"),
     ],
 )
 def test_what_goes_wrong_is_raised_and_told(
@@ -205,9 +205,9 @@ def test_what_goes_wrong_is_raised_and_told(
 def test_a_stopped_cluster_and_too_many_ranks_are_told() -> None:
     with dk.Cluster(1) as gone:
         experiment = dk.Experiment(count_up, gone, ranks=(1, 100_000))
-    with pytest.raises(dk.StoppedError, match="the cluster was stopped"):
+    with pytest.raises(dk.errors.StoppedError, match="the cluster was stopped"):
         experiment.run()
-    with pytest.raises(dk.StartError, match="fit"):
+    with pytest.raises(dk.errors.StartError, match="fit"):
         experiment.run(ranks=100_000)
     assert "StartError" in message(experiment)
     experiment.close()
@@ -288,7 +288,7 @@ def test_an_interrupted_sweep_leaves_nothing(leftovers: Callable[[], list[str]])
             os.kill(kernel, signal.SIGINT)
         dist.recv(torch.ones(batch), src=1 - dist.get_rank())
 
-    with pytest.raises(dk.RunStopped):
+    with pytest.raises(dk.errors.RunStopped):
         dk.sweep(interrupted, ranks=2, batch=[8, 16])
     assert not leftovers()
 
@@ -309,5 +309,5 @@ def test_a_sweep_of_which_nothing_ends_well_raises(usable: dk.Cluster) -> None:
     def broken(batch: int) -> None:
         raise ValueError(f"batch {batch}")
 
-    with pytest.raises(dk.RankError, match="batch 8"):
+    with pytest.raises(dk.errors.RankError, match="batch 8"):
         dk.sweep(broken, usable, batch=[8, 16])

@@ -19,14 +19,14 @@ cluster = dk.Cluster(4)
 """
 PANEL = """
 def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
-    images, labels = dk.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.demos.digits())
     net = dk.demos.model()
-    reduce = dk.ring_all_reduce if algorithm == "ring" else dist.all_reduce
+    reduce = dk.algorithms.ring_all_reduce if algorithm == "ring" else dist.all_reduce
     with dk.watch_gradients(net) as watch:
         for step in dk.progress(range(steps)):
             rows = torch.arange(step * batch, (step + 1) * batch) % len(images)
             mine = images[rows], labels[rows]
-            loss = dk.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
+            loss = dk.algorithms.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
             watch.step(loss=loss, lr=lr, samples=batch)
             if fail and dist.get_rank() == 1:
                 raise RuntimeError("as asked")

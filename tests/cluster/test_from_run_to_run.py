@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
+from distkit.cluster import Run
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_a_default_group_is_never_that_of_yesterday(cluster: dk.Cluster) -> None
 
     in_cell()
     for _ in range(2):
-        with pytest.raises(dk.DeadlockError):
+        with pytest.raises(dk.errors.DeadlockError):
             cluster.run(hang)
         assert cluster.run(differentiable).results == [(2.0, 2.0)] * 2
         assert cluster.execute("total(torch.ones(1))").results == [16.0] * 2
@@ -83,7 +84,7 @@ def helper(folder: Path, value: int) -> Path:
     return script
 
 
-def printed(run: dk.Run) -> set[str]:
+def printed(run: Run) -> set[str]:
     return set("".join(run.output).split("\n")) - {""}
 
 
@@ -99,10 +100,10 @@ def test_an_edited_script_is_quoted_as_it_is_now(cluster: dk.Cluster, tmp_path: 
     script = tmp_path / "own.py"
     script.write_text("import torch.distributed as dist\ndist.barrier()\n1 / 0\n")
     for _ in range(2):
-        with pytest.raises(dk.RankError):
+        with pytest.raises(dk.errors.RankError):
             cluster.run(script)
     script.write_text("import nomod\n")
-    with pytest.raises(dk.RankError, match=r"in <module>\n    import nomod\n"):
+    with pytest.raises(dk.errors.RankError, match=r"in <module>\n    import nomod\n"):
         cluster.run(script)
 
 
@@ -241,7 +242,9 @@ def test_lines_of_a_script_in_site_packages(cluster: dk.Cluster, tmp_path: Path)
         "    dist.all_reduce(torch.ones(1))\n\nstep()\nexec('dist.barrier()')\n"
         "if dist.get_rank() == 1:\n    raise ValueError('line ten')\n"
     )
-    with pytest.raises(dk.RankError, match=r"ValueError: line ten at \S*train.py:10") as caught:
+    with pytest.raises(
+        dk.errors.RankError, match=r"ValueError: line ten at \S*train.py:10"
+    ) as caught:
         cluster.run(script)
     places = {event.where.rpartition("/")[2] for event in caught.value.run.trace}
     assert places == {"train.py:5", "train.py:8"}
@@ -257,12 +260,12 @@ def test_programs_that_start_ranks_get_a_hint(
         torch.multiprocessing.spawn(print, nprocs=0)
         raise torch.multiprocessing.ProcessRaisedException("as a child's", 0, 1)
 
-    with pytest.raises(dk.RankError, match="as a child's"):
+    with pytest.raises(dk.errors.RankError, match="as a child's"):
         cluster.run(spawns)
     assert "torch.multiprocessing.spawn: the program starts" in capsys.readouterr().err
 
     def launches() -> None:
         raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])
 
-    with pytest.raises(dk.RankError, match="Run their function instead"):
+    with pytest.raises(dk.errors.RankError, match="Run their function instead"):
         cluster.run(launches)

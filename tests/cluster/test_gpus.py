@@ -38,7 +38,7 @@ def total() -> float:
 def test_a_rank_that_cannot_use_its_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     planned(monkeypatch, device="cuda:0")
     said = r"\(1\). rank \d on cuda:0 \(GPU 0, H200\) cannot use it: .*; install torch with CUDA"
-    with dk.Cluster(2) as cluster, pytest.raises(dk.StartError, match=said) as refused:
+    with dk.Cluster(2) as cluster, pytest.raises(dk.errors.StartError, match=said) as refused:
         cluster.wait()
     assert "Traceback" not in str(refused.value)
 
@@ -47,7 +47,9 @@ def test_a_rank_that_cannot_use_its_gpu_says_so(monkeypatch: pytest.MonkeyPatch)
 def test_gpus_that_torch_is_not_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"index": 0, "name": "H200", "uuid": "GPU-a", "total": 80 * GIB, "free": 80 * GIB}
     monkeypatch.setattr(machine, "gpus", lambda: {"found": [gpu]})
-    with pytest.raises(dk.StartError, match=r"'cuda' was asked for, and torch is built without CU"):
+    with pytest.raises(
+        dk.errors.StartError, match=r"'cuda' was asked for, and torch is built without CU"
+    ):
         dk.Cluster(2, device="cuda")
     with dk.Cluster(2) as cluster:
         assert cluster.run(total).results == [2.0, 2.0]
@@ -77,14 +79,18 @@ def foreign() -> None:
 
 def test_after_a_failure_on_a_gpu_the_next_cell_runs() -> None:
     with dk.Cluster(2) as cluster:
-        with pytest.raises(dk.RankError, match=r"rank 1 on cpu: it computes on the CPU. Use"):
+        with pytest.raises(
+            dk.errors.RankError, match=r"rank 1 on cpu: it computes on the CPU. Use"
+        ):
             cluster.run(full)
         pids = cluster.run(os.getpid).results
-        with pytest.raises(dk.RankError, match="Its process is replaced by another"):
+        with pytest.raises(dk.errors.RankError, match="Its process is replaced by another"):
             cluster.run(ruined)
         after = cluster.run(os.getpid).results
         assert (after[0] == pids[0], after[1] == pids[1]) == (True, False)
-        with pytest.raises(dk.RankError, match=r"this tensor is on cpu: move it with x.to\("):
+        with pytest.raises(
+            dk.errors.RankError, match=r"this tensor is on cpu: move it with x.to\("
+        ):
             cluster.run(foreign)
         assert cluster.run(total).results == [2.0, 2.0]
 
@@ -117,7 +123,9 @@ def test_ranks_share_a_gpu() -> None:
                 torch.empty(torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
             on_gpu()
 
-        with pytest.raises(dk.RankError, match=r"rank 1 on cuda:0 .*it may take .* hold: .*rank 1"):
+        with pytest.raises(
+            dk.errors.RankError, match=r"rank 1 on cuda:0 .*it may take .* hold: .*rank 1"
+        ):
             cluster.run(fill)
         assert cluster.run(on_gpu).results == [(8.0, 0, "PCI_BUS_ID")] * 2
 
@@ -130,7 +138,7 @@ def test_a_failed_kernel_costs_a_process() -> None:
 
     with dk.Cluster(2, device="cuda:0") as cluster:
         pids = cluster.run(os.getpid).results
-        with pytest.raises(dk.RankError, match="Its process is replaced by another"):
+        with pytest.raises(dk.errors.RankError, match="Its process is replaced by another"):
             cluster.run(wrong)
         assert cluster.run(os.getpid).results[1] != pids[1]
         assert cluster.run(on_gpu).results[1][0] == 8.0

@@ -18,7 +18,7 @@ from distkit.views.gradients.projection import project
 def train(average: bool = True) -> None:
     """Synchronous SGD on the digits, with the gradient of the whole batch on rank 0."""
     images, labels = dk.demos.digits()
-    mine, my = dk.shard(images, labels)
+    mine, my = dk.data.shard(images, labels)
     net = dk.demos.model()
     all_reduce = dist.all_reduce if average else lambda gradient: None
     with dk.watch_gradients(net) as watch:
@@ -26,14 +26,14 @@ def train(average: bool = True) -> None:
             if dist.get_rank() == 0:
                 everything = slice(4 * int(rows[0]), 4 * int(rows[-1]) + 4)
                 watch.alone(F.cross_entropy(net(images[everything]), labels[everything]))
-            loss = dk.sync_sgd_step(
+            loss = dk.algorithms.sync_sgd_step(
                 net, (mine[rows], my[rows]), F.cross_entropy, 0.2, all_reduce=all_reduce
             )
             watch.step(loss=loss, lr=0.2, samples=len(rows))
 
 
 def train_ddp() -> None:
-    images, labels = dk.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.demos.digits())
     net = DistributedDataParallel(dk.demos.model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
     with dk.watch_gradients(net) as watch:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit import kvstore
+from distkit.cluster import Run
 from distkit.cluster.hosts.tunnel import Line, Relay, Tunnel
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.sockets import new_keys
@@ -75,7 +76,7 @@ def test_stepping_and_cells(cluster: dk.Cluster) -> None:
     stepper = cluster.step(total)
     assert stepper.next(rank=0).finish().results == [3.0, 3.0, 3.0]
     run = cluster.execute("rank + world_size")
-    assert isinstance(run, dk.Run)
+    assert isinstance(run, Run)
     assert run.results == [3, 4, 5]
 
 

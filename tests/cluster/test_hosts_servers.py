@@ -87,13 +87,13 @@ def test_a_worker_is_replaced_on_its_machine(cluster) -> None:
         return kv.pull("w")[0].item()
 
     flag = Path(cluster._room.folder, "died")
-    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="was replaced at once"):
         run = cluster.run(dies_once, str(flag))
     assert run.results == [3.0] * 3 and flag.exists()
 
 
 def test_dist_sync_halts_and_names_the_dead(cluster) -> None:
-    with pytest.raises(dk.RankDied, match="rank 2") as error:
+    with pytest.raises(dk.errors.RankDied, match="rank 2") as error:
         cluster.run(adds, "dist_sync", 2)
     assert "waits for a gradient of worker 2" in error.value.run.trace.meta["ends"]["0"]["text"]
     assert cluster.run(adds, "dist_sync").results == [60.0] * 3
@@ -116,7 +116,7 @@ def test_a_backup_answers_in_the_place_of_a_server(either, tmp_path, server: int
     until(begun.exists)
     end_and_await_the_next(either, server)
     ends.touch()
-    with pytest.warns(dk.CommunicationWarning, match=r"ended in the middle of keeps_on"):
+    with pytest.warns(dk.errors.CommunicationWarning, match=r"ended in the middle of keeps_on"):
         assert run.wait(60).results == [0.0] * 3
     assert [r["node"] for r in run.replaced] == [server]
     assert either.run(adds, "dist_sync", replication=2).results == [60.0] * 3
@@ -127,7 +127,7 @@ def test_a_scheduler_that_ends_is_replaced_for_the_next_run(either, tmp_path) ->
     run = either.submit(keeps_on, str(begun), str(tmp_path / "end"))
     until(begun.exists)
     end_and_await_the_next(either, 5)
-    with pytest.raises(dk.RankError, match="the scheduler has ended"):
+    with pytest.raises(dk.errors.RankError, match="the scheduler has ended"):
         run.wait(60)
     assert either.run(adds, "dist_sync").results == [60.0] * 3
 
@@ -137,7 +137,7 @@ def test_without_copies_a_dead_server_is_named(cluster, tmp_path) -> None:
     run = cluster.submit(keeps_on, str(begun), str(tmp_path / "end"))
     until(begun.exists)
     os.kill(node(cluster, 4), signal.SIGKILL)
-    with pytest.raises(dk.RankError, match="server 1 has ended"):
+    with pytest.raises(dk.errors.RankError, match="server 1 has ended"):
         run.wait(60)
     assert cluster.run(adds, "dist_async").results[0] >= 20.0
 
@@ -187,7 +187,7 @@ def test_scheduled_functions_run_on_the_other_machine(cluster, tmp_path, who: in
         return model.weight.unique().tolist()
 
     flag = tmp_path / "died"
-    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="was replaced at once"):
         run = cluster.run(train, ParameterServerStrategy(), str(flag), who)
     assert run.results == [[-30.0], None, None] and flag.exists()
 
@@ -231,7 +231,9 @@ def test_a_ps_of_a_tf_config_is_replaced(cluster, tmp_path) -> None:
     until(begun.exists)
     end_and_await_the_next(cluster, 4)
     killed.touch()
-    with pytest.warns(dk.CommunicationWarning, match="server 1 ended in the middle of train"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match="server 1 ended in the middle of train"
+    ):
         weights, steps = zip(*run.wait(60).results, strict=True)
     assert list(weights) == [[-float(sum(steps))]] * 3
 
@@ -246,12 +248,12 @@ def test_a_worker_that_hangs_is_ended_and_named(tmp_path) -> None:
         assert hanging.wait(60)
         until(lambda: cluster._room.ranks[1] is not hanging)
         end.touch()
-        with pytest.warns(dk.CommunicationWarning, match="no sign of life for 2 s"):
+        with pytest.warns(dk.errors.CommunicationWarning, match="no sign of life for 2 s"):
             run.wait(60)
 
 
 def test_chosen_ports_are_no_option_any_more() -> None:
-    with pytest.raises(dk.StartError, match="ip_local_port_range"):
+    with pytest.raises(dk.errors.StartError, match="ip_local_port_range"):
         two_machines(1, 1, servers=1, ports="45001-45009")
 
 
@@ -281,7 +283,7 @@ def test_hosts_of_a_laboratory(tmp_path) -> None:
         until(begun.exists)
         end_and_await_the_next(cluster, 4)
         ends.touch()
-        with pytest.warns(dk.CommunicationWarning, match="ended in the middle of keeps_on"):
+        with pytest.warns(dk.errors.CommunicationWarning, match="ended in the middle of keeps_on"):
             assert run.wait(60).results == [0.0] * 3
         for n in (2, 5):  # a worker, the scheduler
             end_and_await_the_next(cluster, n)

@@ -41,7 +41,7 @@ def push():
 
 def shared():
     x = torch.ones(100_000)
-    dk.shared_memory_all_reduce(x)
+    dk.algorithms.shared_memory_all_reduce(x)
     return x[0].item()
 
 cluster = dk.Cluster(2)
@@ -200,5 +200,5 @@ def test_a_restart_from_the_hubs_page(hub: Hub, tab: Any) -> None:
     page.wait_for_url(f"{hub.url}/user/ada/lab**")
     kernel, again = begin(hub, "ada")
     assert again["results"] == [2.0, 2.0]
-    said = " ".join(kernel.run("print(dk.doctor())").split())
+    said = " ".join(kernel.run("print(dk.hosts.doctor())").split())
     assert "in comfort" in said

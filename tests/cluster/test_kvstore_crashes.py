@@ -22,6 +22,7 @@ import distkit as dk
 from distkit import kvstore
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.cluster.rank.rank import Rank
+from distkit.events import Op
 from distkit.kvstore.client.requests import Requests
 from distkit.views.servers.projection import notices, project
 from distkit.views.servers.scene import draw
@@ -52,7 +53,7 @@ def adds(mode: str, dies: int | None = None, **options) -> float:
     [("dist_async", {}), ("dist_sync", {"on_crash": "continue"}), ("dist_sync", {"backup": 1})],
 )
 def test_the_others_go_on_without_a_worker(cluster, mode: str, options) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="rank 1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
         run = cluster.run(adds, mode, 1, **options)
     assert run.results[0] >= 50 and run.results[1] is None
     assert run.results[0] == 60 or options == {"backup": 1}  # which drops what comes late
@@ -61,7 +62,7 @@ def test_the_others_go_on_without_a_worker(cluster, mode: str, options) -> None:
 
 
 def test_dist_sync_halts_and_names_the_dead(cluster) -> None:
-    with pytest.raises(dk.RankDied, match="rank 1") as error:
+    with pytest.raises(dk.errors.RankDied, match="rank 1") as error:
         cluster.run(adds, "dist_sync", 1)
     assert "waits for a gradient of worker 1" in error.value.run.trace.meta["ends"]["0"]["text"]
     assert cluster.run(adds, "dist_sync").results == [100, 100]
@@ -95,7 +96,9 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
     until(flag.exists)
     before = node(cluster, 2)
     os.kill(before, signal.SIGKILL)
-    with pytest.warns(dk.CommunicationWarning, match="server 0 ended .* its backup answered"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match="server 0 ended .* its backup answered"
+    ):
         assert run.results == [[400.0] * 6] * 2
     shown = project(run.trace)
     assert "server 0 died and had to be replaced" in notices(shown)
@@ -133,7 +136,9 @@ def test_a_worker_that_ends_before_it_was_there_hangs_nobody(cluster, when: str,
         warnings.simplefilter("always")
         try:
             results = run.wait(60).results
-        except dk.RankError as error:  # or it was quicker than the word that the others continue
+        except (
+            dk.errors.RankError
+        ) as error:  # or it was quicker than the word that the others continue
             told = error.run.trace.meta["ends"]["1"].get("text", "")
             assert when == "create" or "waits for the value of worker 0" in told
         else:
@@ -179,7 +184,7 @@ def dies_unheard(mode: str, on_crash: str, folder: str) -> None:
 def test_an_accepted_push_is_not_refused_because_its_worker_died(
     cluster, tmp_path, mode: str, on_crash: str
 ) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="1 ended"):
         run = cluster.run(dies_unheard, mode, on_crash, str(tmp_path))
     picture = draw(project(run.trace))
     assert not any("refused" in notice for notice in picture["notices"])
@@ -210,7 +215,7 @@ def begins_again(mode: str, folder: str, dies: int = 1) -> tuple[float, int]:
 def the_same_again(folder: str, mode: str, meets: str) -> float:
     """Whoever takes a dead worker's place does the whole loop; the others have less to do."""
     kv = kvstore.create(mode, on_crash="replace")
-    assert dk.shard(torch.arange(4))[0].tolist() == [kv.rank, kv.rank + 2]
+    assert dk.data.shard(torch.arange(4))[0].tolist() == [kv.rank, kv.rank + 2]
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(20):
@@ -228,7 +233,7 @@ def the_same_again(folder: str, mode: str, meets: str) -> float:
 @pytest.mark.parametrize("meets", ["never", "each time", "at the end"])
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
 def test_who_takes_a_place_may_have_more_to_do(cluster, tmp_path, mode: str, meets: str) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended"):
         run = cluster.run(the_same_again, str(tmp_path), mode, meets)
     assert run.results[1] == 50 or (mode == "dist_async" and max(run.results) == 50)
 
@@ -236,7 +241,9 @@ def test_who_takes_a_place_may_have_more_to_do(cluster, tmp_path, mode: str, mee
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
 def test_a_worker_that_dies_is_replaced_and_begins_again(cluster, mode: str, tmp_path) -> None:
     before = dict(cluster.wait()._room.ranks)
-    with pytest.warns(dk.CommunicationWarning, match=r"worker 1 ended .* \(signal SIGKILL\), and"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match=r"worker 1 ended .* \(signal SIGKILL\), and"
+    ):
         run = cluster.run(begins_again, mode, str(tmp_path))
     assert run.results == [(100, 0), (100, 1)]
     assert cluster._room.ranks[0] is before[0]
@@ -247,7 +254,7 @@ def test_a_worker_that_dies_is_replaced_and_begins_again(cluster, mode: str, tmp
     spans = [s for s in run.trace.spans if s.rank == 1]
     assert all(s.end is not None for s in spans)
     (vacant,) = [s for s in spans if s.label == "replaced: signal SIGKILL"]
-    assert len({s.match for s in spans if s.op is dk.Op.REGISTER}) == 2
+    assert len({s.match for s in spans if s.op is Op.REGISTER}) == 2
     assert any(s.start > vacant.end for s in spans)
     assert cluster.run(adds, mode).results == [100, 100]
     assert cluster.run(sums_up).results == [1, 1]  # the group is whole again
@@ -260,7 +267,7 @@ def sums_up() -> float:
 
 
 def test_one_that_always_dies_ends_the_run(cluster, tmp_path) -> None:
-    with pytest.raises(dk.RankDied, match=r"rank 1.*replaced 3 times.*\(signal SIGKILL\)"):
+    with pytest.raises(dk.errors.RankDied, match=r"rank 1.*replaced 3 times.*\(signal SIGKILL\)"):
         cluster.run(begins_again, "dist_sync", str(tmp_path), 99)
     assert Path(tmp_path, "life-1").read_text() == "x" * 4
     assert cluster.run(adds, "dist_sync").results == [100, 100]
@@ -277,7 +284,7 @@ def reduces_too(folder: str) -> None:
 
 
 def test_a_process_group_has_no_place_for_another(cluster, tmp_path) -> None:
-    with pytest.raises(dk.RankError, match="and a new process cannot join it"):
+    with pytest.raises(dk.errors.RankError, match="and a new process cannot join it"):
         cluster.run(reduces_too, str(tmp_path))
     assert cluster.run(sums_up).results == [1, 1]
 
@@ -301,7 +308,7 @@ def test_a_run_whose_scheduler_is_killed_ends_and_says_so(cluster, tmp_path) -> 
     pids = {name: pid for name, _, pid, *_ in cluster.status().rows}
     assert pids["scheduler"] == before
     os.kill(before, signal.SIGKILL)
-    with pytest.raises(dk.RankError, match=r"the scheduler has ended .* so the run ends"):
+    with pytest.raises(dk.errors.RankError, match=r"the scheduler has ended .* so the run ends"):
         run.wait(60)
     assert cluster.run(adds, "dist_async").results == [100, 100]
     assert node(cluster, 4) != before
@@ -313,7 +320,9 @@ def test_a_signal_that_interrupts_one_worker_is_told(cluster, tmp_path) -> None:
     while not run.finished:  # Python ignores what a signal raises in a callback of a weak reference
         os.kill(cluster._room.ranks[1].pid, signal.SIGINT)
         run._conductor.done.wait(10)
-    with pytest.raises(dk.RankError, match=r"rank 1 was interrupted \(signal SIGINT\) at tests/"):
+    with pytest.raises(
+        dk.errors.RankError, match=r"rank 1 was interrupted \(signal SIGINT\) at tests/"
+    ):
         run.wait(60)
     assert cluster.run(adds, "dist_sync").results == [100, 100]
 
@@ -350,7 +359,7 @@ def test_a_server_that_ends_before_the_beginning_is_waited_for(
 ) -> None:
     """Also if the one in its place is killed while it starts."""
     run = cluster.submit(begins_late, str(tmp_path / "go"), replication=2)
-    until(lambda: any(e.op is dk.Op.REGISTER and e.rank == 0 for e in run.trace.events))
+    until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
     pids = starts(cluster, monkeypatch, again)
     os.kill(node(cluster, 3), signal.SIGKILL)
     until(lambda: len(pids) > again)
@@ -370,7 +379,7 @@ def test_one_that_is_killed_while_taking_a_place_is_replaced_again(
     os.kill(room.ranks[i].pid if i in room.ranks else node(cluster, i), signal.SIGKILL)
     until(lambda: len(pids) == 3)
     end.touch()
-    with pytest.warns(dk.CommunicationWarning, match=r"ended in the middle of keeps_on"):
+    with pytest.warns(dk.errors.CommunicationWarning, match=r"ended in the middle of keeps_on"):
         lost = run.wait(60).results
     assert lost == [0, 0] or i == 1  # what its first life pushed, it did not count
     assert {r["node"] for r in run.replaced} == {i}
@@ -404,7 +413,9 @@ def dies_at_once(folder: str) -> float:
 
 def test_a_worker_killed_while_another_joins_the_process_group(cluster, tmp_path) -> None:
     cluster.run(joins_slowly)
-    with pytest.warns(dk.CommunicationWarning, match=r"worker 1 ended in the middle of dies_at"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match=r"worker 1 ended in the middle of dies_at"
+    ):
         run = cluster.submit(dies_at_once, str(tmp_path)).wait(60)
     assert sorted(run.results) == [1, 2]
     assert cluster.run(sums_up).results == [1, 1]
@@ -425,7 +436,9 @@ def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
     hung = [node(watchful, 2), watchful._room.ranks[1].pid]
     os.kill(hung[0], signal.SIGSTOP)
     os.kill(hung[1], signal.SIGSTOP)
-    with pytest.warns(dk.CommunicationWarning, match=r"(worker 1|server 0) .*no sign of life"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match=r"(worker 1|server 0) .*no sign of life"
+    ):
         values = run.wait().results[0]
     assert min(values) >= 200  # all of the others', and what the first life of worker 1 pushed:
     assert max(values) - min(values) in (0, 1)  # its last push perhaps to one server alone
@@ -463,12 +476,12 @@ def test_a_scheduler_that_hangs_is_ended_and_the_run_with_it(watchful, tmp_path)
     until((tmp_path / "now").exists)
     hung = node(watchful, 4)
     os.kill(hung, signal.SIGSTOP)
-    with pytest.raises(dk.RankError, match="the scheduler has ended"):
+    with pytest.raises(dk.errors.RankError, match="the scheduler has ended"):
         run.wait(60)
     assert watchful.run(adds, "dist_sync").results == [100, 100]
     assert node(watchful, 4) != hung
 
 
 def test_silence_is_counted_in_seconds() -> None:
-    with pytest.raises(dk.StartError, match="heartbeat_timeout=0"):
+    with pytest.raises(dk.errors.StartError, match="heartbeat_timeout=0"):
         dk.Cluster(workers=1, servers=1, heartbeat_timeout=0)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit import kvstore
+from distkit.cluster import Run, Stepper
 from distkit.diagnosis.findings import Kind
 from distkit.diagnosis.rank_state import Doing
 from distkit.events import Op, State
@@ -53,15 +54,15 @@ def train(mode: str, rounds: int = 2, **options) -> list[float]:
     return [*seen, kv.pull("w")[0].item()]
 
 
-def doing(stepper: dk.Stepper) -> list[str]:
+def doing(stepper: Stepper) -> list[str]:
     return [str(s.doing) for s in stepper.moment.standings]
 
 
-def calls(stepper: dk.Stepper) -> list[str]:
+def calls(stepper: Stepper) -> list[str]:
     return [s.call() for s in stepper.moment.standings]
 
 
-def late(run: dk.Run) -> list[int]:
+def late(run: Run) -> list[int]:
     """The staleness of each gradient, in the order of the updates."""
     return [max(s.attributes["late"]) for s in run.trace.spans if "version" in s.attributes]
 
@@ -232,7 +233,7 @@ HANGS = [
 def test_a_pull_that_nobody_can_answer_is_explained(
     usable: dk.Cluster, program, asked, kind, culprits, waiting, says
 ) -> None:
-    with pytest.raises(dk.DeadlockError) as caught:
+    with pytest.raises(dk.errors.DeadlockError) as caught:
         usable.run(program, **asked)
     (finding,) = caught.value.findings
     assert (finding.kind, finding.culprits, finding.waiting) == (kind, culprits, waiting)
@@ -245,7 +246,7 @@ def test_a_pull_that_nobody_can_answer_is_explained(
 
 def test_a_hang_found_while_stepping(usable: dk.Cluster) -> None:
     stepper = usable.step(misses, "push", 1)
-    with pytest.raises(dk.DeadlockError, match="before pushing it"):
+    with pytest.raises(dk.errors.DeadlockError, match="before pushing it"):
         for _ in range(20):
             stepper.next()
     assert stepper.finished and "released" in doing(stepper)
@@ -301,7 +302,7 @@ def dies(rank: int) -> None:
 
 
 def test_a_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
-    with pytest.raises(dk.RankDied, match="rank 1") as caught:
+    with pytest.raises(dk.errors.RankDied, match="rank 1") as caught:
         usable.run(dies, 1)
     assert 'on_crash="continue"' in str(caught.value)
     (finding,) = [f for f in caught.value.run.findings if f.hang]
@@ -311,7 +312,7 @@ def test_a_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
 
 def test_trouble_counts_pushes_and_pulls(usable: dk.Cluster) -> None:
     """set_optimizer, init, pull and push are four; the fifth is never made."""
-    with dk.trouble(kill={1: 4}), pytest.raises(dk.RankDied, match="as asked") as caught:
+    with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match="as asked") as caught:
         usable.run(train, "dist_sync", 5)
     spans = caught.value.run.trace.spans
     mine = [s.op for s in spans if s.rank == 1 and s.state is not State.SCHEDULED]
@@ -326,7 +327,7 @@ def kill(cluster: dk.Cluster, rank: int) -> None:
     os.kill(cluster.status().rows[rank][2], signal.SIGKILL)
 
 
-def told(stepper: dk.Stepper, rank: int, says: str) -> None:
+def told(stepper: Stepper, rank: int, says: str) -> None:
     """Wait until the moment shown says something of a rank, without a step."""
     seen = threading.Event()
     stepper.watch(seen.set)
@@ -349,13 +350,13 @@ def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, opti
         "rank 1: died: signal SIGKILL; the others go on without it; last seen before push('w') at ",
     )
     assert len(stepper.moments) == moments and doing(stepper) == ["paused", "died", "paused"]
-    with pytest.raises(dk.StepError, match=r"not paused .* rank 1: died: signal SIGKILL"):
+    with pytest.raises(dk.errors.StepError, match=r"not paused .* rank 1: died: signal SIGKILL"):
         stepper.next(rank=1)
     stepper.next()
     assert calls(stepper) == ["pull('w')", "", "pull('w')"]
     stepper.next(rank=0).next(rank=2)  # they pull: the server may not have noticed yet
     assert doing(stepper)[1] == "died" and not stepper.finished
-    with pytest.warns(dk.CommunicationWarning, match="rank 1 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
         zero, one, two = stepper.finish().results
     assert one is None and zero[-1] == two[-1]
 
@@ -370,7 +371,7 @@ def test_a_worker_that_is_killed_in_a_step_stops_nobody(usable: dk.Cluster, opti
             assert doing(stepper)[1] == ("died" if n > 2 else "paused")
             assert not stepper.finished and "failed" not in doing(stepper)
     assert "dk.trouble killed it, as asked; the others go on" in repr(stepper)
-    with pytest.warns(dk.CommunicationWarning, match="as asked.; last seen before push"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="as asked.; last seen before push"):
         stepper.finish()
 
 
@@ -383,14 +384,14 @@ def test_who_takes_a_dead_workers_place_is_stepped_through(usable: dk.Cluster) -
     stepper.next(rank=1)
     assert str(stepper.moment.standings[1]).startswith("rank 1: paused before init('w')")
     assert "replaces one" not in repr(stepper)
-    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* replaced at once"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* replaced at once"):
         assert len(stepper.finish().results[1]) == 3
 
 
 def test_who_takes_a_place_after_finish_is_let_go_too(usable: dk.Cluster) -> None:
     with dk.trouble(kill={1: 4}):
         stepper = usable.step(train, "dist_async", on_crash="replace").next()
-    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* replaced at once"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* replaced at once"):
         assert len(stepper.finish().wait(60).results[1]) == 3
 
 
@@ -400,7 +401,9 @@ def test_a_death_that_halts_the_store_is_told_on_its_card(usable: dk.Cluster) ->
     told(stepper, 1, "rank 1: died: signal SIGKILL; last seen before push('w') at ")
     told(stepper, 0, "released")
     told(stepper, 2, "released")
-    with pytest.raises(dk.RankDied, match=r"rank 1 .*; it was last seen before push\('w'\) at "):
+    with pytest.raises(
+        dk.errors.RankDied, match=r"rank 1 .*; it was last seen before push\('w'\) at "
+    ):
         stepper.finish()
 
 

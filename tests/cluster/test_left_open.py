@@ -94,7 +94,7 @@ OPEN = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::distkit.CommunicationWarning")
+@pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
 @pytest.mark.parametrize("program", OPEN)
 def test_the_next_run_meets_in_a_new_group(
     cluster: dk.Cluster, program: Callable[[], None]
@@ -139,7 +139,7 @@ def test_a_thread_that_goes_on_communicating_does_not_reach_the_next_run(
         threading.Thread(target=forever, daemon=True).start()
         begun.wait()
 
-    with pytest.warns(dk.CommunicationWarning, match="Join the thread before the function"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="Join the thread before the function"):
         cluster.run(program)
     assert cluster.submit(sum_of_ones).wait(10).results == [2.0, 2.0]
 

@@ -99,7 +99,7 @@ def test_a_learners_files_named_like_modules_break_nothing(
 
     with dk.Cluster(2) as cluster:
         assert cluster.run(program).results == [9.0, 9.0]
-        with pytest.raises(dk.RankError, match=r"/wave\.py has the name(?s:.*)rename"):
+        with pytest.raises(dk.errors.RankError, match=r"/wave\.py has the name(?s:.*)rename"):
             cluster.run(mistaken)
     assert dk.run_ranks(program, 2).results == [9.0, 9.0]
 
@@ -148,10 +148,10 @@ def test_the_zygote_is_killed(fresh: forkserver.ForkServer, when: str) -> None:
     run = cluster.submit(time.sleep, 100) if when == "running" else None
     zygote(fresh).kill()
     if run is not None:
-        with pytest.raises(dk.RunError, match=r"forked from ended \(signal SIGKILL\)"):
+        with pytest.raises(dk.errors.RunError, match=r"forked from ended \(signal SIGKILL\)"):
             run.wait(10)
     until(lambda: cluster._room.stage == "failed")
-    with pytest.raises(dk.StartError, match=r"forked from ended(?s:.*)signal SIGKILL"):
+    with pytest.raises(dk.errors.StartError, match=r"forked from ended(?s:.*)signal SIGKILL"):
         cluster.run(total)
     until(lambda: ended(pids))
     assert dk.run_ranks(total, 2).results == [2.0, 2.0]
@@ -173,7 +173,7 @@ def test_a_run_asked_for_before_the_end_of_the_zygote_is_known(
         asked = pool.submit(cluster.run, total)
         until(lambda: not room.ready.is_set())
         waits.set()
-        with pytest.raises(dk.StartError, match="forked from ended"):
+        with pytest.raises(dk.errors.StartError, match="forked from ended"):
             asked.result(20)
     cluster.stop()
 
@@ -192,14 +192,14 @@ def test_the_folder_is_wiped(when: str) -> None:
     with dk.Cluster(2).wait() as cluster:
         folder = cluster._room.folder
         if when == "in a run":
-            with pytest.raises(dk.RankError, match="was removed, perhaps by"):
+            with pytest.raises(dk.errors.RankError, match="was removed, perhaps by"):
                 cluster.run(groups, folder)
         else:
             shutil.rmtree(folder)
         if when == "a rank ends":
             psutil.Process(cluster.status().rows[0][2]).kill()
         do = cluster.restart if when == "restart" else partial(cluster.run, total)
-        with pytest.raises(dk.StartError, match=r"was removed(?s:.*)again: dk.Cluster\(2\)"):
+        with pytest.raises(dk.errors.StartError, match=r"was removed(?s:.*)again: dk.Cluster\(2\)"):
             do()
         until(lambda: "idle" not in str(cluster.status()))
 

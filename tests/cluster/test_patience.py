@@ -92,7 +92,7 @@ def test_a_thread_that_outlives_a_release_does_not_get_into_the_next_run(
     run = usable.submit(haunt)
     time.sleep(0.2)
     usable.interrupt()
-    with pytest.raises(dk.RunInterrupted):
+    with pytest.raises(dk.errors.RunInterrupted):
         run.wait(10)
     later = usable.run(time.sleep, 0.7)
     assert len(later.trace) == 0
@@ -109,13 +109,17 @@ def three_from_anybody() -> None:
 
 def test_a_receive_from_anybody_is_explained_and_ended_quickly(usable: dk.Cluster) -> None:
     start = time.monotonic()
-    with pytest.raises(dk.DeadlockError, match=r"after sending 2 messages.*one of ranks 1 and 2"):
+    with pytest.raises(
+        dk.errors.DeadlockError, match=r"after sending 2 messages.*one of ranks 1 and 2"
+    ):
         usable.run(three_from_anybody)
     assert time.monotonic() - start < 2.5
 
 
 def test_a_rank_that_is_not_there(usable: dk.Cluster) -> None:
-    with pytest.raises(dk.RankError, match="rank 7 does not exist; the group has ranks 0 to 2"):
+    with pytest.raises(
+        dk.errors.RankError, match="rank 7 does not exist; the group has ranks 0 to 2"
+    ):
         usable.run(lambda: dist.send(torch.ones(1), dst=7))
 
 
@@ -124,13 +128,13 @@ def test_collectives_of_objects_have_their_own_name(usable: dk.Cluster) -> None:
         if dist.get_rank() != 0:
             dist.all_gather_object([None] * 3, "x")
 
-    with pytest.raises(dk.DeadlockError, match=r"wait in all_gather_object\(\)") as caught:
+    with pytest.raises(dk.errors.DeadlockError, match=r"wait in all_gather_object\(\)") as caught:
         usable.run(program)
     assert [f.kind for f in caught.value.findings] == [Kind.SKIPPED]
 
 
 def test_a_cell_that_not_every_rank_ran(usable: dk.Cluster) -> None:
-    with pytest.raises(dk.DeadlockError, match="the cell was not run on it"):
+    with pytest.raises(dk.errors.DeadlockError, match="the cell was not run on it"):
         usable.execute("dist.barrier()", [0])
 
 
@@ -139,10 +143,10 @@ def test_stop_while_paused() -> None:
         stepper = cluster.step(total)
         cluster.stop()
         start = time.monotonic()
-        with pytest.raises(dk.RunInterrupted, match="the cluster was stopped"):
+        with pytest.raises(dk.errors.RunInterrupted, match="the cluster was stopped"):
             stepper.finish()
         assert time.monotonic() - start < 2
-        with pytest.raises(dk.StoppedError, match=r"dk.Cluster\(2\)"):
+        with pytest.raises(dk.errors.StoppedError, match=r"dk.Cluster\(2\)"):
             cluster.step(total)
 
 
@@ -160,6 +164,6 @@ def test_play_while_looking_back_shows_the_past_again(usable: dk.Cluster) -> Non
 
 def test_a_line_that_is_not_there(usable: dk.Cluster) -> None:
     with usable.step(total) as stepper:
-        with pytest.raises(dk.StepError, match="there is no line 99999"):
+        with pytest.raises(dk.errors.StepError, match="there is no line 99999"):
             stepper.run_to(line=99999)
         assert not stepper.finished

@@ -63,7 +63,7 @@ def test_a_hang_is_interrupted_within_a_second(cluster: dk.Cluster, name: str) -
     assert not run.finished
     start = time.monotonic()
     cluster.interrupt()
-    with pytest.raises(dk.RunInterrupted, match="ready for the next run"):
+    with pytest.raises(dk.errors.RunInterrupted, match="ready for the next run"):
         run.wait(10)
     assert cluster.run(dist.get_rank).results == [0, 1, 2]
     assert time.monotonic() - start < 1
@@ -92,7 +92,7 @@ def test_an_import_of_a_library_is_not_cut_in_two(cluster: dk.Cluster, tmp_path:
     run = cluster.submit(program)
     until(lambda: len(list(tmp_path.glob("begun-*"))) == 3)
     cluster.interrupt()
-    with pytest.raises(dk.RunInterrupted):
+    with pytest.raises(dk.errors.RunInterrupted):
         run.wait(10)
     assert cluster.run(program).results == ["cut_in_two"] * 3
     assert [p.read_text() for p in tmp_path.glob("begun-*")] == ["begun\n"] * 3
@@ -100,14 +100,16 @@ def test_an_import_of_a_library_is_not_cut_in_two(cluster: dk.Cluster, tmp_path:
 
 def test_a_hang_that_nobody_waits_for_is_released(cluster: dk.Cluster) -> None:
     for _ in range(3):
-        with pytest.raises(dk.DeadlockError, match=r"in a circle(?s:.*)ready for the next run"):
+        with pytest.raises(
+            dk.errors.DeadlockError, match=r"in a circle(?s:.*)ready for the next run"
+        ):
             cluster.run(ALL["ring_of_recvs"].program)
         (finding,) = cluster.diagnose()
         assert finding.kind is Kind.CYCLE
 
 
 def test_groups_can_be_made_after_a_group_was_not(cluster: dk.Cluster) -> None:
-    with pytest.raises(dk.DeadlockError, match="Call new_group on every rank of the world"):
+    with pytest.raises(dk.errors.DeadlockError, match="Call new_group on every rank of the world"):
         cluster.run(ALL["new_group_skipped"].program)
 
     def program() -> float:
@@ -128,7 +130,7 @@ def test_ranks_in_a_deadlock_while_another_computes(cluster: dk.Cluster) -> None
         dist.recv(torch.zeros(1), src=1 - me)
 
     start = time.monotonic()
-    with pytest.raises(dk.DeadlockError, match="each waits for the other"):
+    with pytest.raises(dk.errors.DeadlockError, match="each waits for the other"):
         cluster.run(program)
     assert time.monotonic() - start < 5
 
@@ -156,7 +158,7 @@ def test_a_rank_that_never_begins_the_next_run_is_named_and_replaced(
 ) -> None:
     monkeypatch.setattr("distkit.cluster.runs.conductor.BEGIN", 5.0)
     shared.run(blocks_its_rank)
-    with pytest.raises(dk.RankDied, match=r"rank 1 .* gave no sign of life for 5 s"):
+    with pytest.raises(dk.errors.RankDied, match=r"rank 1 .* gave no sign of life for 5 s"):
         shared.run(dist.get_rank)
     assert shared.run(dist.get_rank).results == [0, 1, 2]
 
@@ -171,6 +173,6 @@ class Interrupted(threading.Event):
 def test_an_interrupt_while_ranks_start_says_so_in_a_line(shared: dk.Cluster) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared.wait()._room, "ready", Interrupted())
-        with pytest.raises(dk.RunStopped, match="while the ranks are starting"):
+        with pytest.raises(dk.errors.RunStopped, match="while the ranks are starting"):
             shared.run(dist.get_rank)
     assert shared.run(dist.get_rank).results == [0, 1, 2]

@@ -68,7 +68,7 @@ def interrupted(cluster: Any) -> Trace:
     look()
     assert asked.wait(60)
     cluster.interrupt()
-    with pytest.raises(dk.RunInterrupted):
+    with pytest.raises(dk.errors.RunInterrupted):
         run.wait()
     return run.trace
 

@@ -28,7 +28,7 @@ def chat():
             if not place:
                 dist.recv(x, ring[-1])
     total = torch.arange(100_000.0) + rank
-    with dk.use_algorithm("auto"):
+    with dk.algorithms.use_algorithm("auto"):
         dist.all_reduce(total)
     return torch.equal(total, 4 * torch.arange(100_000.0) + 6)
 

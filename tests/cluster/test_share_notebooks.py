@@ -35,7 +35,7 @@ def said(steps=3):
             for p in w.parameters():
                 dist.all_reduce(p.grad)
             watch.step(loss=1.0)
-    dk.ring_all_reduce(torch.ones(8))
+    dk.algorithms.ring_all_reduce(torch.ones(8))
 
 cluster = dk.Cluster(2).wait()
 trace = dk.run_ranks(said, 2).trace
@@ -195,7 +195,8 @@ def test_another_kernel_changes_nothing(
 def test_a_live_view_takes_the_place_of_its_picture(lab: Any, tab: Any) -> None:
     code = [
         "import distkit as dk",
-        "t = dk.Trace([dk.Event(0, 0, dk.Op.SEND, dk.State.STARTED, 0.0, peer=1, nbytes=4)])",
+        "from distkit.events import Event, Op, State",
+        "t = dk.Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4)])",
         "dk.Timeline(t)",
     ]
     (lab.root / "live.ipynb").write_text(notebook("\n".join(code), "dk.Stage(t)"))

@@ -18,7 +18,7 @@ from distkit.views.scene.theme import theme
 
 def ring() -> None:
     torch.manual_seed(dist.get_rank())
-    dk.ring_all_reduce(torch.randn(16))
+    dk.algorithms.ring_all_reduce(torch.randn(16))
 
 
 def tree() -> None:

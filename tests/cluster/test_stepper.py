@@ -16,6 +16,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import distkit as dk
+from distkit.cluster import Stepper
 from distkit.diagnosis.rank_state import Doing
 from distkit.events import Op, State
 
@@ -47,11 +48,11 @@ def pass_on() -> float:
     return x[0].item()
 
 
-def doing(stepper: dk.Stepper) -> list[str]:
+def doing(stepper: Stepper) -> list[str]:
     return [str(s.doing) for s in stepper.moment.standings]
 
 
-def calls(stepper: dk.Stepper) -> list[str]:
+def calls(stepper: Stepper) -> list[str]:
     return [s.call() for s in stepper.moment.standings]
 
 
@@ -65,7 +66,7 @@ def test_it_begins_paused_before_the_first_communication(usable: dk.Cluster) -> 
 
 def inside() -> float:
     x = torch.ones(3) * (dist.get_rank() + 1)
-    with dk.use_algorithm("ring"):
+    with dk.algorithms.use_algorithm("ring"):
         dist.all_reduce(x)
     return x[0].item()
 
@@ -81,7 +82,7 @@ def test_calls_within_a_call_are_steps_as_well(usable: dk.Cluster) -> None:
 
 def test_a_call_in_a_page_tells_who_called_the_page(usable: dk.Cluster) -> None:
     def total() -> None:
-        dk.ring_all_reduce(torch.ones(2))
+        dk.algorithms.ring_all_reduce(torch.ones(2))
 
     first = total.__code__.co_firstlineno + 1
     with usable.step(total) as stepper:
@@ -176,7 +177,7 @@ def test_looking_back_shows_the_values_of_then(usable: dk.Cluster) -> None:
     assert stepper.seek(-1).position == last
     reduced = [e for e in stepper.shown if e.op is Op.ALL_REDUCE and e.state is State.COMPLETED]
     assert {e.summary.values for e in reduced if e.summary} == {(6.0, 6.0, 6.0)}
-    with pytest.raises(dk.StepError, match="there are moments 0 to"):
+    with pytest.raises(dk.errors.StepError, match="there are moments 0 to"):
         stepper.seek(99)
 
 
@@ -194,19 +195,19 @@ def test_pauses_are_not_in_its_times(usable: dk.Cluster) -> None:
 def test_run_to(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).run_to(op="all_reduce")
     assert calls(stepper) == ["all_reduce()"] * 3
-    with pytest.raises(dk.StepError, match="no rank came to line 1 "):
+    with pytest.raises(dk.errors.StepError, match="no rank came to line 1 "):
         stepper.run_to(line=1)
     assert stepper.finished
-    with pytest.raises(dk.StepError, match="no operation 'sum'"):
+    with pytest.raises(dk.errors.StepError, match="no operation 'sum'"):
         stepper.run_to(op="sum")
-    with pytest.raises(dk.StepError, match="needs a line or an operation"):
+    with pytest.raises(dk.errors.StepError, match="needs a line or an operation"):
         stepper.run_to()
 
 
 def test_play_to_the_end(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).play(speed=200)
     assert stepper.finished and not stepper.playing
-    with pytest.raises(dk.StepError, match="more than 0"):
+    with pytest.raises(dk.errors.StepError, match="more than 0"):
         stepper.play(speed=0)
 
 
@@ -304,10 +305,10 @@ def late_trouble() -> None:
 
 def test_an_exception_ends_it_with_its_error(usable: dk.Cluster) -> None:
     stepper = usable.step(late_trouble)
-    with pytest.raises(dk.RankError, match="after the barrier"):
+    with pytest.raises(dk.errors.RankError, match="after the barrier"):
         stepper.next()
     assert "after the barrier" in stepper.error
-    with pytest.raises(dk.StepError, match="has ended with RankError"):
+    with pytest.raises(dk.errors.StepError, match="has ended with RankError"):
         stepper.next()
 
 
@@ -320,7 +321,7 @@ def cross() -> None:
 def test_a_deadlock_is_explained(usable: dk.Cluster) -> None:
     stepper = usable.step(cross)
     stepper.next(rank=0)
-    with pytest.raises(dk.DeadlockError, match="each waits for the other") as caught:
+    with pytest.raises(dk.errors.DeadlockError, match="each waits for the other") as caught:
         stepper.next(rank=1)
     assert [f.culprits for f in caught.value.findings] == [(0, 1)]
     assert stepper.findings == caught.value.findings
@@ -330,7 +331,7 @@ def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:
     stepper = usable.step(cross, wait_forever=True).next()
     assert doing(stepper) == ["blocked", "blocked", "finished"]
     assert [str(f.kind) for f in stepper.findings] == ["recv_cycle"]
-    with pytest.raises(dk.StepError, match="no rank can continue: rank 0: blocked in recv"):
+    with pytest.raises(dk.errors.StepError, match="no rank can continue: rank 0: blocked in recv"):
         stepper.next()
     stepper.stop()
     assert stepper.finished
@@ -339,31 +340,33 @@ def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:
 def test_wrong_ranks(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for unknown in (7, -1, "one"):
-        with pytest.raises(dk.StepError, match="there are ranks 0 to 2"):
+        with pytest.raises(dk.errors.StepError, match="there are ranks 0 to 2"):
             stepper.next(rank=unknown)  # type: ignore[arg-type]
     stepper.next(rank=2)
-    with pytest.raises(dk.StepError, match=r"rank 2 is not paused.*Ranks that can: 0, 1"):
+    with pytest.raises(dk.errors.StepError, match=r"rank 2 is not paused.*Ranks that can: 0, 1"):
         stepper.next(rank=2)
     stepper.back()
-    with pytest.raises(dk.StepError, match="this is the past"):
+    with pytest.raises(dk.errors.StepError, match="this is the past"):
         stepper.next(rank=0)
     stepper.stop()
 
 
 def test_a_replay_that_does_not_fit(usable: dk.Cluster, tmp_path: Path) -> None:
     with usable.step(pass_on) as stepper:
-        with pytest.raises(dk.StepError, match="step 2 of the replay: rank 2 is not paused"):
+        with pytest.raises(dk.errors.StepError, match="step 2 of the replay: rank 2 is not paused"):
             stepper.replay([(2,), (2,)])
         (tmp_path / "x.json").write_text("{}")
         for nonsense in (tmp_path / "x.json", tmp_path / "none.json"):
-            with pytest.raises(dk.StepError, match=r"was not written by stepper.save\(\)"):
+            with pytest.raises(dk.errors.StepError, match=r"was not written by stepper.save\(\)"):
                 stepper.replay(nonsense)
 
 
 def test_one_stepper_at_a_time(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     for start in (usable.step, usable.run):
-        with pytest.raises(dk.ClusterError, match=r"stepping through pass_on.*stepper.finish\(\)"):
+        with pytest.raises(
+            dk.errors.ClusterError, match=r"stepping through pass_on.*stepper.finish\(\)"
+        ):
             start(pass_on)
     assert stepper.finish().results == [6.0] * 3
 
@@ -385,14 +388,14 @@ def test_the_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
 def test_interrupt_while_paused(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).next(rank=0)
     usable.interrupt()
-    with pytest.raises(dk.RunInterrupted):
+    with pytest.raises(dk.errors.RunInterrupted):
         stepper.finish()
 
 
 def test_a_rank_killed_while_paused(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     os.kill(usable.status().rows[1][2], signal.SIGKILL)
-    with pytest.raises(dk.RankDied, match="process of rank 1"):
+    with pytest.raises(dk.errors.RankDied, match="process of rank 1"):
         stepper.finish()
 
 

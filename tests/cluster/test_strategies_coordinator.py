@@ -92,7 +92,7 @@ def test_a_function_of_a_dead_worker_runs_again_and_counts_once(cluster, tmp_pat
         return set(coordinator.fetch(ran)), model.weight.unique().tolist()
 
     flag = tmp_path / "died"
-    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="was replaced at once"):
         run = cluster.run(train, ParameterServerStrategy(), str(flag), when)
     ran, weights = run.results[0]
     assert weights == [-30.0] and ran <= {"1", "2"} and flag.exists()
@@ -109,7 +109,7 @@ def test_the_coordinator_may_die_too(cluster, tmp_path) -> None:
         coordinator.join()
         return model.weight.unique().tolist()
 
-    with pytest.warns(dk.CommunicationWarning, match="was replaced at once"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="was replaced at once"):
         run = cluster.run(train, ParameterServerStrategy(), str(tmp_path / "died"))
     assert run.results[0] == [-20.0]
 
@@ -235,7 +235,9 @@ def test_the_coordinator_has_no_rows(cluster, ask) -> None:
         ClusterCoordinator(strategy)
         ask(strategy)
 
-    with pytest.raises(dk.RankError, match=r"no rows of a dataset.*create_per_worker_dataset"):
+    with pytest.raises(
+        dk.errors.RankError, match=r"no rows of a dataset.*create_per_worker_dataset"
+    ):
         cluster.run(train, ParameterServerStrategy())
 
 
@@ -264,6 +266,6 @@ def test_a_function_that_kills_every_worker_ends_the_run(cluster) -> None:
         coordinator.schedule(lambda: os.kill(os.getpid(), signal.SIGKILL))
         coordinator.join()
 
-    with pytest.raises(dk.RankDied, match=r"replaced 3 times"):
+    with pytest.raises(dk.errors.RankDied, match=r"replaced 3 times"):
         cluster.run(train, ParameterServerStrategy())
     assert cluster.run(lambda: os.environ["RANK"]).results == ["0", "1", "2"]

@@ -88,7 +88,9 @@ def test_async_each_worker_makes_its_own_steps(cluster) -> None:
 
 
 def test_a_worker_that_dies_is_replaced_and_trains_again(cluster, tmp_path) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* was replaced at once"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced at once"
+    ):
         run = cluster.run(
             train, ParameterServerStrategy(), torch.optim.Adam, 20, str(tmp_path / "died")
         )
@@ -96,7 +98,7 @@ def test_a_worker_that_dies_is_replaced_and_trains_again(cluster, tmp_path) -> N
 
 
 def test_in_sync_a_dead_worker_is_an_error_that_names_it(cluster, tmp_path) -> None:
-    with pytest.raises(dk.RankDied, match="rank 1"):
+    with pytest.raises(dk.errors.RankDied, match="rank 1"):
         cluster.run(train, ParameterServerStrategy(mode="sync"), flag=str(tmp_path / "died"))
     assert len(cluster.run(train, MirroredStrategy()).results) == 2  # usable
 
@@ -129,7 +131,7 @@ def test_a_server_may_be_killed_if_values_are_on_two(cluster, tmp_path) -> None:
     until(begun.exists, 60)
     os.kill(cluster._room.nodes.children[2].pid, signal.SIGKILL)
     killed.touch()
-    with pytest.warns(dk.CommunicationWarning, match="server 0 ended"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="server 0 ended"):
         assert run.results[0] == [0]
 
 
@@ -331,7 +333,9 @@ def test_a_checkpoint_is_loaded_once_whoever_dies(cluster, tmp_path, who: str, s
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 100.0)
     save(Strategy(), tmp_path / "saved", model)
-    with pytest.warns(dk.CommunicationWarning, match=f"worker {who} ended .* was replaced at once"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match=f"worker {who} ended .* was replaced at once"
+    ):
         run = cluster.run(
             loads_and_dies,
             ParameterServerStrategy(),
@@ -371,6 +375,8 @@ def fits(strategy: Strategy, folder: str) -> int:
 
 
 def test_a_replaced_worker_fits_from_where_its_life_before_began(cluster, tmp_path) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="worker 1 ended .* was replaced at once"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match="worker 1 ended .* was replaced at once"
+    ):
         run = cluster.run(fits, ParameterServerStrategy(), str(tmp_path))
     assert run.results == [2, 2]

@@ -11,6 +11,7 @@ import traces
 from sheets import Sheet
 
 import distkit as dk
+from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views.tensors.projection import project
 
@@ -22,7 +23,7 @@ def said() -> None:
         x[1, 2] = math.nan
     dist.all_reduce(x)
     dist.broadcast(torch.ones(4) * dist.get_rank(), src=1)
-    dk.ring_all_reduce(torch.randn(64))
+    dk.algorithms.ring_all_reduce(torch.randn(64))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_a_collective_that_left_the_ranks_different(tab: Any, tmp_path: Path) ->
         x = [1.0, 2.0, 3.0 + (rank == 2), 4.0]
         trace.op(
             rank,
-            dk.Op.ALL_REDUCE,
+            Op.ALL_REDUCE,
             0,
             1e-3,
             shape=(4,),
@@ -106,7 +107,7 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
         for rank in range(1000):
             s.op(
                 rank,
-                dk.Op.ALL_REDUCE,
+                Op.ALL_REDUCE,
                 0,
                 1e-3,
                 shape=(2,),

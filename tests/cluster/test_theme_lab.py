@@ -14,10 +14,10 @@ import torch, torch.distributed as dist, torch.nn.functional as F
 import distkit as dk
 
 def train():
-    images, labels = dk.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.demos.digits())
     net = dk.demos.model()
     with dk.watch_gradients(net) as watch:
-        loss = dk.sync_sgd_step(net, (images[:8], labels[:8]), F.cross_entropy, 0.2)
+        loss = dk.algorithms.sync_sgd_step(net, (images[:8], labels[:8]), F.cross_entropy, 0.2)
         watch.step(loss=loss, lr=0.2, samples=8)
 
 def serve():
@@ -26,7 +26,7 @@ def serve():
     kv.push("w", torch.ones(4))
 
 def add(size=64):
-    dk.ring_all_reduce(torch.ones(size))
+    dk.algorithms.ring_all_reduce(torch.ones(size))
     return {"sum": float(size)}
 
 def cross():

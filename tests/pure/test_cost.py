@@ -228,9 +228,9 @@ def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
     ],
 )
 def test_a_network_is_no_link(call: Callable[..., object]) -> None:
-    with pytest.raises(TypeError, match=r"takes a dk.Link, not Network: give its .link"):
+    with pytest.raises(TypeError, match=r"takes a dk.simulation.Link, not Network: give its .link"):
         call(4, 1000, Network(Link(1e-6, 1e-9)))
-    with pytest.raises(TypeError, match=r"not float: give dk.Link\(alpha, beta\)"):
+    with pytest.raises(TypeError, match=r"not float: give dk.simulation.Link\(alpha, beta\)"):
         call(4, 1000, 1e-6)
 
 

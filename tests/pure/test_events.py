@@ -164,7 +164,7 @@ NOT_TRACES = [b"", b"hello", *map(gzip.compress, (b"[1, 2]\n", b"{}", b"\xff\xfe
 def test_not_a_trace(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(content)
-    with pytest.raises(dk.TraceFileError, match=r"x\.gz"):
+    with pytest.raises(dk.errors.TraceFileError, match=r"x\.gz"):
         Trace.load(path)
 
 
@@ -172,7 +172,7 @@ def test_of_a_newer_version(saved: Path) -> None:
     def newer(lines: list[str]) -> list[str]:
         return [json.dumps({**json.loads(lines[0]), "version": 99}), *lines[1:]]
 
-    with pytest.raises(dk.TraceFileError, match="Update distkit"):
+    with pytest.raises(dk.errors.TraceFileError, match="Update distkit"):
         Trace.load(rewrite(saved, newer))
 
 

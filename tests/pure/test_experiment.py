@@ -160,7 +160,7 @@ def test_a_function_that_cannot_travel_is_told_at_once() -> None:
     def locked() -> None:
         lock.acquire()
 
-    with pytest.raises(dk.NotPicklableError, match="the captured variable 'lock'"):
+    with pytest.raises(dk.errors.NotPicklableError, match="the captured variable 'lock'"):
         dk.Experiment(locked)
     with pytest.raises(TypeError, match=r"the second argument is a dk\.Cluster, not 4"):
         dk.Experiment(train, 4)  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ def done(seconds: float, result: Any = None, outcome: str = "", **parameters: An
         Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
         Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=8),
     ]
-    error = dk.RankError("rank 1 raised", rank=1) if outcome else None
+    error = dk.errors.RankError("rank 1 raised", rank=1) if outcome else None
     run: Any = SimpleNamespace(
         seconds=seconds, trace=Trace(events), error=error, findings=[], results=[result, None]
     )
@@ -426,7 +426,7 @@ def test_a_notebook_gets_a_panel_a_picture_and_words() -> None:
     assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} <= {*data}
     assert data["text/plain"] == "Experiment with train: no run yet"
     experiment.close()
-    with pytest.raises(dk.StoppedError, match="the experiment was closed"):
+    with pytest.raises(dk.errors.StoppedError, match="the experiment was closed"):
         experiment.run()
 
 
@@ -460,11 +460,11 @@ def test_what_went_wrong_is_told_in_words() -> None:
     experiment = dk.Experiment(train)
     assert message(experiment) == ""
     text = "rank 1 raised ValueError: a < b at x.py:3\n\nTraceback on rank 1:\n  a < b"
-    experiment.trouble = dk.RankError(text, rank=1)
+    experiment.trouble = dk.errors.RankError(text, rank=1)
     told = message(experiment)
     assert "<b>RankError</b> rank 1 raised ValueError: a &lt; b at x.py:3<pre" in told
     assert "Traceback on rank 1:\n  a &lt; b</pre>" in told
-    experiment.trouble = dk.RunInterrupted("train was interrupted")
+    experiment.trouble = dk.errors.RunInterrupted("train was interrupted")
     assert "dkx-note" in message(experiment) and "RunInterrupted" not in message(experiment)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import distkit as dk
 from distkit import cli, kvstore
-from distkit.gone import GONE
+from distkit.gone import FORMER, GONE
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,13 @@ def test_a_removed_command_says_what_to_do_instead(
     assert cli.main(command.split()) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("distkit: distkit ") and "was removed: " in said and instead in said
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_name_that_has_moved_works_with_a_warning(name: str) -> None:
+    now = f"{FORMER[name]}.{name}".replace(".", r"\.")
+    with pytest.warns(DeprecationWarning, match=f"distkit.{name} has moved: write {now} instead"):
+        assert getattr(dk, name)
 
 
 def test_a_removed_module_says_what_to_do_instead() -> None:
@@ -59,7 +66,7 @@ def test_a_removed_method_says_what_to_do_instead(name: str) -> None:
 
 
 def test_a_removed_option_says_what_to_do_instead() -> None:
-    with pytest.raises(dk.KVStoreError, match=r"check_finite=…\) was removed: .*isfinite"):
+    with pytest.raises(dk.errors.KVStoreError, match=r"check_finite=…\) was removed: .*isfinite"):
         kvstore.create("dist_sync", check_finite=True)
 
 
@@ -76,9 +83,11 @@ def test_a_removed_option_of_a_cluster_says_what_to_do_instead(
     option: dict[str, Any], instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (name,) = option
-    with pytest.raises(dk.StartError, match=rf"dk.Cluster\({name}=…\) was removed: .*{instead}"):
+    with pytest.raises(
+        dk.errors.StartError, match=rf"dk.Cluster\({name}=…\) was removed: .*{instead}"
+    ):
         dk.Cluster(2, **option)
     monkeypatch.setenv("DISTKIT_HOSTS", "alpha")
     monkeypatch.setenv("DISTKIT_OPTIONS", json.dumps(option))
-    with pytest.raises(dk.StartError, match="was removed"):
+    with pytest.raises(dk.errors.StartError, match="was removed"):
         dk.Cluster(2)

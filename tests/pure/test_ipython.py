@@ -58,4 +58,4 @@ def test_a_crowd_is_told_what_to_expect() -> None:
 
     assert crowd(16, 2) == crowd(219, 64) == ""
     assert crowd(219, 2).startswith("219 processes share 2 cores:")
-    assert "Use up to 8 here, and dk.simulate for more ranks" in crowd(9, 1)
+    assert "Use up to 8 here, and dk.simulation.simulate for more ranks" in crowd(9, 1)

@@ -49,12 +49,12 @@ from distkit_simulation.parallel.memory import GIB
 def test_what_does_not_fit_is_refused_before_a_process_starts(
     sizes: dict[str, int], says: str
 ) -> None:
-    with pytest.raises(dk.LayoutError, match=says):
+    with pytest.raises(dk.errors.LayoutError, match=says):
         Layout(**sizes)
 
 
 def test_all_that_is_wrong_is_said_at_once_and_the_nearest_layouts_are_named() -> None:
-    with pytest.raises(dk.LayoutError) as caught:
+    with pytest.raises(dk.errors.LayoutError) as caught:
         Layout(dp=1, tp=6, pp=4, world=24, heads=32, layers=32, batch=48)
     assert str(caught.value).splitlines() == [
         "Layout(dp=1, tp=6, pp=4) does not fit:",
@@ -79,13 +79,13 @@ sizes = st.fixed_dictionaries(
 def test_layouts_that_are_named_do_fit(sizes: dict[str, int]) -> None:
     try:
         Layout(**sizes)
-    except dk.LayoutError as error:
+    except dk.errors.LayoutError as error:
         for dp, tp, pp in re.findall(r"Layout\(dp=(\d+), tp=(\d+), pp=(\d+)\)", str(error))[1:]:
             Layout(**sizes | {"dp": int(dp), "tp": int(tp), "pp": int(pp)})
 
 
 def test_nothing_fits_a_prime_number_of_heads_on_more_ranks() -> None:
-    with pytest.raises(dk.LayoutError, match="No layout fits the other numbers"):
+    with pytest.raises(dk.errors.LayoutError, match="No layout fits the other numbers"):
         Layout(tp=5, world=5, heads=3, layers=3, batch=3)
 
 
@@ -98,7 +98,7 @@ def test_every_rank_has_one_place_and_its_groups() -> None:
         assert {len(group) for group in groups} == {size}
         assert sorted(rank for group in groups for rank in group) == list(range(12))
     assert layout.group(0, "tp") == [0, 1]
-    with pytest.raises(dk.LayoutError, match="no rank 12"):
+    with pytest.raises(dk.errors.LayoutError, match="no rank 12"):
         layout.place(12)
 
 

@@ -29,18 +29,10 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
 PUBLIC = """
-    Cluster run_ranks Run Stepper doctor
-    Event Message Op Span State Summary Trace Finding equal follow mark record
-    Compare Gradients Servers Stage Tensors Timeline watch_gradients Experiment sweep progress
-    algorithms ring_all_reduce tree_all_reduce halving_doubling_all_reduce
-    shared_memory_all_reduce use_algorithm ddp_hook
-    data shard ShardMap sync_initial_weights sync_gradients sync_sgd_step kvstore strategies
-    demos check hint solution predict concept_check trouble hangs simulation simulate
-    calibrate cost Link Network
-    ClusterError CommunicationWarning DeadlockError DistkitError KVStoreError LayoutError
-    LaboratoryError NotPicklableError parallel Layout shards
-    RankDied RankError RunError RunInterrupted RunStopped StartError StepError StoppedError
-    StrategyError TraceFileError TrainingError
+    Cluster run_ranks Trace equal mark watch_gradients progress trouble
+    Compare Gradients Servers Stage Tensors Timeline Experiment sweep
+    check hint solution predict concept_check
+    algorithms data demos hosts kvstore simulation strategies
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.

@@ -165,10 +165,10 @@ def test_a_full_disk_ends_the_record_not_the_rank(
 
 def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.rank").write_bytes(b"distkit-rank 9\n")
-    with pytest.raises(dk.TraceFileError, match="a newer distkit"):
+    with pytest.raises(dk.errors.TraceFileError, match="a newer distkit"):
         Trace.load(tmp_path)
     (tmp_path / "x.rank").write_bytes(rankfile.MAGIC)
-    with pytest.raises(dk.TraceFileError, match="the file is empty"):
+    with pytest.raises(dk.errors.TraceFileError, match="the file is empty"):
         Trace.load(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, chunk: object) ->
     packed = encode(chunk)
     with path.open("ab") as file:
         file.write(struct.pack("<II", len(packed), zlib.crc32(packed)) + packed)
-    with pytest.raises(dk.TraceFileError, match=r"0\.rank: damaged"):
+    with pytest.raises(dk.errors.TraceFileError, match=r"0\.rank: damaged"):
         Trace.load(path)
 
 
@@ -343,7 +343,7 @@ def test_a_pid_of_another_namespace_is_not_looked_up_here(tmp_path: Path, here: 
     assert ("1" in Trace.load(tmp_path).meta["ends"]) is not here
     silent.unlink()
     write(tmp_path, about(1) | its, end="returned")
-    assert dk.follow(tmp_path).finished is not here
+    assert dk.hosts.follow(tmp_path).finished is not here
 
 
 def test_a_process_that_only_starts_the_ranks_is_none(tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_addresses_of_ranks_that_have_ended_are_explained(tmp_path: Path) -> Non
 
 
 def test_merging_needs_files() -> None:
-    with pytest.raises(dk.TraceFileError, match="no files of ranks"):
+    with pytest.raises(dk.errors.TraceFileError, match="no files of ranks"):
         merge.merge([])
 
 
@@ -496,18 +496,18 @@ def waiting(folder: Path, rank: int, **more) -> Path:
 def test_following_says_that_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, about(0))
     with pytest.raises(TimeoutError, match="1 of 2 ranks have begun"):
-        dk.follow(tmp_path, timeout=0.0)
+        dk.hosts.follow(tmp_path, timeout=0.0)
     said = f"Waiting up to 0 s for all ranks to begin in {tmp_path}.\n"
     assert capsys.readouterr().out == said
     write(tmp_path, about(1))
-    assert dk.follow(tmp_path).whole
+    assert dk.hosts.follow(tmp_path).whole
     assert capsys.readouterr().out == ""
 
 
 def test_a_hang_on_another_machine_is_certain_but_not_ended_from_here(tmp_path: Path) -> None:
     waiting(tmp_path, 0)
     waiting(tmp_path, 1)
-    run = dk.follow(tmp_path)
+    run = dk.hosts.follow(tmp_path)
     with pytest.raises(DeadlockError, match=r"rank 0 waits in recv\(src=1\) at t.py:3, rank 1"):
         run.wait(60)
     assert (run.ends, run.finished) == ({}, False)
@@ -522,7 +522,7 @@ def test_a_rank_that_waits_less_long_than_its_clock_may_be_wrong_is_not_accused(
 ) -> None:
     waiting(tmp_path, 0)
     waiting(tmp_path, 1, host="b", clock="b")  # no message tells how far the clocks are apart
-    run = dk.follow(tmp_path)
+    run = dk.hosts.follow(tmp_path)
     with pytest.raises(TimeoutError, match=r"train\.py still runs"):
         run.wait(0.0)
     assert "going on" in repr(run)
@@ -534,7 +534,7 @@ def test_ranks_that_have_ended_are_told(tmp_path: Path) -> None:
     file = RankFile(tmp_path / "1.rank", about(1))
     file.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 12.0))
     file.close()
-    run = dk.follow(tmp_path)
+    run = dk.hosts.follow(tmp_path)
     assert run.ends == {0: "returned", 1: "raised ValueError: on purpose at t.py:7"}
     assert "ended, rank 1 raised ValueError: on purpose at t.py:7" in repr(run)
     with pytest.raises(RankError, match="ValueError: on purpose"):
@@ -554,7 +554,7 @@ def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
     file.close()
     why = r"rank 0 waits in recv\(src=1\) at t\.py:3, but rank 1 has finished without sending"
     with pytest.raises(DeadlockError, match=why) as caught:
-        dk.follow(tmp_path).wait()
+        dk.hosts.follow(tmp_path).wait()
     assert "All ranks have ended." in str(caught.value)
     assert "Connection closed by peer" in str(caught.value.__cause__)
     other = RankFile(tmp_path / "1.rank", about(1, pid=7))  # it had a reason of its own
@@ -562,7 +562,7 @@ def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
     other.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 11.5))
     other.close()
     with pytest.raises(RankError, match="ValueError: on purpose"):
-        dk.follow(tmp_path).wait()
+        dk.hosts.follow(tmp_path).wait()
 
 
 def test_a_silent_rank_has_not_ended_while_its_process_is_there(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ def died(how: str, rank: int = 1) -> Outcome:
     return Outcome(rank, died=how)
 
 
-def told(outcome: Outcome, **meta: Any) -> dk.RankError:
+def told(outcome: Outcome, **meta: Any) -> dk.errors.RankError:
     """The error of a run in which one rank came to this end."""
     ends = report.ends([outcome])
     trace = Trace([], {"world_size": 2, "ranks": WORKERS, "ends": ends, **meta})
     error = report.verdict("train", [outcome], trace)
-    assert isinstance(error, dk.RankError)
+    assert isinstance(error, dk.errors.RankError)
     return error
 
 
@@ -39,7 +39,7 @@ def told(outcome: Outcome, **meta: Any) -> dk.RankError:
 
 def raised() -> Exception:
     """An error from the ``__init__`` that ``@dataclass`` has written, which is in no file."""
-    with pytest.raises(dk.KVStoreError, match="replce") as error:
+    with pytest.raises(dk.errors.KVStoreError, match="replce") as error:
         Terms("dist_sync", 100, on_crash="replce")
     assert [f.path for f in error.traceback if "<string>" in str(f.path)]
     return error.value
@@ -69,7 +69,7 @@ def test_a_notebook_shows_the_readers_line() -> None:
 
 def test_a_notebook_breaks_long_messages_at_spaces() -> None:
     said = " ".join(["eleven-char"] * 30)
-    (shown,) = dk.DistkitError(f"{said}\n    code = {'x' * 200}")._render_traceback_()
+    (shown,) = dk.errors.DistkitError(f"{said}\n    code = {'x' * 200}")._render_traceback_()
     *message, code = shown.splitlines()
     assert " ".join(message).partition("\x1b[0m: ")[2] == said
     assert all(len(line) <= 100 + len("\x1b[31m\x1b[0m") for line in message)

@@ -395,12 +395,18 @@ def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
     ],
 )
 def test_a_link_is_no_network(call: Callable[[object], object]) -> None:
-    with pytest.raises(TypeError, match=r"not Link: give dk.Network\(the link\)"):
+    with pytest.raises(TypeError, match=r"not Link: give dk.simulation.Network\(the link\)"):
         call(ONE)
-    with pytest.raises(TypeError, match=r"not float: give dk.Network\(a dk.Link\)"):
+    with pytest.raises(
+        TypeError, match=r"not float: give dk.simulation.Network\(a dk.simulation.Link\)"
+    ):
         call(1e-6)
 
 
 def test_the_public_face() -> None:
-    trace = dk.simulate("ring", 4, 4000, dk.Network.flat(dk.Link.of(1e-5, 1e9)))
-    assert trace.seconds == pytest.approx(dk.cost.ring(4, 4000, dk.Link.of(1e-5, 1e9)))
+    trace = dk.simulation.simulate(
+        "ring", 4, 4000, dk.simulation.Network.flat(dk.simulation.Link.of(1e-5, 1e9))
+    )
+    assert trace.seconds == pytest.approx(
+        dk.simulation.cost.ring(4, 4000, dk.simulation.Link.of(1e-5, 1e9))
+    )

@@ -14,7 +14,9 @@ import pytest
 import traces
 
 import distkit as dk
-from distkit import Event, Op, State, Trace, TraceFileError
+from distkit import Trace
+from distkit.errors import TraceFileError
+from distkit.events import Event, Op, State
 from distkit.trace import file
 
 END = {"how": "raised", "text": "ValueError: x", "where": "a.py:3"}

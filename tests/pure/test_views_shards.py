@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distkit.data.policies import make_plan
-from distkit.views import ShardMap
 from distkit.views.scene.painter import drawing_of
-from distkit.views.shards import samples
-from distkit.views.shards.samples import Grid
+from distkit_simulation import ShardMap
+from distkit_simulation.shard_map import samples
+from distkit_simulation.shard_map.samples import Grid
 
 FILES = tuple((f"data/part-{n}.csv", rows) for n, rows in enumerate((20, 20, 15, 25, 20)))
 PLANS = {

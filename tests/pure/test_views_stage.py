@@ -35,7 +35,7 @@ def send(s, src, dst, at, payload, size=8):
 
 
 def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, calls=1):
-    """Ring all-reduces as ``dk.ring_all_reduce`` makes them, with their real values."""
+    """Ring all-reduces as ``dk.algorithms.ring_all_reduce`` makes them, with their real values."""
     s, members, at = Script(), members or list(range(n)), 0
     for _ in range(calls):
         have = [[values(r, c) for c in range(n)] for r in range(n)]

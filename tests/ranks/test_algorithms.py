@@ -102,7 +102,9 @@ def test_a_group_counts_by_itself() -> None:
                 found[name] = x.tolist()
         return found, [str(w.message) for w in caught]
 
-    with pytest.warns(dk.CommunicationWarning, match="on a group without rank 0: nothing happens"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match="on a group without rank 0: nothing happens"
+    ):
         outside, *inside = dk.run_ranks(program, 4).results
     assert all(x == [0.0] * 5 for x in outside[0].values())
     assert len(outside[1]) == len(ALL_REDUCES)
@@ -252,7 +254,9 @@ def test_different_lengths_are_named_and_do_not_hang(name: str) -> None:
     def program() -> None:
         page(torch.ones(24 if dist.get_rank() == 1 else 12))
 
-    with pytest.raises(dk.RankError, match=r"sends float32\[\d+\].* receives it into float32\[\d+"):
+    with pytest.raises(
+        dk.errors.RankError, match=r"sends float32\[\d+\].* receives it into float32\[\d+"
+    ):
         dk.run_ranks(program, 3)
 
 
@@ -264,8 +268,8 @@ def test_leaves_and_gradients_are_reduced_in_place() -> None:
         table = torch.zeros(3, 4)
         scalar, nothing = torch.tensor(2.0), torch.empty(0, 3)
         for x in (w, table[:, 1::2].add_(1), scalar, nothing):
-            dk.halving_doubling_all_reduce(x)
-        dk.tree_all_reduce(table[:, 1])
+            dk.algorithms.halving_doubling_all_reduce(x)
+        dk.algorithms.tree_all_reduce(table[:, 1])
         return [w.tolist(), w.requires_grad, table.tolist(), scalar.item(), nothing.shape]
 
     for result in dk.run_ranks(program, 3).results:
@@ -291,7 +295,7 @@ def test_weights_are_sent_from_rank_0() -> None:
     def program() -> torch.Tensor:
         torch.manual_seed(dist.get_rank())
         net = torch.nn.Linear(3, 2)
-        dk.sync_initial_weights(net)
+        dk.algorithms.sync_initial_weights(net)
         return torch.cat([w.detach().reshape(-1) for w in net.parameters()])
 
     one, two = dk.run_ranks(program, 2).results
@@ -299,7 +303,7 @@ def test_weights_are_sent_from_rank_0() -> None:
 
 
 def test_shards_are_equal_and_disjoint() -> None:
-    shards = dk.run_ranks(lambda: dk.shard(torch.arange(11))[0].tolist(), 3).results
+    shards = dk.run_ranks(lambda: dk.data.shard(torch.arange(11))[0].tolist(), 3).results
     assert shards == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 

@@ -31,7 +31,7 @@ def append_and_return() -> list[int]:
 @pytest.mark.parametrize(("program", "name"), [(append, "taken"), (collect, "found")])
 def test_what_a_copy_of_the_notebooks_list_takes_is_lost(program: object, name: str) -> None:
     given = [{}] if program is collect else []
-    with pytest.warns(dk.CommunicationWarning, match=f"the notebook's {name} is unchanged"):
+    with pytest.warns(dk.errors.CommunicationWarning, match=f"the notebook's {name} is unchanged"):
         dk.run_ranks(program, 2, *given)  # type: ignore[arg-type]
 
 
@@ -76,16 +76,18 @@ def use_another_none() -> None:
 
 
 def test_a_collective_that_returns_nothing_is_named() -> None:
-    with pytest.raises(dk.RankError, match="y is None: all_reduce returns None and leaves"):
+    with pytest.raises(dk.errors.RankError, match="y is None: all_reduce returns None and leaves"):
         dk.run_ranks(use_what_all_reduce_returns, 2)
-    with pytest.raises(dk.RankError) as caught:
+    with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(use_another_none, 2)
     assert "returns None" not in str(caught.value)
 
 
 @pytest.mark.parametrize("program", [return_what_all_reduce_returns, return_the_call])
 def test_a_function_that_returns_what_a_collective_returns(program: object) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="returned None: .* its result in x. Use x"):
+    with pytest.warns(
+        dk.errors.CommunicationWarning, match="returned None: .* its result in x. Use x"
+    ):
         dk.run_ranks(program, 2)  # type: ignore[arg-type]
 
 
@@ -102,7 +104,7 @@ def send_four_receive_two() -> None:
 
 
 def test_an_error_begins_with_its_cause() -> None:
-    with pytest.raises(dk.RankDied) as died:
+    with pytest.raises(dk.errors.RankDied) as died:
         dk.run_ranks(send_four_receive_two, 2)
     assert str(died.value).startswith("rank 0 sends float32[4] to rank 1 at ")
     assert "receives it into float32[2]" in str(died.value).partition("The process of rank 1")[0]
@@ -129,7 +131,7 @@ def shards_to_a_group() -> None:
     ],
 )
 def test_an_error_of_torchs_says_what_to_do(program: object, remedy: str) -> None:
-    with pytest.raises(dk.RankError) as caught:
+    with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(program, 3)  # type: ignore[arg-type]
     assert remedy in str(caught.value).partition("Traceback")[0]
 
@@ -139,7 +141,7 @@ def takes_nothing() -> None:
 
 
 def test_a_call_with_wrong_arguments_names_the_definition() -> None:
-    with pytest.raises(dk.RankError, match="takes 0 positional arguments") as caught:
+    with pytest.raises(dk.errors.RankError, match="takes 0 positional arguments") as caught:
         dk.run_ranks(takes_nothing, 2, 1)
     assert f"test_beginners.py:{takes_nothing.__code__.co_firstlineno}" in str(caught.value)
     assert "cluster.run(takes_nothing, x) calls takes_nothing(x)" in str(caught.value)
@@ -151,7 +153,7 @@ def test_a_script_that_lacks_an_argument_says_how_to_give_it(tmp_path: Path) -> 
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\n"
         "p.parse_args()\n"
     )
-    with pytest.raises(dk.RankError) as caught:
+    with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(script, 2)
     said = str(caught.value)
     assert "usage: train.py [-h] --lr LR" in said and "required: --lr" in said

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.events import Op, State
 from distkit.recording.blackbox import SLOTS
 
 
 def lost(run: object) -> dk.Trace:
     """The trace of a run that a rank has not survived."""
-    assert isinstance(run, dk.Run)
+    assert isinstance(run, Run)
     return run.trace
 
 
@@ -30,7 +31,7 @@ def test_the_last_calls_of_a_killed_rank_are_in_the_trace(calls: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
 
-    with pytest.raises(dk.RankDied) as caught:
+    with pytest.raises(dk.errors.RankDied) as caught:
         dk.run_ranks(program, 2, calls)
     trace = lost(caught.value.run)
     mine = [s for s in trace.spans if s.rank == 1 and s.op is Op.ALL_REDUCE]
@@ -47,7 +48,7 @@ def test_the_call_that_a_rank_dies_in_is_the_line_of_its_death() -> None:
         else:
             dist.recv(torch.zeros(2), src=0)  # aborts
 
-    with pytest.raises(dk.RankDied, match="SIGABRT") as caught:
+    with pytest.raises(dk.errors.RankDied, match="SIGABRT") as caught:
         dk.run_ranks(program, 2)
     last = lost(caught.value.run).by_rank[1][-1]
     assert (last.op, last.state, last.peer, last.shape) == (Op.RECV, State.STARTED, 0, (2,))

@@ -26,7 +26,7 @@ class Forked:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def machine(request: pytest.FixtureRequest) -> Measured:
-    return dk.calibrate(Forked(request.param), sizes=SIZES, batches=3)
+    return dk.simulation.calibrate(Forked(request.param), sizes=SIZES, batches=3)
 
 
 def test_it_finds_links_and_how_sure_they_are(machine: Measured) -> None:
@@ -44,10 +44,10 @@ def test_it_is_a_network_to_simulate_on(machine: Measured) -> None:
     n = machine.n
     times = [dk.simulation.finish_times("ring", n, 4 * k, machine).max() for k in (1, 1 << 26)]
     assert 0 < times[0] < times[1]
-    trace = dk.simulate("tree", n, 4096, machine)
+    trace = dk.simulation.simulate("tree", n, 4096, machine)
     assert len(trace.messages) == 2 * (n - 1)
     with pytest.raises(ValueError, match=f"the ranks that were measured are {n} ranks, not 5"):
-        dk.simulate("ring", 5, 4, machine)
+        dk.simulation.simulate("ring", 5, 4, machine)
     with pytest.raises(ValueError, match="17 at once was not measured"):
         machine.fit(17)
 
@@ -77,7 +77,7 @@ def test_the_benchmark_predicts_every_algorithm() -> None:
 
 def test_a_cluster_can_be_calibrated() -> None:
     with dk.Cluster(2) as cluster:
-        assert dk.calibrate(cluster, sizes=[4, 1024, 65536], batches=1).n == 2
+        assert dk.simulation.calibrate(cluster, sizes=[4, 1024, 65536], batches=1).n == 2
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_cluster_can_be_calibrated() -> None:
 )
 def test_sizes_that_make_no_sense_are_refused(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="at least three sizes in ascending order"):
-        dk.calibrate(Forked(2), sizes=sizes)
+        dk.simulation.calibrate(Forked(2), sizes=sizes)
 
 
 def test_what_is_no_cluster() -> None:
     with pytest.raises(TypeError, match=r"needs a dk.Cluster, not int"):
-        dk.calibrate(4)
+        dk.simulation.calibrate(4)
 
 
 def test_one_rank_has_nobody_to_send_to() -> None:
     with pytest.raises(ValueError, match="needs at least 2 ranks"):
-        dk.calibrate(Forked(1), sizes=SIZES, batches=1)
+        dk.simulation.calibrate(Forked(1), sizes=SIZES, batches=1)

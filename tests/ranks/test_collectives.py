@@ -204,7 +204,7 @@ def test_roots_and_groups() -> None:
             ours.barrier(group)
         return [t.item() for t in (x, y, z, *parts)]
 
-    with pytest.warns(dk.CommunicationWarning, match="on a group without rank"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="on a group without rank"):
         results = dk.run_ranks(program, 4).results
     assert results == [[0, 0, 0, 0, 0], [3, 1, 10, 0, 0], [2, 2, 2, 0, 0], [3, 4, 30, 10, 30]]
 

@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.recording import device, tap
 
 #: Operators that wait for a GPU; a copy from it does, unless it is told not to.
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "a copy that waits"}
 
 
-def on_device(fn: Callable[..., Any], *args: Any) -> dk.Run:
+def on_device(fn: Callable[..., Any], *args: Any) -> Run:
     """Run ``fn(standin, group, *args)`` on two ranks whose backend works in streams."""
 
     def program() -> Any:
@@ -90,7 +91,7 @@ def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
         else:
             dist.recv(torch.ones(1), 0)
 
-    with pytest.raises(dk.DeadlockError, match=r"all_reduce") as caught:
+    with pytest.raises(dk.errors.DeadlockError, match=r"all_reduce") as caught:
         on_device(program)
     assert "recv" in str(caught.value)
 
@@ -106,7 +107,7 @@ def test_a_backward_pass_that_waits_for_a_hung_device_is_seen() -> None:
         standin.stop()
         loss.backward() if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
 
-    with pytest.raises(dk.DeadlockError, match=r"all_reduce") as caught:
+    with pytest.raises(dk.errors.DeadlockError, match=r"all_reduce") as caught:
         on_device(program)
     assert "recv" in str(caught.value)
 

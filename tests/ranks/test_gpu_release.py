@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.cluster import Run
 
 
 class Pretended(dist.ProcessGroup):
@@ -43,9 +44,9 @@ def test_abort_frees_the_thread_that_waits_for_the_device() -> None:
             raise ValueError("this rank ends the run")
         stream.wait()  # as torch.cuda.synchronize(): Python's signals are not heard there
 
-    with pytest.raises(dk.RankError, match="rank 1 raised ValueError") as caught:
+    with pytest.raises(dk.errors.RankError, match="rank 1 raised ValueError") as caught:
         dk.run_ranks(program, 2)
-    assert isinstance(caught.value.run, dk.Run)
+    assert isinstance(caught.value.run, Run)
     end = caught.value.run.trace.meta["ends"]["0"]
     assert (end["how"], end["text"]) == ("released", "")  # not by ending its process
 
@@ -68,7 +69,7 @@ def test_nccl_hangs_are_explained_and_leave_a_usable_cluster(waits: str) -> None
 
     with dk.Cluster(2, backend="nccl") as cluster:
         before = cluster.run(free).results
-        with pytest.raises(dk.DeadlockError, match="all_reduce"):
+        with pytest.raises(dk.errors.DeadlockError, match="all_reduce"):
             cluster.run(hang, waits)
         after = cluster.run(free).results
         assert all(now >= 0.95 * then for now, then in zip(after, before, strict=True))
@@ -88,6 +89,6 @@ def test_a_rank_that_dies_in_an_nccl_collective_is_replaced() -> None:
         return float(x[0])
 
     with dk.Cluster(2, backend="nccl") as cluster:
-        with pytest.raises(dk.RankDied):
+        with pytest.raises(dk.errors.RankDied):
             cluster.run(program, fatal=True)
         assert cluster.run(program, fatal=False).results == [4.0, 4.0]

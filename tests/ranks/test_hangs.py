@@ -9,27 +9,28 @@ from pathlib import Path
 import pytest
 
 import distkit as dk
-from distkit.diagnosis.findings import Kind
+from distkit.cluster import Run
+from distkit.diagnosis.findings import Finding, Kind
 from distkit.hangs import ALL, Case
 
 #: From the call to the error, fork and DDP's imports included [s]; alone it takes a tenth.
 SOON = 20
 
 
-def said(findings: list[dk.Finding]) -> list[tuple[Kind, tuple[int, ...]]]:
+def said(findings: list[Finding]) -> list[tuple[Kind, tuple[int, ...]]]:
     return [(f.kind, f.culprits) for f in findings]
 
 
-def mistakes(run: dk.Run) -> list[dk.Finding]:
+def mistakes(run: Run) -> list[Finding]:
     """What was found, but for the remark that somebody is slow, which depends on the machine."""
     return [f for f in run.findings if f.kind is not Kind.STRAGGLER]
 
 
-def outcome(case: Case) -> tuple[dk.Run, Exception | None]:
+def outcome(case: Case) -> tuple[Run, Exception | None]:
     try:
         return dk.run_ranks(case.program, case.ranks), None
-    except dk.RunError as error:
-        assert isinstance(error.run, dk.Run)
+    except dk.errors.RunError as error:
+        assert isinstance(error.run, Run)
         return error.run, error
 
 
@@ -43,7 +44,7 @@ def test_a_hang_is_released_and_explained(name: str) -> None:
     case, start = ALL[name], time.monotonic()
     run, error = outcome(case)
     assert time.monotonic() - start < SOON
-    assert isinstance(error, dk.DeadlockError)
+    assert isinstance(error, dk.errors.DeadlockError)
     assert said(mistakes(run)) == said(error.findings) == [(case.kind, case.culprits)]
     (finding,) = error.findings
     assert finding.hang and finding.waiting
@@ -58,8 +59,8 @@ def test_a_hang_is_released_and_explained(name: str) -> None:
 def test_a_failure_tells_its_cause(name: str) -> None:
     case = ALL[name]
     run, error = outcome(case)
-    assert isinstance(error, dk.RankError)
-    assert isinstance(error, dk.RankDied) == (name != "raised")
+    assert isinstance(error, dk.errors.RankError)
+    assert isinstance(error, dk.errors.RankDied) == (name != "raised")
     assert error.rank == 1
     assert said(mistakes(run)) == [(case.kind, case.culprits)]
     if case.kind is Kind.WRONG_TENSOR:
@@ -70,7 +71,7 @@ def test_a_failure_tells_its_cause(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_a_mistake_that_hangs_nobody_is_warned_of(name: str) -> None:
     case = ALL[name]
-    with pytest.warns(dk.CommunicationWarning) as caught:
+    with pytest.warns(dk.errors.CommunicationWarning) as caught:
         run = dk.run_ranks(case.program, case.ranks)
     (finding,) = mistakes(run)
     assert said([finding]) == [(case.kind, case.culprits)]
@@ -101,7 +102,7 @@ def test_the_catalogue_explains_itself() -> None:
 
 def test_a_saved_trace_tells_the_same(tmp_path: object) -> None:
     run, error = outcome(ALL["wrong_tag"])
-    assert isinstance(error, dk.DeadlockError)
+    assert isinstance(error, dk.errors.DeadlockError)
     file = f"{tmp_path}/hang.gz"
     run.trace.save(file)
     assert dk.Trace.load(file).diagnose() == error.findings

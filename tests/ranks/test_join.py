@@ -10,6 +10,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.events import Op, Span
 
 FEATURES, STEPS = 4, (2, 5)
@@ -46,7 +47,7 @@ def alone(by_all: bool) -> torch.Tensor:
     return torch.cat([w.detach().reshape(-1) for w in net.parameters()])
 
 
-def sent(run: dk.Run, rank: int) -> list[Span]:
+def sent(run: Run, rank: int) -> list[Span]:
     """The collectives of a rank, after DDP has been made."""
     calls = [s for s in run.trace.spans if s.rank == rank and s.op is not Op.MARK]
     return calls[next(i for i, s in enumerate(calls) if s.op is Op.ALL_REDUCE) :]
@@ -70,5 +71,5 @@ def test_who_is_done_answers_with_zeros(by_all: bool) -> None:
 
 
 def test_without_join_somebody_is_left_waiting() -> None:
-    with pytest.raises(dk.DeadlockError, match="rank 0"):
+    with pytest.raises(dk.errors.DeadlockError, match="rank 0"):
         dk.run_ranks(train, len(STEPS), False)

@@ -182,7 +182,9 @@ def test_a_million_lines_take_seconds(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_input_says_what_to_do() -> None:
-    with pytest.raises(dk.RankError, match=r"EOFError: input\(\) has no keyboard .* argument"):
+    with pytest.raises(
+        dk.errors.RankError, match=r"EOFError: input\(\) has no keyboard .* argument"
+    ):
         dk.run_ranks(lambda: input("name? "), 2)
 
 

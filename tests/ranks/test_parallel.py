@@ -28,7 +28,7 @@ def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
 
 
 def test_the_mesh_of_a_layout_has_its_places() -> None:
-    layout = dk.Layout(dp=2, tp=2)
+    layout = dk.simulation.parallel.Layout(dp=2, tp=2)
 
     def program() -> tuple[list[int], list[int]]:
         mesh = layout.mesh()
@@ -38,7 +38,7 @@ def test_the_mesh_of_a_layout_has_its_places() -> None:
     for rank, (place, groups) in enumerate(dk.run_ranks(program, 4).results):
         assert place == list(layout.place(rank).values())
         assert groups == [layout.group(rank, axis) for axis in ("dp", "tp")]
-    with pytest.raises(dk.RankError, match="is for 4 ranks, and this run has 2"):
+    with pytest.raises(dk.errors.RankError, match="is for 4 ranks, and this run has 2"):
         dk.run_ranks(program, 2)
 
 
@@ -51,7 +51,7 @@ def test_who_holds_what_of_a_tensor_in_three_dimensions() -> None:
         mesh, found = init_device_mesh("cpu", (2, 2)), []
         for placements in cases:
             tensor = distribute_tensor(whole, mesh, placements)
-            found.append((dk.shards(tensor, "x"), tensor.to_local()))
+            found.append((dk.simulation.parallel.shards(tensor, "x"), tensor.to_local()))
         return found
 
     results = dk.run_ranks(program, 4).results
@@ -71,7 +71,7 @@ def test_who_holds_what_of_a_model() -> None:
     """FSDP over tensor parallelism, a pipeline's stages, and a sum that is still to be made."""
 
     def program() -> tuple[Any, ...]:
-        mesh = dk.Layout(dp=2, tp=2).mesh()
+        mesh = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()
         model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
         fully_shard(model, mesh=mesh["dp"])
@@ -79,8 +79,12 @@ def test_who_holds_what_of_a_model() -> None:
         row = DTensor.from_local(torch.ones(3), mesh["tp"], [Partial()])
         one = nn.Linear(2 + dist.get_rank(), 1)
         with pytest.raises(ValueError, match=r"'weight' has shape \[1, 2\] on rank 0 and \[1, 3\]"):
-            dk.shards(one)
-        return dk.shards(model), dk.shards(stage), dk.shards({"row": row})
+            dk.simulation.parallel.shards(one)
+        return (
+            dk.simulation.parallel.shards(model),
+            dk.simulation.parallel.shards(stage),
+            dk.simulation.parallel.shards({"row": row}),
+        )
 
     results = dk.run_ranks(program, 4).results
     assert all(result == results[0] for result in results)
@@ -89,7 +93,7 @@ def test_who_holds_what_of_a_model() -> None:
     both = {tuple(p["offset"]) for e in model if e["name"] == "0.weight" for p in e["pieces"]}
     assert both == {(0, 0), (2, 0), (4, 0), (6, 0)}
     assert pieces(model, "1.bias")[-1] == (3, [2], [1], "Shard(0)")
-    assert "    rank 3: [2:3] (1), Shard(0)" in repr(dk.ShardMap(model)).splitlines()
+    assert "    rank 3: [2:3] (1), Shard(0)" in repr(dk.simulation.ShardMap(model)).splitlines()
     assert [pieces(stages, f"{s}.bias") for s in range(4)] == [
         [(s, [0], [2], "Replicate()")] for s in range(4)
     ]
@@ -100,18 +104,22 @@ def test_who_holds_what_of_the_pages() -> None:
     """Layers by columns and by rows are told as torch's, the parts of ZeRO's vectors not at all."""
 
     def program() -> list[list[dict[str, Any]]]:
-        mesh = dk.Layout(dp=2, tp=2).mesh()["tp"]
+        mesh = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()["tp"]
         up, down = nn.Linear(6, 8), nn.Linear(8, 4)
         ours = [ColumnLinear(up, mesh.get_group()), RowLinear(down, mesh.get_group())]
         plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
         theirs = parallelize_module(nn.Sequential(up, down), mesh, plan)
-        found = [dk.shards(nn.Sequential(*ours)), dk.shards(theirs), dk.shards(ours[0])]
+        found = [
+            dk.simulation.parallel.shards(nn.Sequential(*ours)),
+            dk.simulation.parallel.shards(theirs),
+            dk.simulation.parallel.shards(ours[0]),
+        ]
         net = nn.Sequential(nn.Linear(3, 5))
         Zero(net, torch.optim.SGD, stage=2)
-        found.append(dk.shards(net))
+        found.append(dk.simulation.parallel.shards(net))
         Zero(net, torch.optim.SGD, stage=3)
         with pytest.raises(ValueError, match=r"'0.weight' is in a vector of Zero"):
-            dk.shards(net)
+            dk.simulation.parallel.shards(net)
         return found
 
     for ours, theirs, column, whole in dk.run_ranks(program, 4).results:

@@ -161,5 +161,5 @@ def test_what_cannot_be_run_is_refused_on_every_rank_before_a_message() -> None:
 def test_a_stage_that_returns_no_rows_is_named_and_nobody_waits(
     stage: nn.Module, says: str
 ) -> None:
-    with pytest.raises(dk.RankError, match=says):
+    with pytest.raises(dk.errors.RankError, match=says):
         dk.run_ranks(pipeline_step, 2, stage, batch(), loss_fn, microbatches=1)

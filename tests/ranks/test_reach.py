@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.diagnosis.findings import Finding, Kind
 from distkit.events import Op, Span, State
 from distkit.recording.operators import described
@@ -22,22 +23,22 @@ from distkit.recording.stores import NOT_RECORDED
 from distkit.recording.tap import tap
 
 
-def spans(run: dk.Run, rank: int = 0) -> list[Span]:
+def spans(run: Run, rank: int = 0) -> list[Span]:
     return sorted((s for s in run.trace.spans if s.rank == rank), key=lambda s: s.seq)
 
 
-def told(run: dk.Run, rank: int = 0) -> list[tuple[Op, str]]:
+def told(run: Run, rank: int = 0) -> list[tuple[Op, str]]:
     """The calls of a rank, all of them complete."""
     assert {s.state for s in spans(run, rank)} == {State.COMPLETED}
     return [(s.op, s.label) for s in spans(run, rank)]
 
 
-def mistakes(run: dk.Run) -> list[Finding]:
+def mistakes(run: Run) -> list[Finding]:
     """What was found, but for the remark that somebody is slow, which depends on the machine."""
     return [f for f in run.trace.diagnose() if f.kind is not Kind.STRAGGLER]
 
 
-def same_unrecorded(program: Callable[..., Any], *args: Any) -> dk.Run:
+def same_unrecorded(program: Callable[..., Any], *args: Any) -> Run:
     """Run a program with the recorder and without: it must not make a difference."""
     run = dk.run_ranks(program, 2, *args)
     assert run.results == dk.run_ranks(program, 2, *args, record=False).results
@@ -358,7 +359,7 @@ HANGS = {inference_on_one_rank: (0,), functional_on_one_rank: (1,), full_tensor_
 
 @pytest.mark.parametrize("program", HANGS, ids=lambda program: program.__name__)
 def test_a_hang_in_what_was_unseen_is_explained(program: Callable[[], None]) -> None:
-    with pytest.raises(dk.DeadlockError) as caught:
+    with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(program, 2)
     (finding,) = caught.value.findings
     assert finding.hang and finding.culprits == HANGS[program]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.events import Op, State, Summary
 from distkit.recording.recorder import summarize
 from distkit.views.timeline.columns import Columns
@@ -66,7 +67,7 @@ def test_a_rank_that_does_not_come_holds_nobody_up_for_long() -> None:
             return ends_while_it_loads, ()
 
     began = time.monotonic()
-    with pytest.raises(dk.RankDied, match="rank 1"):
+    with pytest.raises(dk.errors.RankDied, match="rank 1"):
         dk.run_ranks(lambda _: time.sleep(0.01), 3, Ends())
     assert time.monotonic() - began < 15
 
@@ -248,7 +249,7 @@ def test_a_failing_rank_is_named_and_the_others_are_released() -> None:
         dist.recv(torch.zeros(1), src=1)
 
     start = time.monotonic()
-    with pytest.raises(dk.RankError) as caught:
+    with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(program, 3)
     assert time.monotonic() - start < 5
     error = caught.value
@@ -256,7 +257,7 @@ def test_a_failing_rank_is_named_and_the_others_are_released() -> None:
     assert str(error).startswith("rank 1 raised ValueError: a bad batch at ")
     assert 'raise ValueError("a bad batch")' in error.traceback
     assert "rank 0 was in recv with rank 1 at" in str(error)
-    assert isinstance(error.run, dk.Run)
+    assert isinstance(error.run, Run)
     assert len(error.run.trace) > 0
 
 
@@ -266,7 +267,7 @@ def test_exit_on_a_rank_is_an_error_not_an_end() -> None:
             sys.exit(3)
         dist.barrier()
 
-    with pytest.raises(dk.RankError, match=r"rank 0 called sys.exit\(3\)"):
+    with pytest.raises(dk.errors.RankError, match=r"rank 0 called sys.exit\(3\)"):
         dk.run_ranks(program, 2)
 
 
@@ -275,7 +276,7 @@ def test_a_script_may_end_with_exit(tmp_path: Path, code: str, fails: bool) -> N
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nif len(sys.argv) == 2:\n    sys.exit({code})\n")
     if fails:
-        with pytest.raises(dk.RankError, match=r"called sys.exit\(2\)"):
+        with pytest.raises(dk.errors.RankError, match=r"called sys.exit\(2\)"):
             dk.run_ranks(script, 2, "argument")
     else:
         assert dk.run_ranks(script, 2, "argument").finished
@@ -290,11 +291,11 @@ def test_a_rank_that_dies_is_named(end: object) -> None:
         dist.barrier()
 
     with pytest.raises(
-        dk.RankDied, match=r"the process of rank 1 ended .*(exit status 5|SIGKILL)"
+        dk.errors.RankDied, match=r"the process of rank 1 ended .*(exit status 5|SIGKILL)"
     ) as caught:
         dk.run_ranks(program, 2)
     run = caught.value.run
-    assert isinstance(run, dk.Run)
+    assert isinstance(run, Run)
     trace = run.trace
     assert trace.start < trace.meta["ends"]["1"]["time"] <= trace.meta["until"]
     assert to_svg(Columns(trace).picture()).count(">died<") == 1
@@ -307,7 +308,7 @@ def test_a_rank_that_computes_for_ever_is_ended_with_the_others() -> None:
         while True:
             time.sleep(0.01)
 
-    with pytest.raises(dk.RankError, match="rank 1 raised RuntimeError: first"):
+    with pytest.raises(dk.errors.RankError, match="rank 1 raised RuntimeError: first"):
         dk.run_ranks(program, 2)
 
 
@@ -317,20 +318,24 @@ def test_what_cannot_travel_is_named() -> None:
     def program() -> bool:
         return lock.locked()
 
-    with pytest.raises(dk.NotPicklableError, match=r"captured variable 'lock' is a _thread.lock"):
+    with pytest.raises(
+        dk.errors.NotPicklableError, match=r"captured variable 'lock' is a _thread.lock"
+    ):
         dk.run_ranks(program, 2)
-    with pytest.raises(dk.NotPicklableError, match=r"argument 1 is a _thread.lock"):
+    with pytest.raises(dk.errors.NotPicklableError, match=r"argument 1 is a _thread.lock"):
         dk.run_ranks(len, 2, 1, lock)
 
 
 def test_a_result_that_cannot_travel_is_explained() -> None:
-    with pytest.raises(dk.NotPicklableError, match=r"rank \d: .*returned a lock .*plain data"):
+    with pytest.raises(
+        dk.errors.NotPicklableError, match=r"rank \d: .*returned a lock .*plain data"
+    ):
         dk.run_ranks(threading.Lock, 2)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, 10**6])
 def test_impossible_numbers_of_ranks(n: int) -> None:
-    with pytest.raises(dk.StartError):
+    with pytest.raises(dk.errors.StartError):
         dk.run_ranks(dist.get_rank, n)
 
 
@@ -349,7 +354,7 @@ def test_folders_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-place")
-    with pytest.raises(dk.StartError, match="TMPDIR"):
+    with pytest.raises(dk.errors.StartError, match="TMPDIR"):
         dk.run_ranks(sum_of_ranks, 2)
 
 
@@ -400,7 +405,7 @@ def in_a_thread() -> None:
 def test_a_release_prints_nothing(
     program: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(dk.RankError, match="rank 0 raised ValueError: mine"):
+    with pytest.raises(dk.errors.RankError, match="rank 0 raised ValueError: mine"):
         dk.run_ranks(program, 2)
     assert capfd.readouterr() == ("", "")
 
@@ -416,10 +421,10 @@ def test_a_run_whose_time_is_over_shows_what_was_found() -> None:
     def cross() -> None:
         dist.recv(torch.zeros(1), src=1 - dist.get_rank())
 
-    with pytest.raises(dk.RunInterrupted, match="did not end within 1 s") as caught:
+    with pytest.raises(dk.errors.RunInterrupted, match="did not end within 1 s") as caught:
         dk.run_ranks(cross, 2, within=1, wait_forever=True)
     run = caught.value.run
-    assert isinstance(run, dk.Run)
+    assert isinstance(run, Run)
     (finding,) = run.findings
     assert str(caught.value).startswith(f"{finding}\n") and finding.hang
 
@@ -429,7 +434,7 @@ def test_ranks_are_killed_when_their_time_is_over() -> None:
         while True:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    with pytest.raises(dk.RunInterrupted, match="it did not end within 1 s"):
+    with pytest.raises(dk.errors.RunInterrupted, match="it did not end within 1 s"):
         dk.run_ranks(endless, 2, within=1)
     assert dk.run_ranks(dist.get_rank, 2, within=100).results == [0, 1]
 
@@ -437,7 +442,7 @@ def test_ranks_are_killed_when_their_time_is_over() -> None:
 def test_raw_results_are_the_bytes_that_the_function_returned() -> None:
     run = dk.run_ranks(lambda: f"rank {dist.get_rank()}".encode(), 2, raw=True)
     assert run.results == [b"rank 0", b"rank 1"]
-    with pytest.raises(dk.RankError, match="bytes-like object is required, not 'int'"):
+    with pytest.raises(dk.errors.RankError, match="bytes-like object is required, not 'int'"):
         dk.run_ranks(dist.get_rank, 2, raw=True)
 
 

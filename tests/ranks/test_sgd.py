@@ -56,10 +56,10 @@ def alone(batch: int, optimizer: str, rows: int = 300) -> Tensor:
 def together(batch: int, optimizer: str, rows: int = 300) -> Tensor:
     """The same on ranks, each with its piece of the batch."""
     model = net()
-    dk.sync_initial_weights(model)
+    dk.algorithms.sync_initial_weights(model)
     rate, rank, n = OPTIMIZERS[optimizer](model), dist.get_rank(), dist.get_world_size()
     for piece in DistributedDataset(images(rows), batch, replica=rank, replicas=n):
-        dk.sync_sgd_step(model, piece, F.cross_entropy, rate)
+        dk.algorithms.sync_sgd_step(model, piece, F.cross_entropy, rate)
     return flat(model)
 
 
@@ -79,12 +79,14 @@ def test_a_rank_without_examples_takes_part() -> None:
 
 def test_replicas_are_identical_to_the_bit_after_1000_steps() -> None:
     def train() -> Tensor:
-        model, (x, y) = net(torch.float32), dk.shard(*images())
+        model, (x, y) = net(torch.float32), dk.data.shard(*images())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-        with dk.use_algorithm("auto"):
+        with dk.algorithms.use_algorithm("auto"):
             for step in range(1000):
                 rows = torch.arange(8 * step, 8 * step + 8 - dist.get_rank()) % len(x)
-                dk.sync_sgd_step(model, (x[rows].float(), y[rows]), F.cross_entropy, optimizer)
+                dk.algorithms.sync_sgd_step(
+                    model, (x[rows].float(), y[rows]), F.cross_entropy, optimizer
+                )
         return flat(model)
 
     first, second = dk.run_ranks(train, 2).results
@@ -97,7 +99,7 @@ def test_a_gradient_is_divided_once_by_all_examples() -> None:
         w, unused = torch.zeros(2, requires_grad=True), torch.zeros((), requires_grad=True)
         n = counts[dist.get_rank()]
         (w * torch.arange(1.0 if n is None else float(n)).mean()).sum().backward()
-        dk.sync_gradients([w, unused], n)
+        dk.algorithms.sync_gradients([w, unused], n)
         return [*w.grad.tolist(), unused.grad]
 
     ones = dk.run_ranks(mean, 3, [1, 2, 6]).results
@@ -118,7 +120,7 @@ def test_a_layer_that_nobody_uses_stays_as_it_is() -> None:
         loss = model["all"](x).mean() + (model["one"](x).mean() if dist.get_rank() else 0.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
         loss.backward()
-        dk.sync_gradients(model, len(x))
+        dk.algorithms.sync_gradients(model, len(x))
         optimizer.step()
         return [model["one"].weight.detach(), model["no"].weight.detach()]
 
@@ -133,7 +135,7 @@ def test_sparse_gradients_are_averaged_too() -> None:
         words = nn.Embedding(6, 2, sparse=sparse)
         mine = torch.tensor([[1, 1, 4], [4, 5, 5]][dist.get_rank()])  # one occurs twice
         words(mine).square().mean().backward()
-        dk.sync_gradients(words, len(mine))
+        dk.algorithms.sync_gradients(words, len(mine))
         return words.weight.grad
 
     found, plain = dk.run_ranks(mean, 2, True).results, dk.run_ranks(mean, 2, False).results
@@ -153,7 +155,7 @@ def test_gradients_travel_in_one_message() -> None:
 
 def test_accumulated_gradients_equal_one_large_batch() -> None:
     def accumulated() -> Tensor:
-        model, (x, y) = net(), dk.shard(*images())
+        model, (x, y) = net(), dk.data.shard(*images())
         parts = list(zip(x.split(7), y.split(7), strict=True))
         for some in (parts[:2], parts[2:]):  # one of them is ragged
             accumulated_sgd_step(model, some, F.cross_entropy, 0.2)
@@ -195,7 +197,7 @@ def test_batches_of_nothing_are_passed_over() -> None:
 
 def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
     def local(every: int) -> tuple[Tensor, Tensor]:
-        model, (x, y) = net(), dk.shard(*images(240))
+        model, (x, y) = net(), dk.data.shard(*images(240))
         batches = list(zip(x.split(10), y.split(10), strict=True))
         for i in range(0, len(batches), every):
             losses = local_sgd_round(model, batches[i : i + every], F.cross_entropy, 0.2)
@@ -225,8 +227,8 @@ def test_a_nan_on_one_rank_is_named_on_all_ranks(layer: str) -> None:
             if (step, dist.get_rank()) == (2, 1):
                 x[0] = torch.nan if layer == "input" else 0.0
             try:
-                dk.sync_sgd_step(model, (x, torch.ones(5, 1)), F.mse_loss, 1e-3)
-            except dk.TrainingError as error:
+                dk.algorithms.sync_sgd_step(model, (x, torch.ones(5, 1)), F.mse_loss, 1e-3)
+            except dk.errors.TrainingError as error:
                 return f"{error.rank} {error.step} {error.layer} {error}"
         return "nothing happened"
 
@@ -251,7 +253,9 @@ def watched(change: str = "") -> None:
     reduce = (lambda x: None) if change == "alone" else dist.all_reduce
     with dk.watch_gradients(model) as watch:
         for x, y in DistributedDataset(images(40), 11, replica=rank, replicas=n):
-            loss = dk.sync_sgd_step(model, (x, y), F.cross_entropy, optimizer, all_reduce=reduce)
+            loss = dk.algorithms.sync_sgd_step(
+                model, (x, y), F.cross_entropy, optimizer, all_reduce=reduce
+            )
             watch.step(loss=loss, lr=0.1, samples=len(x))
 
 
@@ -309,7 +313,7 @@ def torch_step(model: nn.Module, batch: Any, loss_fn: Any, optimizer: Any) -> No
 )
 def test_batch_norm_is_the_exception(norm: Norm, ours: Norm, exact: bool) -> None:
     def ranks() -> Tensor:
-        return normalized(ours, *dk.shard(*images(64)), dk.sync_sgd_step)
+        return normalized(ours, *dk.data.shard(*images(64)), dk.algorithms.sync_sgd_step)
 
     whole = normalized(norm, *images(64), torch_step)
     for found in dk.run_ranks(ranks, 2).results:

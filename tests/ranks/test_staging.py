@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import distkit as dk
+from distkit.cluster import Run
 
 devices = pytest.mark.parametrize(
     "device",
@@ -27,7 +28,7 @@ devices = pytest.mark.parametrize(
 gpu = pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=pytest.mark.gpu)])
 
 
-def shared(fn: Callable[..., Any], device: str, *args: Any, ranks: int = 2) -> dk.Run:
+def shared(fn: Callable[..., Any], device: str, *args: Any, ranks: int = 2) -> Run:
     """Run ``fn(device, group, *args)`` on ranks that share a device, in a group for it."""
 
     def program() -> Any:
@@ -89,9 +90,9 @@ def test_pages_and_shared_memory_reduce_what_is_on_the_device(device: str) -> No
     def program(device: str, group: Any) -> list[list[float]]:
         small = torch.arange(6.0).view(2, 3).to(device)
         large = torch.ones(1 << 17, device=device)
-        dk.shared_memory_all_reduce(small.t(), group=group)
-        dk.shared_memory_all_reduce(large, group=group)
-        dk.ring_all_reduce(small, group=group)
+        dk.algorithms.shared_memory_all_reduce(small.t(), group=group)
+        dk.algorithms.shared_memory_all_reduce(large, group=group)
+        dk.algorithms.ring_all_reduce(small, group=group)
         return [small.flatten().tolist(), large[::65_536].tolist()]
 
     for small, large in shared(program, device).results:

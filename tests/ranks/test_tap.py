@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.overrides import TorchFunctionMode
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.events import Op, State
 
 
@@ -35,7 +36,7 @@ def everything() -> list[Any]:
     return [x.tolist(), hooks()]
 
 
-def calls(run: dk.Run) -> list[tuple[int, Op]]:
+def calls(run: Run) -> list[tuple[int, Op]]:
     return [(s.rank, s.op) for s in sorted(run.trace.spans, key=lambda s: (s.rank, s.seq))]
 
 
@@ -138,7 +139,7 @@ def test_a_collective_in_the_background_that_nobody_waits_for_is_warned_about() 
             pass
         del kept
 
-    with pytest.warns(dk.CommunicationWarning) as said:
+    with pytest.warns(dk.errors.CommunicationWarning) as said:
         dk.run_ranks(program, 2)
     first, second = [str(warning.message) for warning in said]
     assert first.startswith("ranks 0 and 1 never waited for all_reduce(async_op=True) at ")

@@ -73,7 +73,7 @@ def test_features_that_cannot_be_divided_are_refused() -> None:
     def program() -> list[str]:
         said = []
         for layer in (ColumnLinear, RowLinear):
-            with pytest.raises(dk.LayoutError) as caught:
+            with pytest.raises(dk.errors.LayoutError) as caught:
                 layer(nn.Linear(7, 7))
             said.append(str(caught.value))
         return said
@@ -86,7 +86,7 @@ def test_the_layers_of_a_group_are_those_of_its_ranks() -> None:
     """Two copies of two halves, on a layout's mesh."""
 
     def program() -> torch.Tensor:
-        group = dk.Layout(dp=2, tp=2).mesh()["tp"].get_group()
+        group = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()["tp"].get_group()
         up, act, down = mlp(True)
         return ran(nn.Sequential(ColumnLinear(up, group), act, RowLinear(down, group)))[0]
 

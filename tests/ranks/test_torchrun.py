@@ -101,7 +101,7 @@ torch.backends.cuda.is_built = lambda: True
 sys.path.insert(0, sys.argv[1])
 import standin
 
-dk.record()
+dk.hosts.record()
 assert tap.on_gpu
 standin.install()
 standin.in_streams()
@@ -128,13 +128,13 @@ begin()  # and the script ends
 
 ATTACHES = """
 import distkit as dk
-dk.record("here")
+dk.hosts.record("here")
 import torch, torch.distributed as dist
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 if __name__ == "__main__":
-    dk.record("here")  # once more: nothing
+    dk.hosts.record("here")  # once more: nothing
     dist.init_process_group("gloo")
     dist.barrier()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # imports this file
@@ -147,7 +147,7 @@ if __name__ == "__main__":
 
 SPAWNS = """
 import distkit as dk
-dk.record("here")
+dk.hosts.record("here")
 import torch.distributed as dist, torch.multiprocessing as mp
 
 def work(rank):
@@ -239,14 +239,14 @@ def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
     subprocess.run([*DISTKIT, "trace", "--", *TWO, "train.py"], stderr=subprocess.DEVNULL)
     why = "rank 0 waits in recv(src=1) at train.py:7, but rank 1 has finished without sending"
     with pytest.raises(DeadlockError, match=re.escape(why)):
-        dk.follow(timeout=LONG).wait(LONG)
+        dk.hosts.follow(timeout=LONG).wait(LONG)
 
 
 def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        run = dk.follow(timeout=LONG)
+        run = dk.hosts.follow(timeout=LONG)
         why = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
         with pytest.raises(DeadlockError, match=re.escape(why)):
             run.wait(LONG)
@@ -281,7 +281,7 @@ HOLDS = """
 import sys
 import distkit as dk
 
-stepper = dk.follow(timeout=float(sys.argv[1])).step()
+stepper = dk.hosts.follow(timeout=float(sys.argv[1])).step()
 print(*[state.doing for state in stepper.next().moment.standings], flush=True)
 sys.stdin.read()
 """
@@ -292,7 +292,7 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
     word = tmp_path / "word"
     running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(word)])
     try:
-        run = dk.follow(timeout=LONG)
+        run = dk.hosts.follow(timeout=LONG)
         with dk.trouble(latency=1.0), pytest.raises(StepError, match="into the program"):
             run.step()
         stepper = run.step()
@@ -372,7 +372,7 @@ def test_a_script_spawns_its_ranks(tmp_path: Path) -> None:
 
 def test_ranks_that_are_recorded_already_need_no_files() -> None:
     def program() -> None:
-        dk.record("nowhere")
+        dk.hosts.record("nowhere")
         dist.barrier()
 
     assert len(dk.run_ranks(program, 2).trace.collectives) == 1
@@ -436,7 +436,7 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
         [*DISTKIT, "trace", "--", *TWO, str(script), str(word)], cwd=tmp_path
     )
     try:
-        run = dk.follow(tmp_path / "trace", timeout=LONG)
+        run = dk.hosts.follow(tmp_path / "trace", timeout=LONG)
         heard: list[Event] = []
         ended = threading.Event()
         run.subscribe(lambda events: heard.extend(events) if events else ended.set())
@@ -447,7 +447,7 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
         assert ended.wait(LONG)
     finally:
         running.wait(LONG)
-    late = dk.follow(tmp_path / "trace")
+    late = dk.hosts.follow(tmp_path / "trace")
     over: list[list[Event]] = []
     late.subscribe(over.append)  # what has ended says so at once
     assert [len(events) for events in over] == [12, 0]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
 from distkit.recording.open_buffers import meets
@@ -38,7 +39,7 @@ def receiving(use: Use) -> list[float]:
     return memory.tolist()
 
 
-def touched(run: dk.Run) -> list[tuple[int, str]]:
+def touched(run: Run) -> list[tuple[int, str]]:
     return sorted((s.rank, s.label) for s in run.trace.spans if s.op is Op.TOUCH)
 
 
@@ -60,7 +61,7 @@ USES: dict[str, Use] = {
 
 @pytest.mark.parametrize("name", USES)
 def test_a_use_is_noticed(name: str) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="(uses|changes) the buffer"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="(uses|changes) the buffer"):
         run = dk.run_ranks(receiving, 2, USES[name])
     assert [rank for rank, _ in touched(run)] == [1], "once, and not after wait()"
     (finding,) = (f for f in run.findings if f.kind is not Kind.STRAGGLER)
@@ -114,7 +115,7 @@ def test_a_use_under_another_mode_is_noticed() -> None:
         with Seeing():
             return memory[:4].sum()
 
-    with pytest.warns(dk.CommunicationWarning, match="uses the buffer"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="uses the buffer"):
         run = dk.run_ranks(receiving, 2, under_a_mode)
     assert touched(run) == [(1, "sum")]
 
@@ -204,7 +205,7 @@ def test_two_receives_at_once() -> None:
             second.wait()  # type: ignore[union-attr]
         return x.tolist()
 
-    with pytest.warns(dk.CommunicationWarning, match="changes the buffer"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="changes the buffer"):
         run = dk.run_ranks(program, 2)
     assert run.results[1] == [2.0, 2.0]
     (touch,) = (s for s in run.trace.spans if s.op is Op.TOUCH)
@@ -227,7 +228,7 @@ def test_nothing_is_left_when_a_receive_was_never_waited_for() -> None:
         return torch._C._len_torch_function_stack()  # type: ignore[attr-defined, no-any-return]
 
     with dk.Cluster(2) as cluster:
-        with pytest.warns(dk.CommunicationWarning, match="never waited"):
+        with pytest.warns(dk.errors.CommunicationWarning, match="never waited"):
             cluster.run(program)
         assert cluster.run(depth).results == [0, 0]
 
@@ -288,7 +289,7 @@ def each_use_of_each_call() -> None:
 
 
 def test_what_is_read_may_be_read_and_what_is_written_may_not() -> None:
-    with pytest.warns(dk.CommunicationWarning):
+    with pytest.warns(dk.errors.CommunicationWarning):
         run = dk.run_ranks(each_use_of_each_call, N)
     spans = [s for s in run.trace.spans if s.op in (Op.MARK, Op.TOUCH)]
     for r in range(N):
@@ -328,6 +329,6 @@ def dropped(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["all_gather_into", "reduce_scatter_tensor", "all_to_all"])
 def test_a_call_behind_any_wrapper_is_missed_once(name: str) -> None:
-    with pytest.warns(dk.CommunicationWarning, match="ranks 0 and 1 never waited for"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="ranks 0 and 1 never waited for"):
         run = dk.run_ranks(dropped, N, name)
     assert [f.kind for f in run.findings if f.kind is not Kind.STRAGGLER] == [Kind.NOT_WAITED]

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
 from distkit.recording import trouble
@@ -28,7 +29,7 @@ def steps(n: int) -> list[float]:
     return times
 
 
-def reduced(run: dk.Run, rank: int) -> int:
+def reduced(run: Run, rank: int) -> int:
     """How many all-reduces a rank has completed."""
     return sum(
         s.rank == rank and s.op is Op.ALL_REDUCE and s.state is State.COMPLETED
@@ -66,7 +67,7 @@ def test_a_rank_disturbs_itself() -> None:
 
     first, second = dk.run_ranks(too_late, 2).results
     assert "kill={0: 9}) did not happen: rank 0 made 1 communication" in first[0] and not second
-    with pytest.raises(dk.RankError, match="names rank 7"), warnings.catch_warnings():
+    with pytest.raises(dk.errors.RankError, match="names rank 7"), warnings.catch_warnings():
         dk.run_ranks(lambda: dk.trouble(delay={7: 1.0}).__enter__(), 2)
 
 
@@ -91,19 +92,19 @@ def test_the_sender_pays_for_a_slow_link() -> None:
 
 
 def test_a_dropped_rank_leaves_without_a_word() -> None:
-    with dk.trouble(drop_rank={2: 3}), pytest.raises(dk.DeadlockError) as caught:
+    with dk.trouble(drop_rank={2: 3}), pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(steps, 3, 5)
     (finding,) = caught.value.findings
     assert finding.kind in (Kind.UNEVEN, Kind.SKIPPED)
     assert finding.missing_ranks == (2,) and finding.waiting == (0, 1)
     run = caught.value.run
-    assert isinstance(run, dk.Run)
+    assert isinstance(run, Run)
     assert reduced(run, 2) == 2  # its third communication, after the barrier
     assert run.trace.meta["ends"]["2"]["how"] == "returned"
 
 
 def test_a_rank_may_be_dropped_at_once() -> None:
-    with dk.trouble(drop_rank=0), pytest.raises(dk.DeadlockError) as caught:
+    with dk.trouble(drop_rank=0), pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(steps, 2, 1)
     (finding,) = caught.value.findings
     assert (finding.kind, finding.culprits) == (Kind.MISSING_BARRIER, (0,))
@@ -111,10 +112,10 @@ def test_a_rank_may_be_dropped_at_once() -> None:
 
 def test_a_rank_is_killed_after_its_nth_communication() -> None:
     asked = r"rank 1 .*dk.trouble killed it, as asked\); it was last seen after all_reduce\(\) at "
-    with dk.trouble(kill={1: 4}), pytest.raises(dk.RankDied, match=asked) as caught:
+    with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match=asked) as caught:
         dk.run_ranks(steps, 3, 5)
     run = caught.value.run
-    assert isinstance(run, dk.Run)
+    assert isinstance(run, Run)
     assert reduced(run, 1) == 3
     assert [f.kind for f in run.findings if f.hang] == [Kind.DIED]
 
@@ -125,15 +126,15 @@ def test_ddp_gets_into_trouble_as_well() -> None:
         for _ in range(2):
             net(torch.ones(1, 3)).sum().backward()
 
-    def sent(run: dk.Run, rank: int) -> int:
+    def sent(run: Run, rank: int) -> int:
         return sum(s.rank == rank and s.state is State.COMPLETED for s in run.trace.spans)
 
     before = sent(dk.run_ranks(train, 2), 0) - 2  # what DDP sends before the first gradient
-    with dk.trouble(drop_rank={1: before + 1}), pytest.raises(dk.DeadlockError) as caught:
+    with dk.trouble(drop_rank={1: before + 1}), pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(train, 2)
     (finding,) = caught.value.findings
     assert finding.missing_ranks == (1,)
-    assert isinstance(caught.value.run, dk.Run) and sent(caught.value.run, 1) == before + 1
+    assert isinstance(caught.value.run, Run) and sent(caught.value.run, 1) == before + 1
 
 
 def test_it_ends_with_its_block() -> None:
@@ -152,7 +153,7 @@ def test_a_run_keeps_the_trouble_it_began_with() -> None:
             run = cluster.submit(steps, 2)
         assert min(map(min, run.results)) > 0.6
         assert max(map(max, cluster.run(steps, 2).results)) < 0.6
-        with dk.trouble(kill={1: 1}), pytest.raises(dk.RankDied):
+        with dk.trouble(kill={1: 1}), pytest.raises(dk.errors.RankDied):
             cluster.run(steps, 2)
         assert len(cluster.run(steps, 2).results) == 2, "a new rank has taken its place"
 
@@ -205,7 +206,7 @@ def test_trouble_that_did_not_happen_is_told(given: dict[str, Any], says: str) -
         dist.barrier()
         dist.barrier()
 
-    with dk.trouble(**given), pytest.warns(dk.CommunicationWarning, match=says) as said:
+    with dk.trouble(**given), pytest.warns(dk.errors.CommunicationWarning, match=says) as said:
         dk.run_ranks(twice, 2)
     assert len(said) == 1
 

@@ -42,7 +42,7 @@ def through_shared_memory() -> int:
                     continue
                 x = (torch.arange(length) % 3 + rank % 2).to(dtype)
                 right = expected(x.clone(), op)
-                dk.shared_memory_all_reduce(x, getattr(dist.ReduceOp, op))
+                dk.algorithms.shared_memory_all_reduce(x, getattr(dist.ReduceOp, op))
                 torch.testing.assert_close(x, right)
                 checked += 1
     return checked
@@ -69,12 +69,12 @@ def test_memory_first_used_in_inference_mode_serves_training_too() -> None:
     def totals() -> list[float]:
         x, w = torch.ones(2), torch.zeros(2, requires_grad=True)
         with torch.inference_mode():
-            dk.shared_memory_all_reduce(torch.ones(2))
+            dk.algorithms.shared_memory_all_reduce(torch.ones(2))
         for _ in range(3):
-            dk.shared_memory_all_reduce(x)
+            dk.algorithms.shared_memory_all_reduce(x)
         (w * x).sum().backward()
-        with dk.use_algorithm("shared_memory"):
-            dk.sync_gradients([w])
+        with dk.algorithms.use_algorithm("shared_memory"):
+            dk.algorithms.sync_gradients([w])
         return w.grad.tolist()
 
     assert dk.run_ranks(totals, 2).results == [[8.0, 8.0]] * 2
@@ -87,7 +87,7 @@ def on_hosts(name: str, size: int, hosts: list[int]) -> tuple[bool, list[list[in
     os.environ.pop("LOCAL_WORLD_SIZE")
     x = torch.arange(size, dtype=torch.float64) + dist.get_rank()
     right = expected(x.clone(), "SUM")
-    with dk.use_algorithm(name):
+    with dk.algorithms.use_algorithm(name):
         dist.all_reduce(x)
     return torch.equal(x, right), [[*host] for host in hosts_of()]
 
@@ -119,8 +119,8 @@ def in_halves() -> list[float]:
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     x = torch.full((3, 2), float(rank)).t()  # not contiguous
-    dk.shared_memory_all_reduce(x, group=groups[rank // 2])
-    dk.shared_memory_all_reduce(x)
+    dk.algorithms.shared_memory_all_reduce(x, group=groups[rank // 2])
+    dk.algorithms.shared_memory_all_reduce(x)
     return x.flatten().tolist()
 
 
@@ -141,24 +141,24 @@ def files(lost: int) -> float:
 
     shared_memory._open = look  # the moment in which the memory has been made and not yet opened
     x = torch.ones(5)
-    dk.shared_memory_all_reduce(x)
+    dk.algorithms.shared_memory_all_reduce(x)
     return x[0].item()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memory without a name")
 def test_no_file_ever_has_a_name_that_could_stay() -> None:
     assert dk.run_ranks(files, 2, -1).results == [2.0, 2.0]
-    with pytest.raises(dk.RankDied, match=r"rank 1(?s:.*)SIGKILL"):
+    with pytest.raises(dk.errors.RankDied, match=r"rank 1(?s:.*)SIGKILL"):
         dk.run_ranks(files, 2, 1)
 
 
 def of_different_lengths() -> None:
-    dk.shared_memory_all_reduce(torch.ones(3 + dist.get_rank()))
+    dk.algorithms.shared_memory_all_reduce(torch.ones(3 + dist.get_rank()))
 
 
 def of_different_kinds() -> None:
     op = dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM
-    dk.shared_memory_all_reduce(torch.ones(70_000), op)
+    dk.algorithms.shared_memory_all_reduce(torch.ones(70_000), op)
 
 
 @pytest.mark.parametrize(
@@ -169,24 +169,24 @@ def of_different_kinds() -> None:
     ],
 )
 def test_tensors_that_differ_are_named(program, said) -> None:
-    with pytest.raises(dk.RankError, match=said):
+    with pytest.raises(dk.errors.RankError, match=said):
         dk.run_ranks(program, 2)
 
 
 def one_is_missing() -> None:
-    with dk.use_algorithm("shared_memory"):
+    with dk.algorithms.use_algorithm("shared_memory"):
         if dist.get_rank():
             dist.all_reduce(torch.ones(2))
 
 
 def test_a_hang_in_shared_memory_is_explained() -> None:
-    with pytest.raises(dk.DeadlockError, match="rank 0 has finished without calling it"):
+    with pytest.raises(dk.errors.DeadlockError, match="rank 0 has finished without calling it"):
         dk.run_ranks(one_is_missing, 3)
 
 
 def largest(name: str) -> tuple[list[float], list[float]]:
     x = torch.tensor([1.0, 2.0]) * dist.get_rank()
-    with dk.use_algorithm(name):
+    with dk.algorithms.use_algorithm(name):
         dist.all_reduce(x, dist.ReduceOp.MAX)
         work = dist.all_reduce(y := x.clone(), async_op=True)
         work.wait()
@@ -212,7 +212,7 @@ def mine(x: torch.Tensor, op: object, group: object) -> None:
 
 def with_mine() -> float:
     x = torch.ones(1)
-    with dk.use_algorithm(mine):
+    with dk.algorithms.use_algorithm(mine):
         dist.all_reduce(x)
     return x.item()
 
@@ -228,7 +228,7 @@ def test_an_unknown_name() -> None:
 
 def test_it_belongs_inside_the_function() -> None:
     with pytest.raises(RuntimeError, match="inside the function that runs on the ranks"):
-        with dk.use_algorithm("ring"):
+        with dk.algorithms.use_algorithm("ring"):
             pass
 
 
@@ -238,8 +238,8 @@ def train(algorithm: str, how: str) -> list[float]:
     ddp = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     if how == "hook":
-        ddp.register_comm_hook(None, dk.ddp_hook(algorithm))
-    (x,) = dk.shard(torch.randn(24, 4))
+        ddp.register_comm_hook(None, dk.algorithms.ddp_hook(algorithm))
+    (x,) = dk.data.shard(torch.randn(24, 4))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -248,7 +248,7 @@ def train(algorithm: str, how: str) -> list[float]:
 
     for _ in range(3):
         if how == "use":
-            with dk.use_algorithm(algorithm):
+            with dk.algorithms.use_algorithm(algorithm):
                 step()
         else:
             step()

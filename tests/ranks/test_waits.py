@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from distkit.diagnosis.findings import Kind
+from distkit.cluster import Run
+from distkit.diagnosis.findings import Finding, Kind
 from distkit.events import Op, State
 
 
@@ -22,14 +23,14 @@ def store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def calls(run: dk.Run, rank: int) -> list[tuple[Op, str]]:
+def calls(run: Run, rank: int) -> list[tuple[Op, str]]:
     mine = sorted((s for s in run.trace.spans if s.rank == rank), key=lambda s: s.seq)
     assert {s.state for s in mine} == {State.COMPLETED}
     return [(s.op, s.label) for s in mine]
 
 
-def explained(program: Callable[[], Any], ranks: int = 2) -> dk.Finding:
-    with pytest.raises(dk.DeadlockError) as caught:
+def explained(program: Callable[[], Any], ranks: int = 2) -> Finding:
+    with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(program, ranks)
     (finding,) = caught.value.findings
     assert finding.hang
@@ -50,7 +51,7 @@ def never_taken() -> None:
 
 
 def test_a_blocked_request_says_on_which_line_it_is_waited_for() -> None:
-    with pytest.raises(dk.DeadlockError) as caught:
+    with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(never_taken, 2)
     trace = caught.value.run.trace
     blocked = {e.rank: e for e in trace.events if e.state is State.BLOCKED}

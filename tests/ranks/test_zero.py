@@ -185,7 +185,7 @@ def test_ranks_in_different_layers_are_refused_on_all_of_them(used: tuple[str, s
             model = Branches(sizes)
             zero = Zero(model, lambda parts: torch.optim.SGD(parts, lr=0.1), stage=stage)
             before = [unit.part.clone() for unit in zero.units]
-            with pytest.raises(dk.TrainingError) as caught:
+            with pytest.raises(dk.errors.TrainingError) as caught:
                 loss = model(torch.ones(2, 6), mine) if mine else torch.ones(1, requires_grad=True)
                 loss.backward()
                 zero.step()

@@ -61,7 +61,7 @@ def work(steps):
     for step in range(steps):
         x = torch.ones(20_000)
         dist.all_reduce(x)
-        distkit.shared_memory_all_reduce(x)
+        distkit.algorithms.shared_memory_all_reduce(x)
         store.push("w", x)
         store.pull("w", out=x)
         time.sleep(0.005)
@@ -70,7 +70,7 @@ def work(steps):
 def attempt(do):
     try:
         do()
-    except distkit.DistkitError:
+    except distkit.errors.DistkitError:
         pass
     except BaseException as error:
         return [f"{{type(error).__name__}}: {{error}}"]

@@ -32,8 +32,8 @@ def doctor(
         DistkitError: a host is named twice, or there is no ssh here.
 
     Example:
-        >>> report = dk.doctor()                             # doctest: +SKIP
-        >>> dk.doctor(hosts=["alpha", "beta"]).failures      # doctest: +SKIP
+        >>> report = dk.hosts.doctor()                             # doctest: +SKIP
+        >>> dk.hosts.doctor(hosts=["alpha", "beta"]).failures      # doctest: +SKIP
         []
     """
     if not hosts:

@@ -1,7 +1,7 @@
 """What each rank runs under ``distkit trace -- torchrun …``: the script, recorded.
 
 The launcher's command gets ``-m distkit_hosts.torchrun.attach FOLDER`` before the script, see
-:mod:`distkit_hosts.torchrun.launching`. A script records itself with :func:`distkit.record`.
+:mod:`distkit_hosts.torchrun.launching`. A script records itself with :func:`distkit.hosts.record`.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def record(folder: str | Path = FOLDER) -> None:
 
     Example:
         >>> import distkit as dk                        # doctest: +SKIP
-        >>> dk.record()                                 # doctest: +SKIP
+        >>> dk.hosts.record()                                 # doctest: +SKIP
     """
     global _here
     of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())

@@ -34,8 +34,8 @@ LATE = 10.0
 def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     """Follow ranks that torchrun, ``srun`` or ``mpiexec`` has started, while they run.
 
-    The ranks are recorded by ``distkit trace -- torchrun …`` or :func:`distkit.record`. What this
-    returns shows a live timeline, and every other view takes it, too: ``dk.Stage(dk.follow())``.
+    The ranks are recorded by ``distkit trace -- torchrun …`` or :func:`distkit_hosts.record`. What
+    this returns shows a live timeline, and other views take it, too: ``dk.Stage(following)``.
     Ranks on this machine can be gone through step by step, and ended; those of others are followed
     through a folder that they share. While not all ranks have begun it waits, and says so.
 
@@ -49,7 +49,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
 
     Example:
         >>> import distkit as dk
-        >>> run = dk.follow("trace")                    # doctest: +SKIP
+        >>> run = dk.hosts.follow("trace")                    # doctest: +SKIP
         >>> run.diagnose()                              # doctest: +SKIP
         >>> run.step().next()                           # doctest: +SKIP
     """

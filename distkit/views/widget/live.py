@@ -23,7 +23,7 @@ PAUSE = 5
 
 @runtime_checkable
 class Live(Protocol):
-    """A run that may still be going on, such as :class:`distkit.Run`."""
+    """A run that may still be going on, such as :class:`distkit.cluster.Run`."""
 
     @property
     def trace(self) -> EventLog:
@@ -62,7 +62,7 @@ class Moment(Protocol):
 
 
 class Remark(Protocol):
-    """A result of a diagnosis, such as :class:`distkit.Finding`."""
+    """A result of a diagnosis, such as :class:`distkit.diagnosis.findings.Finding`."""
 
     @property
     def kind(self) -> str:
@@ -88,7 +88,7 @@ class Remark(Protocol):
 class Steppable(Live, Protocol):
     """A run that goes on step by step, such as what ``cluster.step(fn)`` returns.
 
-    Its methods raise a :class:`~distkit.DistkitError` when they make no sense, and may be
+    Its methods raise a :class:`~distkit.errors.DistkitError` when they make no sense, and may be
     called from any thread; all but ``pause``, ``back`` and ``seek`` may take a while.
     """
 

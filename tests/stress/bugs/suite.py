@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import distkit as dk
+from distkit import hangs
 from distkit.diagnosis.findings import Kind
 from distkit.events import State
 
@@ -211,7 +212,7 @@ def themes() -> list[Case]:
             f"from distkit.hangs import {name} as program\n",
             culprits=case.culprits,
         )
-        for name, case in dk.hangs.ALL.items()
+        for name, case in hangs.ALL.items()
         if case.kind is not Kind.STRAGGLER
     ]
 
@@ -288,7 +289,7 @@ def judge(case: Case, folder: Path) -> Verdict:
         warnings.simplefilter("always")
         try:
             run = dk.run_ranks(program, case.ranks, within=LIMIT)
-        except (dk.RunError, dk.RunStopped) as error:
+        except (dk.errors.RunError, dk.errors.RunStopped) as error:
             run, ended = error.run, str(error)
     end = time.monotonic()
     waits = [e.time for e in run.trace if e.state is State.BLOCKED]

@@ -50,7 +50,7 @@ def go_on(server: int | None, **options: Any) -> tuple[float, int, list[float]]:
 
 def test_a_killed_worker_stops_nobody_in_dist_async() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
-        with pytest.warns(dk.CommunicationWarning, match="rank 3 ended"):
+        with pytest.warns(dk.errors.CommunicationWarning, match="rank 3 ended"):
             found = cluster.run(go_on, None).results
     assert found.pop() is None
     assert max(pause for pause, _, _ in found) < 5
@@ -60,7 +60,7 @@ def test_killed_servers_lose_no_acknowledged_push() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
         for time_ in range(4):
             victim = cluster.wait()._room.nodes.children[WORKERS + time_ % SERVERS].pid
-            with pytest.warns(dk.CommunicationWarning, match=r"its backup answered"):
+            with pytest.warns(dk.errors.CommunicationWarning, match=r"its backup answered"):
                 found = cluster.run(go_on, victim, replication=2).results
             cluster._room.settled.wait()  # another has its place
             assert max(pause for pause, _, _ in found) < 5

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import distkit as dk
+from distkit.cluster import Run
 from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
 
@@ -128,7 +129,7 @@ def faults(name: str, cluster: dk.Cluster) -> Iterator[str]:
     yield differs(printed(stepped), expected, program)
 
 
-def printed(run: dk.Run) -> Printed:
+def printed(run: Run) -> Printed:
     """All lines of each rank, of both streams."""
     return [text.splitlines() for text in run.output]
 
@@ -174,7 +175,7 @@ def _words(lines: Printed) -> Printed:
     return [[re.sub(r"-?\d+\.\d+(e-?\d+)?", "#", line) for line in rank] for rank in lines]
 
 
-def unrecorded(run: dk.Run, program: Program) -> str:
+def unrecorded(run: Run, program: Program) -> str:
     """What is missing in the trace."""
     spans = run.trace.spans
     open_ = [str(span.op) for span in spans if span.state is not State.COMPLETED]

@@ -7,8 +7,8 @@ from typing import Any
 
 from distkit.data.policies import Plan
 from distkit.views.scene.frame import Json
-from distkit.views.shards import pieces, samples
 from distkit.views.widget.view import SceneView
+from distkit_simulation.shard_map import pieces, samples
 
 
 class ShardMap(SceneView):
@@ -20,7 +20,7 @@ class ShardMap(SceneView):
 
     Args:
         source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
-            their pieces, as :func:`distkit.shards` finds them.
+            their pieces, as :func:`distkit.simulation.parallel.shards` finds them.
         name: the title.
 
     Raises:
@@ -54,7 +54,7 @@ def _parameters(source: Any) -> Sequence[Json]:
     )
     if not known:
         raise TypeError(
-            f"ShardMap needs a DistributedDataset, its plan, or what dk.shards(model) returned; "
-            f"got a {type(source).__name__}."
+            "ShardMap needs a DistributedDataset, its plan, or what "
+            f"dk.simulation.parallel.shards(model) returned; got a {type(source).__name__}."
         )
     return list(source)
