@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from distkit.views.widget.bar import advance
+from distkit.views.scene.figures import advance
 from distkit_simulation.fitting import FEWEST, Fit, along, fit, quiet
 from distkit_simulation.network import Floats, Network
 

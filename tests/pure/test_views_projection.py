@@ -24,9 +24,8 @@ from traces import (
 from distkit.events import COLLECTIVES, Event, Op, State, Summary
 from distkit.trace.trace import Trace
 from distkit.views.timeline import columns
-from distkit.views.timeline.bars import Bars
+from distkit.views.timeline.bars import Bars, packed
 from distkit.views.timeline.columns import project
-from distkit.views.timeline.packing import packed
 from distkit.views.timeline.static import to_svg
 from distkit.views.timeline.view import Timeline
 

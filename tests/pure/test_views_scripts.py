@@ -13,9 +13,8 @@ from traces import DEMOS, ring
 
 from distkit.trace.log import EventLog
 from distkit.views.scene.theme import theme
-from distkit.views.timeline.bars import Bars
+from distkit.views.timeline.bars import Bars, lettered, packed
 from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.packing import lettered, packed
 from distkit.views.widget.assets import FORMAT, css, esm, page_script
 from distkit.views.widget.page import VIEWS
 from distkit.views.widget.view import patch

@@ -13,10 +13,9 @@ from distkit.algorithms import schedules
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import drawing_of, to_svg
-from distkit.views.stage.contributions import follow
+from distkit.views.stage.contributions import find_rings, follow
 from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
-from distkit.views.stage.rings import find_rings
 from distkit.views.stage.scene import CELL, DOT, draw
 from distkit.views.stage.view import Stage, table
 

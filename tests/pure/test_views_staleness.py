@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.views.servers.staleness import LETTERS, MAX_BINS, ROOM, bin_of, brief, histogram
+from distkit.views.servers.layout import LETTERS, MAX_BINS, ROOM, bin_of, brief, histogram
 
 LATE = st.lists(st.one_of(st.integers(0, 14), st.integers(0, 700), st.integers(0, 10**6)))
 

@@ -12,14 +12,15 @@ from types import MappingProxyType
 from typing import Any
 
 from distkit.diagnosis.facts import standings
+from distkit.diagnosis.findings import Finding
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import at, wait_of
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.waits import waits
-from distkit.views.timeline.looks import compact
-from distkit.views.widget.live import Moment, Remark, Steppable
+from distkit.views.timeline.columns import compact
+from distkit.views.widget.live import Moment, Steppable
 
 #: So many characters of a source file are shown.
 MAX_SOURCE = 200_000
@@ -161,7 +162,7 @@ def _ends(trace: EventLog) -> dict[int, str]:
     }
 
 
-def remarks(error: str, findings: Sequence[Remark]) -> list[Json]:
+def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
     """What is wrong, each thing once: the run's error, and what a diagnosis found besides.
 
     Findings that the error repeats give it their lines, and a remedy if it has none.
@@ -174,7 +175,7 @@ def remarks(error: str, findings: Sequence[Remark]) -> list[Json]:
     return [_failure(error, repeated), *map(_finding, others[: MAX_REMARKS - 1])]
 
 
-def _failure(error: str, findings: Sequence[Remark]) -> Json:
+def _failure(error: str, findings: Sequence[Finding]) -> Json:
     """The error of a run; its traceback apart from the rest."""
     said, *traceback = _TRACEBACK.split(error, maxsplit=1)
     message, *more = _MORE.split(said.strip(), maxsplit=1)
@@ -189,7 +190,7 @@ def _failure(error: str, findings: Sequence[Remark]) -> Json:
     }
 
 
-def _finding(f: Remark) -> Json:
+def _finding(f: Finding) -> Json:
     return {
         "message": clean(f.message),
         "remedy": clean(f.remedy),

@@ -11,7 +11,7 @@ import numpy as np
 from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
 from distkit.trace.training import read
-from distkit.views.gradients.curves import thin
+from distkit.views.gradients.projection import thin
 from distkit.views.scene.frame import Json
 from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns

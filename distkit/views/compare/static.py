@@ -9,13 +9,12 @@ import numpy as np
 
 from distkit.views.compare.figures import ratio
 from distkit.views.scene import svg, values_svg
-from distkit.views.scene.chart import Curve, chart
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, TRACES_LIGHT, rank_color
 from distkit.views.scene.units import aligned, human_bytes, human_seconds, ticks
-from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.coverage import covered
+from distkit.views.scene.values_svg import Curve, chart
+from distkit.views.timeline.columns import Columns, covered
 from distkit.views.timeline.operations import Floats
 
 WIDTH = 960

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distkit.views.scene import svg
-from distkit.views.scene.chart import Curve, chart
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.theme import GRAY, INK, rank_color
-from distkit.views.scene.values_svg import figure, heat, verdict
+from distkit.views.scene.values_svg import Curve, chart, figure, heat, verdict
 
 WIDTH = 960
 #: At most so many ranks and layers are drawn.

@@ -1,4 +1,4 @@
-// Arrays that arrive as one buffer; packing.py says how.
+// Arrays that arrive as one buffer; timeline/bars.py says how.
 
 const TYPES = { f8: Float64Array, i4: Int32Array, f4: Float32Array };
 

@@ -52,8 +52,7 @@ def frame(
     ranks = _ranks(meta, seen)
     unfinished = [] if live else _unfinished(opened, meta)
     idle = [] if live else [r for r in ranks if r not in named and _serves(meta, r)]
-    names = [_about(meta, r)[1] for r in idle]
-    note = [f"{joined(names)} did nothing: not drawn"] if idle else []
+    note = [f"{joined([name(meta, r) for r in idle])} did nothing: not drawn"] if idle else []
     return {
         "title": clean(str(meta.get("name", ""))),
         "facts": facts(meta, len(ranks)),
@@ -83,26 +82,31 @@ def _ranks(meta: Mapping[str, Any], seen: Iterable[int]) -> list[int]:
     return sorted({*range(int(meta.get("world_size", 0))), *named, *seen})
 
 
-def _about(meta: Mapping[str, Any], rank: int) -> tuple[Mapping[str, Any], str]:
-    """What is known of a rank, and its name."""
+def about(meta: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """What is known of a rank."""
     ranks = meta.get("ranks", {})
-    about = ranks.get(str(rank), ranks.get(rank, {}))
-    return about, clean(str(about.get("name") or f"rank {rank}"))
+    found: Mapping[str, Any] = ranks.get(str(rank), ranks.get(rank, {}))
+    return found
+
+
+def name(meta: Mapping[str, Any], rank: int) -> str:
+    """The name of a rank."""
+    return clean(str(about(meta, rank).get("name") or f"rank {rank}"))
 
 
 def _serves(meta: Mapping[str, Any], rank: int) -> bool:
     """True for a server or the scheduler that has not died."""
     died = meta.get("ends", {}).get(str(rank), {}).get("how") == "died"
-    return _about(meta, rank)[0].get("role") in ("server", "scheduler") and not died
+    return about(meta, rank).get("role") in ("server", "scheduler") and not died
 
 
 def _lane(meta: Mapping[str, Any], rank: int) -> Json:
-    about, name = _about(meta, rank)
+    known, called = about(meta, rank), name(meta, rank)
     host = several(meta).get(rank)
-    detail = [f"rank {rank}"] if name != f"rank {rank}" else []
-    detail += [str(about["device"])] if about.get("device") not in (None, "", "cpu") else []
-    role = str(about.get("role") or "")
-    lane = {"rank": rank, "name": name, "role": role, "detail": " · ".join(detail)}
+    detail = [f"rank {rank}"] if called != f"rank {rank}" else []
+    detail += [str(known["device"])] if known.get("device") not in (None, "", "cpu") else []
+    role = str(known.get("role") or "")
+    lane = {"rank": rank, "name": called, "role": role, "detail": " · ".join(detail)}
     return lane if host is None else {**lane, "host": clean(host)}
 
 
@@ -181,7 +185,7 @@ def _unfinished(opened: Iterable[tuple[int, Look]], meta: Mapping[str, Any]) -> 
             died = meta.get("ends", {}).get(str(rank), {}).get("how") == "died"
             open_ = "died in" if died else _open(meta)
             verb = "paused before" if it.state is State.SCHEDULED else open_
-            stuck[f"{verb} {op_name(it)}"].append(_about(meta, rank)[1])
+            stuck[f"{verb} {op_name(it)}"].append(name(meta, rank))
     found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
     return [*stopped, *found]
 

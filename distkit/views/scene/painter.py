@@ -19,7 +19,6 @@ from distkit.views.scene.values_svg import NEGATIVE, POSITIVE
 
 WIDTH, LEFT, SIDE, LINE, GAP = 960, 16, 200, 20, 20
 SMALL = 'font-size="11"'
-MAX_BYTES = 60_000  # of panels: else there are fewer
 OWN = ("fill-opacity", "font-size")  # what a shape may have otherwise than its class
 
 T = TypeVar("T")
@@ -29,12 +28,8 @@ Box = tuple[float, float, float, float]  # y, height, x, width
 def to_svg(picture: Json) -> str:
     """The panels of a picture, or the moment at which it opens, as an SVG document."""
     panels = picture["panels"]
-    for most in (len(panels), 4, 3, 2, 1):
-        if most <= len(panels):
-            drawn = _document({**picture, "panels": thinned(panels, most)})
-            if len(drawn.encode()) <= MAX_BYTES:
-                break
-    return drawn
+    counts = [most for most in (len(panels), 4, 3, 2, 1) if most <= len(panels)]
+    return svg.fitting(_document({**picture, "panels": thinned(panels, n)}) for n in counts)
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:

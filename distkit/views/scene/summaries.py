@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from distkit.events import Summary
 from distkit.trace.log import EventLog
@@ -94,13 +93,6 @@ def average(summaries: Sequence[Summary]) -> list[float]:
 def largest(values: Iterable[float]) -> float:
     """The largest magnitude among finite values, 0 if there are none."""
     return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
-
-
-def name(trace: EventLog, rank: int) -> str:
-    """The name of a rank."""
-    ranks = trace.meta.get("ranks", {})
-    about: dict[str, Any] = ranks.get(str(rank), ranks.get(rank, {}))
-    return clean(str(about.get("name") or f"rank {rank}"))
 
 
 def headline(trace: EventLog) -> Json:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from distkit.views.scene.theme import DEEP, GRAY, INK, WARNING_LIGHT, channels, darkened
+from distkit.views.scene.theme import DEEP, GRAY, INK, WARNING_LIGHT, channels, darkened, mixed
 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 CODE = "Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
@@ -101,8 +101,7 @@ def dark(picture: str) -> str:
 
 def tint(color: str, strength: float) -> str:
     """A colour on white paper, opaque."""
-    mixed = (round(255 + strength * (c - 255)) for c in channels(color))
-    return f"#{''.join(f'{c:02x}' for c in mixed)}"
+    return mixed(channels(color), (255, 255, 255), strength)
 
 
 def readable(color: str) -> str:

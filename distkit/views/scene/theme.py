@@ -7,6 +7,7 @@ theme's colours are lighter tints of the same hues.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 RANKS_LIGHT = (
@@ -102,10 +103,17 @@ def darkened(color: str) -> str:
     full = [255 - (255 - c) / strength for c in rgb]
     pale = 1.0 if max(full) < 0.45 * 255 else 0.25
     bright = [c + pale * (ink - c) for c, ink in zip(full, channels(INK_DARK), strict=True)]
-    mixed = (
-        round(p + strength * (b - p)) for p, b in zip(channels(PAPER_DARK), bright, strict=True)
-    )
-    return f"#{''.join(f'{c:02x}' for c in mixed)}"
+    return mixed(bright, channels(PAPER_DARK), strength)
+
+
+def mixed(color: Sequence[float], paper: Sequence[float], strength: float) -> str:
+    """So much of a colour on paper, both as red, green and blue.
+
+    >>> mixed((0, 0, 0), (255, 255, 255), 0.5)
+    '#808080'
+    """
+    channels = (round(p + strength * (c - p)) for c, p in zip(color, paper, strict=True))
+    return f"#{''.join(f'{c:02x}' for c in channels)}"
 
 
 def channels(color: str) -> tuple[int, ...]:

@@ -11,12 +11,11 @@ from itertools import pairwise
 
 from distkit.events import Op
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, clean
+from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.units import count
 from distkit.views.scene.values_svg import written
 from distkit.views.servers.beats import Beat, beats
-from distkit.views.servers.layout import MAX_WORKERS
-from distkit.views.servers.staleness import histogram
+from distkit.views.servers.layout import MAX_WORKERS, histogram
 from distkit.views.servers.story import Story, read
 from distkit.views.servers.waits import Stretch, Wait, deaths, find, statuses
 
@@ -110,11 +109,8 @@ def project(trace: EventLog, live: bool = False) -> Serving:
 
 
 def _names(trace: EventLog, story: Story) -> dict[int, str]:
-    about = {int(rank): a for rank, a in trace.meta.get("ranks", {}).items()}
-    return {
-        rank: clean(str(about.get(rank, {}).get("name") or f"rank {rank}"))
-        for rank in {*about, *story.roles, *trace.ranks}
-    }
+    told = map(int, trace.meta.get("ranks", {}))
+    return {rank: name(trace.meta, rank) for rank in {*told, *story.roles, *trace.ranks}}
 
 
 def _rows(story: Story) -> dict[At, Row]:

@@ -29,7 +29,7 @@ from distkit.views.scene.painter import cut
 from distkit.views.scene.units import count, human_bytes
 from distkit.views.servers import layout
 from distkit.views.servers.beats import Beat, Teller
-from distkit.views.servers.layout import WIDTH
+from distkit.views.servers.layout import WIDTH, bin_of, brief
 from distkit.views.servers.projection import (
     At,
     Row,
@@ -42,7 +42,6 @@ from distkit.views.servers.projection import (
     said,
     worth,
 )
-from distkit.views.servers.staleness import bin_of, brief
 from distkit.views.servers.story import Request
 from distkit.views.servers.waits import Status
 

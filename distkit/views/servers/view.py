@@ -11,9 +11,9 @@ from collections import Counter
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.units import count, human_bytes
+from distkit.views.servers.layout import said
 from distkit.views.servers.projection import Serving, facts, notes, notices, project
 from distkit.views.servers.scene import NOTHING, draw
-from distkit.views.servers.staleness import said
 from distkit.views.widget.view import SceneView
 
 MAX_ROWS = 24  # keys that are written in the table

@@ -17,9 +17,8 @@ from distkit.trace.hosts import several
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, facts
 from distkit.views.scene.units import count, human_bytes
-from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, follow
+from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, Ring, follow
 from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
-from distkit.views.stage.rings import Ring
 
 #: At most so many beats and links are drawn, of so many ranks; a notice names the rest.
 MAX_BEATS, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024

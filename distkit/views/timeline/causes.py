@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkit.events import Op
-from distkit.views.timeline.operations import Bools, Floats, Ints, Operations
-from distkit.views.timeline.pairing import Pairs
+from distkit.views.timeline.operations import Bools, Floats, Ints, Operations, Pairs
 
 #: Clocks are no finer [s].
 SOON = 1e-9

@@ -9,25 +9,24 @@ run goes on its columns are made anew with each batch of events, and what change
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Op, Summary
-from distkit.trace.columns import Table
+from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
+from distkit.trace.calls import call, op_name, wait_of
+from distkit.trace.columns import Look, Table
 from distkit.trace.hosts import Traffic, several, traffic
 from distkit.trace.log import EventLog
 from distkit.trace.training import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
-from distkit.views.scene.units import human_bytes
+from distkit.views.scene.units import human_bytes, human_seconds
 from distkit.views.timeline.causes import Causes, causes, unknown
-from distkit.views.timeline.coverage import coverage
-from distkit.views.timeline.looks import compact, look_of, rounded
-from distkit.views.timeline.operations import Bools, Floats, Ints, Operations
-from distkit.views.timeline.pairing import Pairs
+from distkit.views.timeline.operations import Bools, Floats, Ints, Operations, Pairs
 
 #: A picture opens with the last rank's first call if so much of the time is over then, and so
 #: much of the operations is still to come.
@@ -428,3 +427,107 @@ def length(starts: Floats, ends: Floats) -> float:
     reach = np.maximum.accumulate(ends[order])
     begins = np.maximum(starts[order], np.append(-np.inf, reach[:-1]))
     return float(np.maximum(reach - begins, 0).sum())
+
+
+#: Into so many parts a run is cut; fewer where there are many lanes.
+PARTS, ALL_PARTS = 240, 4_000
+
+
+def parts(lanes: int) -> int:
+    """Into how many parts a run on so many lanes is cut."""
+    return min(PARTS, max(40, ALL_PARTS // max(1, lanes)))
+
+
+def covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
+    """How much of each part some intervals cover, 0 to 1.
+
+    Args:
+        starts: of the intervals.
+        ends: of the intervals.
+        edges: of the parts, one after the other.
+
+    >>> covered(np.array([0.0, 1.0]), np.array([1.5, 3.0]), np.array([0.0, 2.0, 4.0])).tolist()
+    [1.0, 0.5]
+    """
+    begun, ended = (
+        _before(np.sort(times - edges[0]), edges - edges[0]) for times in (starts, ends)
+    )
+    share: Floats = np.diff(begun - ended) / np.diff(edges)
+    return np.clip(share, 0, 1)
+
+
+def _before(times: Floats, edges: Floats) -> Floats:
+    """The sum, over the times before each edge, of how long ago they were."""
+    n = np.searchsorted(times, edges)
+    found: Floats = n * edges - np.append(0, np.cumsum(times))[n]
+    return found
+
+
+def coverage(frame: Json, times: Callable[[int], tuple[Floats, Floats]]) -> dict[int, Floats]:
+    """The coverage of each lane of a picture; of none, where no time passes.
+
+    Args:
+        frame: has the lanes, and when the picture starts and ends.
+        times: when a rank's communications began, and when they ended.
+    """
+    lanes = [lane["rank"] for lane in frame["lanes"]]
+    if not frame["end"] or frame["end"] <= frame["start"]:
+        return {}
+    edges = np.linspace(frame["start"], frame["end"], parts(len(lanes)) + 1)
+    return {rank: covered(*times(rank), edges) for rank in lanes}
+
+
+TOUCHED = "buffer used before wait()"
+
+
+@lru_cache(10_000)
+def look_of(it: Look) -> Json:
+    """What many operations have in common, as plain data; not to be changed."""
+    label = TOUCHED if it.op is Op.TOUCH else it.label
+    if it.op in STORES:  # its arguments, as the program writes them
+        label = call(it).removesuffix(")").partition("(")[2]
+    return compact(
+        kind=kind_of(it.op),
+        op=clean(wait_of(it) or op_name(it)),
+        state=str(it.state),
+        peer=it.peer,
+        group=None if it.group == WORLD else it.group,
+        nbytes=it.nbytes,
+        shape=list(it.shape),
+        dtype=it.dtype,
+        tag=it.tag,
+        where=clean(it.where.rpartition("/")[2]),
+        label=clean(label),
+        gpu=clean(_gpu(it.attributes)),
+    )
+
+
+def _gpu(facts: Mapping[str, Any]) -> str:
+    """Where on a GPU an operation was, how long the GPU took for it, and the memory in use then."""
+    told = [str(facts["device"])] if "device" in facts else []
+    told += [f"stream {facts['stream']}"] if "stream" in facts else []
+    told += [f"{human_seconds(facts['device_seconds'])} there"] if "device_seconds" in facts else []
+    told += [f"{human_bytes(facts['memory'])} in use"] if "memory" in facts else []
+    return " · ".join(told)
+
+
+def kind_of(op: Op) -> str:
+    """How an operation is drawn."""
+    if op in COLLECTIVES:
+        return "collective"
+    if op in COMPUTATION:
+        return "mark"
+    if op in STORES:
+        return "store"
+    return "request" if op in REQUESTS else str(op)
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Seconds to a tenth of a microsecond; None where there is no time."""
+    return None if seconds is None or not math.isfinite(seconds) else round(float(seconds), 7)
+
+
+def compact(**fields: Any) -> Json:
+    """An object without what says nothing; None stays where it says "not yet"."""
+    kept = ("end", "sent", "received")
+    return {k: v for k, v in fields.items() if k in kept or v not in (None, "", [])}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+from distkit.diagnosis.findings import Finding
 from distkit.diagnosis.rank_state import RankState
 from distkit.events import Event
 from distkit.trace.log import EventLog
@@ -61,30 +62,6 @@ class Moment(Protocol):
         """The state of each rank."""
 
 
-class Remark(Protocol):
-    """A result of a diagnosis, such as :class:`distkit.diagnosis.findings.Finding`."""
-
-    @property
-    def kind(self) -> str:
-        """A word for what it is, such as "cycle"; "raised" and "died" for what ended the run."""
-
-    @property
-    def message(self) -> str:
-        """A sentence: what happened, and where."""
-
-    @property
-    def remedy(self) -> str:
-        """The remedy."""
-
-    @property
-    def hang(self) -> bool:
-        """True if somebody can never go on."""
-
-    @property
-    def lines(self) -> Mapping[int, str]:
-        """The line of each rank involved."""
-
-
 class Steppable(Live, Protocol):
     """A run that goes on step by step, such as what ``cluster.step(fn)`` returns.
 
@@ -113,7 +90,7 @@ class Steppable(Live, Protocol):
         """True if it goes on by itself."""
 
     @property
-    def findings(self) -> Sequence[Remark]:
+    def findings(self) -> Sequence[Finding]:
         """The findings, if any, the most important first."""
 
     @property

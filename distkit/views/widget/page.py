@@ -30,8 +30,8 @@ from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import draw as stage_scene
 from distkit.views.tensors import static as tensor_static
 from distkit.views.tensors.projection import project as tensors
+from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.packing import packed
 from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, dressed, page_script
 
