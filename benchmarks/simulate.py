@@ -95,8 +95,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
     """
     import distkit as dk
     from distkit_simulation import cost, finish_times
-    from distkit_simulation.calibration import SIZES, Measured
-    from distkit_simulation.fitting import quiet
+    from distkit_simulation.calibration import SIZES, Measured, quiet
 
     names = list(cost.ALL_REDUCES)
     results = dk.run_ranks(take_turns_on_rank, n, names, tensors, SIZES, reps, record=False).results

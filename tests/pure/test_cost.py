@@ -16,7 +16,7 @@ from benchmarks.published.workloads import inception_v3
 from distkit.algorithms import schedules
 from distkit.algorithms.catalogue import ALL_REDUCES
 from distkit_simulation import Link, Network, Workload, cost, finish_times, parameter_server, place
-from distkit_simulation.fitting import fit, regimes
+from distkit_simulation.calibration import fit, regimes
 from distkit_simulation.training import steps
 
 LINKS = st.builds(

@@ -4,10 +4,8 @@
 memory that takes; :func:`shards` which rank holds which piece; :func:`idle` how long ranks waited.
 """
 
-from distkit_simulation.parallel.bubble import idle
 from distkit_simulation.parallel.layout import Layout
-from distkit_simulation.parallel.live import tensor_bytes
-from distkit_simulation.parallel.memory import LLAMA_3_8B, States, Transformer
-from distkit_simulation.parallel.pieces import shards
+from distkit_simulation.parallel.memory import LLAMA_3_8B, States, Transformer, tensor_bytes
+from distkit_simulation.parallel.pieces import idle, shards
 
 __all__ = ["LLAMA_3_8B", "Layout", "States", "Transformer", "idle", "shards", "tensor_bytes"]

@@ -1,4 +1,4 @@
-"""How much memory training takes on each rank, by formula. Pure.
+"""How much memory training takes on each rank: by formula, and counted in a process.
 
 Bytes, with parameters and gradients of 2 bytes each and Adam's 8: two moments of 4. In
 published tables "GB" is often :data:`GIB`.
@@ -6,6 +6,7 @@ published tables "GB" is often :data:`GIB`.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,3 +209,29 @@ class Transformer:
 
 #: 8 billion parameters. Dubey et al., 2024.
 LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
+
+
+def tensor_bytes() -> int:
+    """Bytes of all tensors in this process, with their gradients; a shared storage counts once.
+
+    Tensors that only autograd holds are not seen: count them after backward.
+
+    Example:
+        >>> import torch
+        >>> before = tensor_bytes()
+        >>> x = torch.zeros(250, 4)
+        >>> y = x.t()
+        >>> tensor_bytes() - before
+        4000
+    """
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)  # a DTensor's own tensor is another one of these
+    found = [thing for thing in gc.get_objects() if type(thing) in plain]
+    found += [t.grad for t in found if t.is_leaf and type(t.grad) in plain]
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in found
+        if t.layout is torch.strided
+    }
+    return sum(storages.values())
