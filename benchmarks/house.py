@@ -34,7 +34,7 @@ LINES = {
     "distkit/kvstore": Line(2_399, 1_700),
     "distkit/recording": Line(2_033, 1_600),
     "distkit/trace": Line(1_021, 700),
-    "distkit/views": Line(6_132, 3_800),
+    "distkit/views": Line(6_127, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_hosts": Line(3_620, 3_200),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(24_226, 15_000),
-    "the whole product": Line(34_632, 25_000),
+    "all of distkit": Line(24_221, 15_000),
+    "the whole product": Line(34_627, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(233, 150),
     "names at the top level": Line(28, 23),

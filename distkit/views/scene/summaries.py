@@ -30,9 +30,9 @@ def in_columns(s: Summary, shape: Sequence[int] = ()) -> Json:
     return {**plain(s), "columns": columns(s, shape)}
 
 
-def number(x: float) -> float | str:
-    """Four significant digits; NaN and infinity as words, for which JSON has no number."""
-    return float(f"{x:.4g}") if math.isfinite(x) else str(x)
+def number(x: float, digits: int = 4) -> float | str:
+    """So many significant digits; NaN and infinity as words, for which JSON has no number."""
+    return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
 
 
 def columns(s: Summary, shape: Sequence[int] = ()) -> int:

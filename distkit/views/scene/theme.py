@@ -79,10 +79,9 @@ SIZES = {
 }
 
 
-def rank_color(lane: int, *, dark: bool = False) -> str:
-    """The colour of the n-th lane; after eight lanes the colours repeat."""
-    palette = RANKS_DARK if dark else RANKS_LIGHT
-    return palette[lane % len(palette)]
+def rank_color(lane: int) -> str:
+    """The colour of the n-th lane on white paper; after eight lanes the colours repeat."""
+    return RANKS_LIGHT[lane % len(RANKS_LIGHT)]
 
 
 def darkened(color: str) -> str:

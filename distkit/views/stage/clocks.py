@@ -77,7 +77,7 @@ def by_time(stage: Json) -> Clock:
     return clock
 
 
-def panels(stage: Json, most: int = PANELS) -> list[list[object]]:
+def panels(stage: Json) -> list[list[object]]:
     """Rounds that tell the story: the beat, -1 for the start; a title; when it had ended.
 
     The start and all rounds, or of many rounds some at equal distances.
@@ -90,9 +90,9 @@ def panels(stage: Json, most: int = PANELS) -> list[list[object]]:
         latest = max(latest, *(b["end"] or b["begin"] for b in beats))
         title = who(beats[0], short) if len(beats) == 1 else f"round {number + 1} of {len(rounds)}"
         found.append([i, title, human_seconds(latest - stage["start"])])
-    if len(found) < most:
+    if len(found) < PANELS:
         return [[-1, "before", human_seconds(home_of(stage) - stage["start"])], *found]
-    return thinned(found, most)
+    return thinned(found, PANELS)
 
 
 def _names(stage: Json) -> tuple[dict[int, str], dict[int, str]]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.hosts import several
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, clean, facts
+from distkit.views.scene.frame import Json, clean, name
+from distkit.views.scene.summaries import headline, number
 from distkit.views.scene.units import count, human_bytes
 from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, Ring, follow
 from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
@@ -26,6 +28,8 @@ MAX_BEATS, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
 MAX_VALUES, MAX_CHANGES = 16, 20_000
 #: Measured time; or rounds, in which all messages of a round fly together.
 CLOCKS = ("time", "rounds")
+#: Arrangements that have other words beside the title.
+WORDS = {"roles": "workers and servers", "hosts": "by host"}
 #: A message takes so much of a round, and comes at the round's end.
 FLIGHT = 0.85
 
@@ -57,23 +61,25 @@ def project(
     if clock not in CLOCKS:
         raise ValueError(f"there is no clock {clock!r}. Choose one of {', '.join(CLOCKS)}.")
     sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
-    about = {int(r): a for r, a in trace.meta.get("ranks", {}).items()}
-    roles = {r: str(a.get("role") or "") for r, a in about.items()}
+    told = trace.meta.get("ranks", {})
+    roles = {int(rank): str(about.get("role") or "") for rank, about in told.items()}
     hosts = several(trace.meta)
     ranks = trace.ranks[:MAX_PLACES]
     kind = layout or pattern(ranks, sent, roles, hosts)
     found = follow(trace)
     beats, more = _beats(trace, found, most)
+    head = headline(trace)
+    if sent or kind == "hosts":
+        head["facts"].append(WORDS.get(kind, kind))
     return {
-        "title": clean(str(trace.meta.get("name", ""))),
-        "facts": _facts(trace, kind, sent),
+        **head,
         **({"notices": [], "notes": []} if live else _notices(trace, beats, more)),
         "said": _said(trace, found),
         "live": live,
         "kind": kind,
         "start": trace.start,
         "end": trace[-1].time if len(trace) else 0.0,
-        "nodes": _nodes(ranks, about, kind, sent, roles, hosts),
+        "nodes": _nodes(ranks, trace.meta, kind, sent, roles, hosts),
         "links": _links(ranks, sent),
         "beats": beats,
         "changes": _changes(found, beats, more),
@@ -83,15 +89,9 @@ def project(
     }
 
 
-def _facts(trace: EventLog, kind: str, sent: Sequence[Pair]) -> list[str]:
-    words = {"roles": "workers and servers", "hosts": "by host"}
-    known = facts(trace.meta, len(trace.ranks))
-    return known + ([words.get(kind, kind)] if sent or kind == "hosts" else [])
-
-
 def _nodes(
     ranks: list[int],
-    about: dict[int, Json],
+    meta: Mapping[str, Any],
     kind: str,
     sent: Sequence[Pair],
     roles: dict[int, str],
@@ -101,7 +101,7 @@ def _nodes(
     return [
         {
             "rank": rank,
-            "name": clean(str(about.get(rank, {}).get("name") or f"rank {rank}")),
+            "name": name(meta, rank),
             "role": roles.get(rank, ""),
             **({"host": clean(hosts[rank])} if rank in hosts else {}),
             "x": places[rank][0],
@@ -284,7 +284,7 @@ class _Steps:
 @lru_cache(1 << 13)
 def _piece(piece: Piece) -> Json:
     """A piece as plain data: the same one for equal pieces."""
-    values = [_number_of(v) for v in _some(piece.values)]
+    values = [number(v, 3) for v in _some(piece.values)]
     return {
         "sure": sorted(piece.sure),
         **({"maybe": sorted(piece.maybe)} if piece.maybe else {}),
@@ -300,11 +300,6 @@ def _some(values: Sequence[float]) -> list[float]:
         if n <= MAX_VALUES
         else [values[i * n // MAX_VALUES] for i in range(MAX_VALUES)]
     )
-
-
-def _number_of(x: float) -> float | str:
-    """Three significant digits; NaN and infinity as words."""
-    return float(f"{x:.3g}") if math.isfinite(x) else str(x)
 
 
 # -- words -----------------------------------------------------------------------------

@@ -126,28 +126,12 @@ _unheard = cache(_Unheard)
 
 
 class HtmlSnapshot(NotebookSnapshot):
-    """The same of what is drawn as HTML.
-
-    Args:
-        draw: makes the HTML as it is now, and a text for terminals.
-        goes_on: whether what it shows has not ended.
-        picture: makes the same as SVG, for front ends that show no HTML.
-    """
-
-    def __init__(
-        self,
-        draw: Callable[[], tuple[str, str]],
-        goes_on: Callable[[], bool] = lambda: False,
-        picture: Callable[[], str] | None = None,
-    ) -> None:
-        super().__init__(draw, goes_on)
-        self._picture = picture
+    """The same of what is drawn as HTML, which ``draw`` makes in place of SVG."""
 
     def bundle(self) -> dict[str, str]:
         """What stays, for every kind of front end."""
         html, text = self._draw()
-        kinds = {"text/html": self._beside(html), "text/plain": text}
-        return kinds | ({"image/svg+xml": self._picture()} if self._picture else {})
+        return {"text/html": self._beside(html), "text/plain": text}
 
 
 def as_picture(
