@@ -238,7 +238,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
         known = ", ".join(ALL_REDUCES)
         raise ValueError(
             f"no cost formula for {algorithm!r}: choose from {known}, or add its closed form to "
-            "ALL_REDUCES in distkit/simulation/cost.py."
+            "ALL_REDUCES in distkit_simulation/cost.py."
         )
     return ALL_REDUCES[algorithm](n, nbytes, link, **options)
 

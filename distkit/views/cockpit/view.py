@@ -1,6 +1,6 @@
 """The cockpit: a program, where each rank is in it, and the buttons that let them go on.
 
-The projection is in stepping.py, the browser's painter in js/, the static one in panel.py.
+The projection is in projection.py, the browser's painter in js/, the static one in static.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Several traces on one clock, and how they differ in numbers.
 
-The projection is in compare_projection.py, the browser's painter in js/, the static one in
-compare_static.py.
+The projection is in projection.py, the browser's painter in js/, the static one in static.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Gradients of a training loop: per layer and rank, before and after the all-reduce, step by step.
 
-The projection is in gradient_projection.py, the browser's painter in js/, the static one in
-gradient_static.py.
+The projection is in projection.py, the browser's painter in js/, the static one in static.py.
 """
 
 from __future__ import annotations

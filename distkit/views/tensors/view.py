@@ -1,7 +1,6 @@
 """Tensors before and after each operation, rank beside rank.
 
-The projection is in tensor_projection.py, the browser's painter in js/, the static one in
-tensor_static.py.
+The projection is in projection.py, the browser's painter in js/, the static one in static.py.
 """
 
 from __future__ import annotations
