@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     AtBarrier,
@@ -24,7 +23,7 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     SetOptimizer,
 )
-from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.server import Entry, KVServer
 from distkit.kvstore.protocol.terms import MODES, ON_CRASH, Terms
 from distkit.kvstore.protocol.wire import decode, encode
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import Departed, Init, Pull, Push, Reply, SetOptimizer
-from distkit.kvstore.protocol.replication import Backup, backup_of
+from distkit.kvstore.protocol.server import Entry
 from distkit.kvstore.protocol.wire import decode, encode
-from distkit.kvstore.transport.session import ServerSession
+from distkit.kvstore.transport.session import Backup, ServerSession, backup_of
 from tests.stress.kvstore.schedules import SERVERS, Network, W, at_random
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
-from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     Error,
@@ -23,7 +22,7 @@ from distkit.kvstore.protocol.messages import (
     Request,
     SetOptimizer,
 )
-from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.server import Entry, KVServer
 
 WORKERS = 3
 SYNC, ASYNC = Synchronous(), Asynchronous()

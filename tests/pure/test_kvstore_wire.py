@@ -19,7 +19,6 @@ from msgspec.structs import fields
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages as m
 from distkit.kvstore.protocol.placement import DTYPES
-from distkit.kvstore.protocol.replication import Copy
 from distkit.kvstore.protocol.terms import MODES, ON_CRASH, Terms
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.memory import LARGE, Exchange, Pool
@@ -86,7 +85,7 @@ def declared(kind: type) -> list[str]:
 
 BUILT = {kind: st.builds(kind, *(BY_TYPE[f] for f in declared(kind))) for kind in KINDS}
 COPIED = [BUILT[kind] for kind in (m.Push, m.AtBarrier, m.Assign, m.Departed, m.Init)]
-COPIES = st.builds(Copy, COUNTS, COUNTS, COUNTS, st.one_of(COPIED))
+COPIES = st.builds(m.Copy, COUNTS, COUNTS, COUNTS, st.one_of(COPIED))
 MESSAGES = st.one_of(*BUILT.values(), COPIES)
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
 from distkit.kvstore.protocol.messages import error as refusal
-from distkit.kvstore.protocol.replication import backup_of
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import Asking, Step, wait_begins
+from distkit.kvstore.transport.session import backup_of
 from distkit.kvstore.transport.sockets import REFUSED
 from distkit.trace.calls import SILENT, STOPPED
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
+from distkit.kvstore.protocol.optimizer import added_up
 from distkit.kvstore.protocol.placement import DTYPES, Part, dtype_name
-from distkit.kvstore.protocol.sums import added_up
 from distkit.kvstore.transport.memory import empty
 
 #: One key or several.

@@ -188,6 +188,16 @@ class Assign(Request):
     value: Tensor
 
 
+#: What changes a server's values, or how they will change.
+Change: TypeAlias = Push | AtBarrier | SetOptimizer | Assign | Departed | Init
+
+
+class Copy(Request):
+    """From server ``node`` to its backup: handle this message as I did."""
+
+    message: Change
+
+
 class Reply(Answer):
     """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
 

@@ -7,7 +7,7 @@ takes from a peer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.optim import lr_scheduler as schedulers
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.sums import NARROW
 from distkit.kvstore.transport.memory import empty_like
 
 #: MXNet's names of torch's options.
@@ -249,6 +248,29 @@ def _scheduler(rule: _SGD | _Torch, name: str, options: dict[str, Any]) -> sched
 def _defaults(kind: Any) -> dict[str, Any]:
     takes = inspect.signature(kind).parameters.items()
     return {name: p.default for name, p in takes if name not in _HOW}
+
+
+# -- sums of gradients ---------------------------------------------------------------
+
+#: Sums of these are made in float32, to be rounded once.
+NARROW = torch.float16, torch.bfloat16
+
+
+def added_up(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one dtype, in float32 if that is narrow; of one the tensor itself.
+
+    >>> added_up([torch.ones(2), torch.ones(2)])
+    tensor([2., 2.])
+    """
+    first, *rest = tensors
+    if not rest:
+        return first
+    if first.dtype in NARROW:
+        first, *rest = (t.float() for t in tensors)
+    total: Tensor = torch.add(first, rest[0], out=empty_like(first))
+    for t in rest[1:]:
+        total += t
+    return total
 
 
 # -- what may be given --------------------------------------------------------------

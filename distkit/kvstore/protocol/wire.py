@@ -17,7 +17,7 @@ from msgspec.msgpack import Decoder, Encoder
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol import messages, replication
+from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.placement import DTYPES, dtype_name
 from distkit.kvstore.transport.memory import LARGE, over
@@ -45,7 +45,7 @@ _AnyMessage = (
     | messages.Departed
     | messages.Reply
     | messages.Error
-    | replication.Copy
+    | messages.Copy
 )
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from distkit.events import WORLD, Op, State
-from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
@@ -30,6 +29,7 @@ from distkit.kvstore.protocol.messages import (
     SetOptimizer,
 )
 from distkit.kvstore.protocol.placement import dtype_name
+from distkit.kvstore.protocol.server import Entry
 from distkit.recording import recorder
 from distkit.recording.recorder import Facts, Recorder
 from distkit.recording.tap import tap

@@ -19,13 +19,13 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     LIFE,
     Answer,
+    Copy,
     Leave,
     Message,
     Register,
     Request,
     error,
 )
-from distkit.kvstore.protocol.replication import Copy
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.link import Line

@@ -18,6 +18,7 @@ from distkit.kvstore.protocol.messages import (
     AddressBook,
     Answer,
     Barrier,
+    Copy,
     Departed,
     Error,
     Init,
@@ -30,12 +31,11 @@ from distkit.kvstore.protocol.messages import (
     Request,
     SetOptimizer,
 )
-from distkit.kvstore.protocol.replication import Copy, backup_of
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import Scheduler
-from distkit.kvstore.transport.session import ServerSession
+from distkit.kvstore.transport.session import ServerSession, backup_of
 
 #: Workers and servers, the servers' ids, and the scheduler's.
 W, S = 2, 3
