@@ -14,21 +14,27 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 
 from distkit.errors import TraceFileError
 from distkit.events import COLLECTIVES, P2P, REQUESTS, STORES, Attributes, Event, Op, State, Summary
 from distkit.trace import fields as tracefields
-from distkit.trace import unpacking
 from distkit.trace.columns import Look, Table
 from distkit.trace.log import EventLog, Log
 
 #: Format of saved traces. A reader refuses a larger version than its own.
 FORMAT, VERSION = "distkit-trace", 3
+
+#: Unpacked, a file has no more bytes than this.
+MOST_BYTES = 2**30
+
+_GZIP = b"\x1f\x8b"
 
 
 def save(trace: EventLog, path: Path) -> Path:
@@ -52,12 +58,12 @@ def load(path: Path, kind: type[Log]) -> Log:
         FileNotFoundError: there is no such file.
     """
     try:
-        lines = map(json.loads, unpacking.lines(path))
-        head = _head(next(lines, None), path)
+        parsed = map(json.loads, lines(path))
+        head = _head(next(parsed, None), path)
         trace = (
-            kind(map(_event, lines), head["meta"])
+            kind(map(_event, parsed), head["meta"])
             if head["version"] == 1
-            else kind.of(_table(lines, head["version"]), head["meta"])
+            else kind.of(_table(parsed, head["version"]), head["meta"])
         )
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
@@ -83,7 +89,7 @@ def load(path: Path, kind: type[Log]) -> Log:
 
 def is_ours(path: Path) -> bool:
     """True if a file begins as :func:`save` writes it, gzipped or not."""
-    return f'"{FORMAT}"'.encode() in unpacking.unpacked(path, 256)
+    return f'"{FORMAT}"'.encode() in unpacked(path, 256)
 
 
 def _head(head: Any, path: Path) -> dict[str, Any]:
@@ -99,6 +105,55 @@ def _head(head: Any, path: Path) -> dict[str, Any]:
     tracefields.whole(head.get("events"), "events")
     tracefields.meta(head.get("meta"), "meta")
     return head
+
+
+# -- bytes, gzipped or not: a small file can unpack to a huge one ------------------------------
+
+
+def unpacked(path: Path, size: int | None = None) -> bytearray:
+    """The bytes of a file, or the first ``size`` of them.
+
+    Raises:
+        TraceFileError: it is damaged, or has more than :data:`MOST_BYTES`.
+        OSError: it cannot be read.
+    """
+    content, end = bytearray(), MOST_BYTES + 1 if size is None else size
+    with _opened(path) as file:
+        while part := file.read(min(end - len(content), 2**20)):
+            content += part
+    if len(content) > MOST_BYTES:
+        _too_large(path)
+    return content
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, as :func:`unpacked` has its bytes."""
+    left = MOST_BYTES
+    with _opened(path) as file:
+        while line := file.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                _too_large(path)
+            yield line
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    with path.open("rb") as plain:
+        is_packed = plain.read(2) == _GZIP
+    try:
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            yield cast("BinaryIO", file)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceFileError(
+            f"{path}: the file is truncated or damaged. Copy it again, or write it once more."
+        ) from error
+
+
+def _too_large(path: Path) -> NoReturn:
+    raise TraceFileError(
+        f"{path}: unpacked, it has more than {MOST_BYTES:,} bytes. Record fewer steps."
+    )
 
 
 # -- columns ----------------------------------------------------------------------

@@ -22,7 +22,8 @@ from distkit import cli
 from distkit.diagnosis.findings import Finding, Kind
 from distkit.errors import TraceFileError
 from distkit.events import Op, State
-from distkit.trace import chrome, unpacking
+from distkit.trace import chrome
+from distkit.trace import file as trace_file
 from distkit.trace.trace import Trace
 
 NS = 1_790_000_000_000_000_000
@@ -306,7 +307,7 @@ def test_what_entries_share_is_no_attack(tmp_path: Path) -> None:
 def test_what_a_file_unpacks_to_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[bytes], bytes]
 ) -> None:
-    monkeypatch.setattr(unpacking, "MOST_BYTES", 1000)
+    monkeypatch.setattr(trace_file, "MOST_BYTES", 1000)
     file = tmp_path / "rank_0"
     own = ring().save(tmp_path / "own.gz")
     for content in (json.dumps(dump()).encode() + b" " * 900, gzip.decompress(own.read_bytes())):

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 from distkit.errors import TraceFileError
 from distkit.events import Event
 from distkit.trace import fields, file
+from distkit.trace.file import unpacked
 from distkit.trace.log import Log
-from distkit.trace.unpacking import unpacked
 from distkit_hosts.foreign import flight_recorder, kineto, naming, nccl_log
 
 Json = dict[str, Any]
