@@ -7,8 +7,9 @@ no name, and nobody knows which ranks of the run belong to it.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -264,6 +265,41 @@ class Groups:
             members = tuple(rank if i == place else None for i in range(size))
             known = self._made[group] = Known(label, members, judged=False)
         return known
+
+
+# A group that is not destroyed keeps its connections, threads and memory, though the program may
+# have lost sight of it: torch itself holds on to it.
+
+
+class MadeGroups:
+    """The groups that a run has made, by the line that made them and by their members."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
+
+    def add(self, group: weakref.ref[Any], where: str, members: Any) -> int:
+        """Note a new group, and count those that the same line has made and the program lost.
+
+        Args:
+            group: the new group, to which only torch and the caller refer.
+            where: the line.
+            members: its ranks, as the line names them.
+        """
+        earlier = self._made[where, members]
+        lost = sum(
+            made() in c10d._world.pg_map and _references(made) <= held for made, held in earlier
+        )
+        earlier.append((group, _references(group) - 1))
+        return lost
+
+    def clear(self) -> None:
+        """The run is over."""
+        self._made.clear()
+
+
+def _references(made: weakref.ref[Any]) -> int:
+    group = made()
+    return sys.getrefcount(group)
 
 
 def _name(group: Any) -> str:

@@ -31,12 +31,12 @@ from torch.distributed import distributed_c10d as c10d
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
 from distkit.recording.device import asking, device_of
-from distkit.recording.made_groups import MadeGroups
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
     Call,
     Groups,
+    MadeGroups,
     described,
     is_async,
     is_functional,
