@@ -5,6 +5,8 @@ One lock guards ipyparallel's client: JupyterLab runs widget callbacks on thread
 
 from __future__ import annotations
 
+import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +22,6 @@ from distkit.cluster.hosts.store import NAME
 from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes import folders
-from distkit.cluster.processes.engines import PATIENCE, Engines
 from distkit.cluster.processes.forkserver import Child, Stop, end
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.processes.roles import CHILD_ENDED, PORTS
@@ -32,6 +33,9 @@ from distkit.errors import ClusterError, DistkitError, StartError
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.
 PERIOD, MISSES = 50, 1200
+
+#: How long the ranks may take to register [s]: generous, for laptops under load.
+PATIENCE = 120.0
 
 #: Who was killed has ended within this time [s].
 ENDED = 5.0
@@ -49,6 +53,75 @@ _WIPED = (
     "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
     "its ranks cannot meet without it."
 )
+
+
+class Engines:
+    """ipyparallel's client of one cluster: which ranks have registered, how a call reaches them.
+
+    Args:
+        connection: what the controller says about itself.
+        folder: the cluster's own.
+    """
+
+    def __init__(self, connection: dict[str, Any], folder: str) -> None:
+        import ipyparallel
+
+        self._connection, self._folder = connection["engine"], folder
+        self._idents: dict[int, str] = {}
+        self._forgotten: set[str] = set()
+        self._client: Any = ipyparallel.Client(
+            connection["client"], profile_dir=folder, ipython_dir=folder, timeout=PATIENCE
+        )
+
+    def seen_from(self, folder: str) -> dict[str, Any]:
+        """What the controller says to engines, which find its sockets in this folder."""
+        text = json.dumps(self._connection).replace(self._folder, folder)
+        return dict(json.loads(text))
+
+    def name(self, rank: int) -> str:
+        """A name for the process that is about to be this rank."""
+        self._idents[rank] = f"rank-{rank}-{secrets.token_hex(4)}"
+        return self._idents[rank]
+
+    def find(self, rank: int) -> int | None:
+        """ipyparallel's id of a rank's engine, None when it has not registered."""
+        ident = self._idents[rank]
+        return next((i for i, u in list(self._client._engines.items()) if u == ident), None)
+
+    def apply(
+        self,
+        rank: int,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        reply: Callable[[Any], None],
+    ) -> None:
+        """Have a rank call a function; ``reply`` is called with the future that is done."""
+        # through the stream: a bare socket's send can swallow the news of a reply
+        future = self._client.send_apply_request(
+            self._client._mux_stream,
+            function,
+            args,
+            ident=self._client._engines[self.find(rank)].encode(),
+        )
+        future.add_done_callback(reply)
+
+    def forget(self, rank: int) -> None:
+        """Tell the hub that an engine is gone, as ipyparallel's nanny would."""
+        engine, client, ident = self.find(rank), self._client, self._idents[rank]
+        if engine is not None and ident not in self._forgotten:
+            self._forgotten.add(ident)
+
+            def send() -> None:
+                client.session.send(
+                    client._query_stream, "unregistration_request", content={"id": engine}
+                )
+
+            client._io_loop.add_callback(send)
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(Exception):
+            self._client.close()
 
 
 class Supervisor(RankController):

@@ -194,13 +194,13 @@ def _point(ours: torch.Tensor, host: torch.Tensor) -> None:
 
 def stage() -> None:
     """Have gloo send and receive by host memory, as between ranks that share a GPU."""
-    from distkit.cluster.rank import gpu_staging
+    from distkit.cluster.rank import gpu
     from distkit.recording.tap import tap
 
     tap.remove()  # a receive is over when its copy has come back
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are overridden is the point
-        gpu_staging.install(KEY)
+        gpu.stage_messages(KEY)
     tap.install()
 
 

@@ -27,7 +27,7 @@ from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import Spec
-from distkit.cluster.rank import gpu, gpu_staging, interpreter, seeds
+from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
 from distkit.cluster.rank.release import Released, Releases
@@ -90,7 +90,7 @@ class Rank:
             gpu.take(spec)
         if spec.device != "cpu" and spec.backend == "gloo":
             tap.remove()  # it is to be outside: a receive is over when its copy has come back
-            gpu_staging.install()
+            gpu.stage_messages()
         tap.on_gloo, tap.on_gpu = spec.backend == "gloo", spec.device != "cpu"
         if tap.on_gpu:
             tap.remove()
@@ -171,7 +171,7 @@ class Rank:
         except BaseException as error:
             outcome.error = self._tell(error, emit)
             outcome.gpu_ruined = gpu.is_ruined(error)
-        gpu_staging.forget()
+        gpu.forget_messages()
         outcome.intact = outcome.intact and not self.releases.pulled and self.group.intact()
         outcome.groups_made = self.group.made()
         outcome.zombie_threads = any(
