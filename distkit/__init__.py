@@ -17,9 +17,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from distkit.companions import MovedFinder
+from distkit.companions import MovedFinder, attributes
 from distkit.gone import FORMER
-from distkit.lazy import attributes
 
 if TYPE_CHECKING:
     import distkit_hosts as hosts

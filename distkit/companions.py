@@ -6,9 +6,12 @@ A companion imports distkit like any program, and distkit imports one by :func:`
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import pkgutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from distkit.errors import CompanionError
 from distkit.gone import GONE
@@ -73,3 +76,37 @@ class MovedFinder:
         if name in GONE:
             raise ModuleNotFoundError(GONE[name], name=name)
         return None
+
+
+def attributes(
+    package: str,
+    homes: Mapping[str, str],
+    modules: Mapping[str, str] | None = None,
+    former: Mapping[str, str] | None = None,
+) -> Callable[[str], Any]:
+    """Make the ``__getattr__`` of a package whose public names are imported when first used.
+
+    Args:
+        package: its name.
+        homes: the module of each public name.
+        modules: the public names that are modules themselves, and which.
+        former: the module of each name that has moved, which warns.
+    """
+    modules, former = modules or {}, former or {}
+
+    def get(name: str) -> Any:
+        if name in homes:
+            return getattr(load(homes[name]), name)
+        if name in modules:
+            return load(modules[name])
+        if name in former:
+            now = f"{former[name]}.{name}"
+            warnings.warn(
+                f"{package}.{name} has moved: write {now} instead.", DeprecationWarning, 2
+            )
+            return pkgutil.resolve_name(now)
+        raise AttributeError(
+            GONE.get(f"{package}.{name}", f"module {package!r} has no attribute {name!r}")
+        )
+
+    return get

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distkit.lazy import attributes
+from distkit.companions import attributes
 
 if TYPE_CHECKING:
     from distkit_hosts.checkup.doctor import doctor

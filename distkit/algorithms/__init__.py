@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distkit.lazy import attributes
+from distkit.companions import attributes
 
 if TYPE_CHECKING:
     from distkit.algorithms.all_reduces import halving_doubling_all_reduce, tree_all_reduce

@@ -8,7 +8,7 @@ The only package that imports ipyparallel. Its modules, from the bottom: ``chann
 
 from typing import TYPE_CHECKING
 
-from distkit.lazy import attributes
+from distkit.companions import attributes
 from distkit.shadowing import check
 
 if TYPE_CHECKING:

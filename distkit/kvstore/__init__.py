@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distkit.lazy import attributes
+from distkit.companions import attributes
 
 if TYPE_CHECKING:
     from distkit.kvstore.client.create import create, here, release, use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distkit.lazy import attributes
+from distkit.companions import attributes
 
 if TYPE_CHECKING:
     from distkit.views.cockpit.view import Cockpit
