@@ -525,7 +525,7 @@ _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) h
 
 def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
     """DDP's complaint in the next forward pass that gradients have been missing."""
-    lacking = facts.unreduced(facts.ranks) or {r: [] for r in ranks}
+    lacking = facts.left_out("unreduced", facts.ranks) or {r: [] for r in ranks}
     found = unused(lacking, [])
     message = f"{found.message.partition(';')[0]}{_at_all(places)}."
     return replace(found, message=message, culprits=tuple(lacking), lines=places)

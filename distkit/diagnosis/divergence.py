@@ -213,9 +213,9 @@ def _either(exits: Iterable[Place]) -> str:
 def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
     """Backward passes that have ended without all gradients, so that the others wait for them."""
     some = [*ranks]
-    if lacking := facts.unreduced(some):
+    if lacking := facts.left_out("unreduced", some):
         return unused(lacking, spans)
-    if modules := facts.unused(some):
+    if modules := facts.left_out("unused", some):
         return _unused_modules(modules, spans)
     return None
 

@@ -140,14 +140,15 @@ class Evidence:
         """The program's texts."""
         return Program(self.trace.meta.get("sources", {}))
 
-    def unreduced(self, ranks: Iterable[int]) -> dict[int, list[str]]:
-        """Those of the ranks whose last backward pass left parameters out, and which."""
-        noted = self.trace.meta.get("unreduced", {})
-        return {r: found for r in sorted(ranks) if (found := noted.get(str(r)))}
+    def left_out(self, what: str, ranks: Iterable[int]) -> dict[int, list[str]]:
+        """What the last backward pass of these ranks has left out, where it has.
 
-    def unused(self, ranks: Iterable[int]) -> dict[int, list[str]]:
-        """Those of the ranks whose last backward pass used no result of some modules of FSDP2."""
-        noted = self.trace.meta.get("unused", {})
+        Args:
+            what: "unreduced": parameters of DDP's models; "unused": modules of FSDP2's whose
+                result it has not used.
+            ranks: which.
+        """
+        noted = self.trace.meta.get(what, {})
         return {r: found for r in sorted(ranks) if (found := noted.get(str(r)))}
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import replace
 from distkit.diagnosis import requests
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
+from distkit.diagnosis.mismatches import NEW_GROUP
 from distkit.events import COMPUTATION, WORLD, Op, Span
 from distkit.trace.calls import at, call, named
 
@@ -68,7 +69,7 @@ def _not_by_all(facts: Evidence) -> Iterator[Finding]:
         f"{clauses(here.values(), 'call')}, and {named(gone)} {'does' if len(gone) == 1 else 'do'} "
         "not: torch names groups by counting these calls, so that later groups do not find "
         "together.",
-        "Call new_group on every rank of the world, members or not: move it out of the `if`.",
+        NEW_GROUP,
         tuple(gone),
         missing_ranks=tuple(gone),
         lines=lines(*here.values()),

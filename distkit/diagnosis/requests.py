@@ -128,11 +128,10 @@ def _its(ranks: list[int]) -> str:
     return "its" if len(ranks) == 1 else "their"
 
 
-def _called(spans: Iterable[Span | None]) -> str:
+def _called(spans: list[Span]) -> str:
     """Calls as they were made: with their peers, if those are the same everywhere."""
-    some = [s for s in spans if s is not None]
-    said = {f"i{call(s)}" if s.op in P2P else f"{s.op}(async_op=True)" for s in some}
-    return next(iter(said)) if len(said) == 1 else " and ".join(sorted({name(s) for s in some}))
+    said = {f"i{call(s)}" if s.op in P2P else f"{s.op}(async_op=True)" for s in spans}
+    return next(iter(said)) if len(said) == 1 else " and ".join(sorted({name(s) for s in spans}))
 
 
 def name(span: Span) -> str:
