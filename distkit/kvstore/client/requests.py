@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
 from distkit.kvstore.protocol.messages import error as refusal
-from distkit.kvstore.transport.link import Link
+from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.recording import Asking, Step, wait_begins
 from distkit.kvstore.transport.session import backup_of
 from distkit.kvstore.transport.sockets import REFUSED
@@ -56,7 +56,7 @@ class Requests:
 
     def __init__(
         self,
-        link: Link,
+        link: LocalLink | ZmqLink,
         run: int,
         node: int,
         *,

@@ -22,27 +22,6 @@ from distkit.kvstore.transport.sockets import Ends, open_socket, receive, send
 GOODBYE = encode()
 
 
-class Link:
-    """Carries requests to nodes and answers back; this one to none."""
-
-    def send(self, to: int, requests: Sequence[Request]) -> None:
-        """Hand requests to node ``to``, without waiting."""
-
-    def receive(self, *, wait: bool) -> list[Message]:
-        """The answers that are here; if ``wait``, after one came or a connection changed."""
-        return []
-
-    def changes(self) -> list[tuple[int, str | None]]:
-        """The nodes whose connections ended, and how; or are there again: None. Each once."""
-        return []
-
-    def redirect(self, node: int, by: int) -> None:
-        """Node ``by`` answers in the place of ``node``, which has ended."""
-
-    def close(self) -> None:
-        """Close all connections at once; what was not sent is lost."""
-
-
 class Line:
     """A connection to a node that answers: its socket, and the memory that both lend.
 
@@ -85,7 +64,7 @@ class Line:
                 yield from batch.messages
 
 
-class ZmqLink(Link):
+class ZmqLink:
     """Connections to the scheduler and the servers.
 
     Args:
@@ -145,7 +124,7 @@ class ZmqLink(Link):
         return found
 
     def close(self) -> None:
-        """Close all connections at once."""
+        """Close all connections at once; what was not sent is lost."""
         for line in self._lines.values():
             line.close()
         self._lines.clear()
@@ -154,7 +133,7 @@ class ZmqLink(Link):
             pool.trim()
 
 
-class LocalLink(Link):
+class LocalLink:
     """A server of one worker, at the other end of a function call."""
 
     def __init__(self) -> None:
@@ -171,3 +150,13 @@ class LocalLink(Link):
         answers = list(self._answers)
         self._answers.clear()
         return answers
+
+    def changes(self) -> list[tuple[int, str | None]]:
+        """There is no connection that could end."""
+        return []
+
+    def redirect(self, node: int, by: int) -> None:
+        """No other node answers."""
+
+    def close(self) -> None:
+        """There is nothing to close."""

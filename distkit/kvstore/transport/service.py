@@ -134,7 +134,6 @@ class Service:
                 f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
             )
         self.node = node
-        self.ignored = 0  # malformed messages
         #: Called with "missed", a node that is taken for dead and its pid (0 for whichever is the
         #: scheduler); by a scheduler with "listens" and where, and "begun" and the run's number.
         self.report: Callable[[str, Any], None] = lambda what, which: None
@@ -301,7 +300,6 @@ class Service:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange.borrow)
             requests = self._checked(batch.messages)
         except KVStoreError as e:
-            self.ignored += 1
             peer.gone |= isinstance(e, MemoryGone)
             return []
         if peer.gone:
