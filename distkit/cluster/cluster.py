@@ -223,12 +223,8 @@ class Cluster:
         self._latest: Run | None = None
         self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
-        self._announce()
-
-    def _announce(self) -> None:
-        """Show it in the cell that made it, and have ``%%ranks`` run on it."""
         self._card.show(self._room)
-        _made.add(self)
+        _made.add(self)  # from now on ``%%ranks`` runs on it
 
     # -- running ----------------------------------------------------------------
 

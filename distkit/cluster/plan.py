@@ -176,11 +176,10 @@ def _crowd(processes: int, cpus: int) -> str:
     most = COMFORTABLE * cpus
     if processes <= most:
         return ""
-    cores = f"{cpus} core{'s' * (cpus > 1)}"
     return (
-        f"{processes} processes share {cores}: they start slowly and take turns to compute, "
-        f"so measured times say little. Use up to {most} here, and dk.simulation.simulate for more "
-        "ranks."
+        f"{processes} processes share {count(cpus, 'core')}: they start slowly and take turns to "
+        f"compute, so measured times say little. Use up to {most} here, and "
+        "dk.simulation.simulate for more ranks."
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from pathlib import Path
+from traceback import walk_stack
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -193,14 +194,13 @@ def _wrappers() -> frozenset[CodeType]:
     return frozenset(found)
 
 
-def is_given_to_users(frame: FrameType | None) -> bool:
+def is_given_to_users(frame: FrameType) -> bool:
     """True if what a function of torch.distributed returns goes to the user's own code."""
-    while frame is not None:
-        code = frame.f_code
+    for outer, _ in walk_stack(frame):
+        code = outer.f_code
         file = code.co_filename
         if not (file.startswith(_BETWEEN) or code in _wrappers() or is_standard(file)):
             return is_users(file)
-        frame = frame.f_back
     return False
 
 

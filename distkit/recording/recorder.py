@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -559,12 +560,10 @@ def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
     That is the innermost line of the user's that is on no page of distkit's own.
     """
     *before, where, facts, match = fields
-    frame = sys._getframe(1) if where.startswith(OWN) else None
-    while frame is not None:
+    for frame, line in walk_stack(sys._getframe(1)) if where.startswith(OWN) else ():
         file = frame.f_code.co_filename
         if not file.startswith(OWN) and is_users(file):
-            return *before, where, (*(facts or ()), ("caller", f"{file}:{frame.f_lineno}")), match
-        frame = frame.f_back
+            return *before, where, (*(facts or ()), ("caller", f"{file}:{line}")), match
     return fields
 
 
@@ -602,9 +601,8 @@ def busy_threads() -> list[threading.Thread]:
         if code is not None and is_users(code.co_filename):
             return True
         frame = frames.get(thread.ident or 0)
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
-        return frame is not None
+        outwards = walk_stack(frame) if frame is not None else ()
+        return any(is_users(outer.f_code.co_filename) for outer, _ in outwards)
 
     return [t for t in threading.enumerate() if t is not threading.main_thread() and is_busy(t)]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.events import COLLECTIVES, Message, Op, Span, State, Summary
+from distkit.trace.file import finite
 from distkit.trace.log import EventLog
 
 Json = dict[str, Any]
@@ -170,12 +171,7 @@ def _values(s: Summary | None) -> Json | None:
     if s is None:
         return None
     shown = ", ".join(f"{v:.4g}" for v in s.values[:16]) + (", …" if s.size > 16 else "")
-    return {"values": f"[{shown}]", **{k: _finite(getattr(s, k)) for k in ("min", "max", "norm")}}
-
-
-def _finite(x: float) -> float | str:
-    """NaN and infinity as words: JSON has no number for them."""
-    return x if math.isfinite(x) else str(x)
+    return {"values": f"[{shown}]", **{k: finite(getattr(s, k)) for k in ("min", "max", "norm")}}
 
 
 # -- arrows ---------------------------------------------------------------------

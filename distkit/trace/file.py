@@ -232,13 +232,14 @@ def _summary(*fields: Any) -> Summary:
     return Summary(tuple(map(float, values)), float(norm), float(low), float(high), size, sampled)
 
 
+def finite(x: float) -> float | str:
+    """NaN and infinity as strings, which float() reads back: JSON has no number for them."""
+    return x if math.isfinite(x) else str(x)
+
+
 def _plain(s: Summary) -> list[Any]:
-    """NaN and infinity as strings, which float() reads back: JSON has no word for them."""
-
-    def plain(x: float) -> float | str:
-        return x if math.isfinite(x) else str(x)
-
-    return [[*map(plain, s.values)], plain(s.norm), plain(s.min), plain(s.max), s.size, s.sampled]
+    numbers = map(finite, (s.norm, s.min, s.max))
+    return [[*map(finite, s.values)], *numbers, s.size, s.sampled]
 
 
 # -- versions 1 and 2 -------------------------------------------------------------
