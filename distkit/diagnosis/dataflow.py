@@ -308,17 +308,13 @@ def _shows_order(
                 if name not in ("float", "int", "bool", "str"):
                     return False
             case ast.Return():
-                return apart or not _is_list(node)
+                return apart or not isinstance(node, (ast.List, ast.Tuple))
             case ast.Attribute() | ast.Subscript() | ast.Call() | ast.UnaryOp():
                 pass
             case _:
                 return False
         node = above
     return False
-
-
-def _is_list(node: ast.AST) -> bool:
-    return isinstance(node, (ast.List, ast.Tuple))
 
 
 def _shows_list(name: str, scope: ast.AST, parents: dict[int, ast.AST]) -> bool:

@@ -103,15 +103,11 @@ def _wrong_tag(send: Span, recv: Span) -> Finding:
         Kind.WRONG_TAG,
         f"rank {send.rank} sends to rank {recv.rank} with tag {send.tag or 0}{at(send.where)}, "
         f"but rank {recv.rank} waits for tag {recv.tag or 0} "
-        f"in {_source_words(recv)}{at(recv.where)}.",
+        f"in recv(src={'any' if recv.peer is None else recv.peer}){at(recv.where)}.",
         "Give the send and its receive the same tag.",
         tuple(sorted({send.rank, recv.rank})),
         lines=lines(send, recv),
     )
-
-
-def _source_words(recv: Span) -> str:
-    return f"recv(src={'any' if recv.peer is None else recv.peer})"
 
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
@@ -273,16 +269,13 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
         Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
         f"rank {mine.rank} waits in {call(mine)}{placed(mine)}, "
         f"but {named(gone)} {has} {facts.over(gone)} {done}{facts.known_of(gone)}.",
-        f"Add the missing {'recv' if sends else 'send'} on {_one_of(gone)}, or remove this "
-        f"{mine.op}: each send needs one recv.",
+        f"Add the missing {'recv' if sends else 'send'} on "
+        f"{'one of ' * (len(gone) > 1)}{named(gone)}, or remove this {mine.op}: each send needs "
+        "one recv.",
         tuple(gone),
         missing_ranks=tuple(gone),
         lines=lines(mine),
     )
-
-
-def _one_of(ranks: list[int]) -> str:
-    return named(ranks) if len(ranks) == 1 else f"one of {named(ranks)}"
 
 
 def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:

@@ -46,13 +46,9 @@ def diagnose(trace: EventLog) -> list[Finding]:
     *earlier, last = split(trace)
     found = _Diagnosis(Evidence(last)).findings()
     for number, part in reversed([*enumerate(earlier)]):
-        found += [_over(f, number) for f in _Diagnosis(Evidence(part)).findings() if _ended_it(f)]
+        its = _Diagnosis(Evidence(part)).findings()  # of those, the reasons why it ended
+        found += [_over(f, number) for f in its if f.hang or f.kind in (Kind.DIED, Kind.RAISED)]
     return found
-
-
-def _ended_it(finding: Finding) -> bool:
-    """True if a finding is a reason for which ranks had to be started anew."""
-    return finding.hang or finding.kind in (Kind.DIED, Kind.RAISED)
 
 
 def _over(finding: Finding, number: int) -> Finding:

@@ -173,7 +173,11 @@ class _Finder:
         mine, theirs = mean_loss(a), mean_loss(b)
         same = mine == theirs or (math.isnan(mine) and math.isnan(theirs))
         if self._apart(abs(mine - theirs), max(abs(mine), abs(theirs)), same):
-            bad = [r for r, told in sorted(a.told.items()) if _is_bad(told.loss, told.samples)]
+            bad = [
+                rank
+                for rank, told in sorted(a.told.items())
+                if not math.isfinite(told.loss) and told.samples != 0
+            ]
             where = f", not finite on rank {bad[0]}" if bad else ""
             said = f"is {mine:.6g} and {theirs:.6g}{where}"
             yield self._at(n + 1, "loss", "", bad[0] if bad else 0, said)
@@ -244,11 +248,6 @@ class _Finder:
         when = f"in step {step}" if step else "before the first step"
         of = f" of {layer}" if layer else ""
         return Difference(step, what, layer, rank, f"{when} the {what}{of} {said}")
-
-
-def _is_bad(loss: float, samples: float) -> bool:
-    """True for a loss that is NaN or infinite, though it is of some examples."""
-    return not math.isfinite(loss) and samples != 0
 
 
 def _of(rank: int, by_rank: Mapping[int, T]) -> T | None:

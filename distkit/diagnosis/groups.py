@@ -95,15 +95,12 @@ def _used_after(facts: Evidence) -> Iterator[Finding]:
     for (where, _), spans in found.items():
         yield Finding(
             Kind.WRONG_GROUP,
-            f"{clauses(spans.values(), 'call')} on a group that {_it(spans)} destroyed{at(where)}.",
+            f"{clauses(spans.values(), 'call')} on a group that "
+            f"{'it has' if len(spans) == 1 else 'they have'} destroyed{at(where)}.",
             "Call destroy_process_group after the last use of the group.",
             tuple(sorted(spans)),
             lines=lines(*spans.values()),
         )
-
-
-def _it(spans: dict[int, Span]) -> str:
-    return "it has" if len(spans) == 1 else "they have"
 
 
 def _open(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:

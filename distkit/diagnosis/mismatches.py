@@ -150,17 +150,14 @@ def _split(
     awaits = "it" if send.rank == recv.rank else each
     return Finding(
         Kind.SPLIT_MISMATCH,
-        f"rank {send.rank} sends {_rows(rows[0])} to {each} in {call(send)}{placed(send)} (input "
-        f"splits {[*splits[0]]}), but {awaits} awaits {rows[1]} (output splits {[*splits[1]]})"
+        f"rank {send.rank} sends {rows[0]} row{'s' * (rows[0] != 1)} to {each} in "
+        f"{call(send)}{placed(send)} (input splits {[*splits[0]]}), but {awaits} awaits "
+        f"{rows[1]} (output splits {[*splits[1]]})"
         f"{placed(recv) if recv.where != send.where else ''}.",
         SPLITS,
         tuple(sorted({send.rank, recv.rank})),
         lines=lines(send, recv),
     )
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'s' * (count != 1)}"
 
 
 SPLITS = (

@@ -211,7 +211,7 @@ class Program:
         """
         found: dict[Place, None] = {}
         for frame in self._frames(path):
-            loop = next((n for n, part in frame.chain if _is_loop(n, part)), None)
+            loop = next((n for n, p in frame.chain if isinstance(n, _LOOPS) and p == "body"), None)
             places = [*_exits(frame.file, loop)] if loop is not None else []
             places += [
                 place
@@ -441,10 +441,6 @@ def _add_calls(node: ast.AST, tree: ast.AST, found: set[str], depth: int) -> Non
 
 
 # -- conditions and exits -----------------------------------------------------------------
-
-
-def _is_loop(node: ast.AST, part: str) -> bool:
-    return isinstance(node, _LOOPS) and part == "body"
 
 
 def _conditions(frame: _Frame) -> Iterator[Guard]:
