@@ -1,9 +1,8 @@
 """Starting ranks, running functions on them, and always cleaning up.
 
-The only package that imports ipyparallel. Its modules, from the bottom: ``channel`` and
-``spec`` (shared by all processes) · ``zygote``, ``warm``, ``processes``, ``rank``, ``group``
-(in the forked processes) · ``forkserver``, ``plan``, ``limits``, ``pickling``, ``run``,
-``report``, ``room``, ``card``, ``cluster``, ``local``, ``launcher`` (in the kernel).
+The only package that imports ipyparallel. ``processes`` forks, reaches and ends processes, ``rank``
+is what runs in a rank, ``runs`` follows a run from the kernel, ``hosts`` reaches other machines;
+``cluster`` is what users see, and ``supervisor`` what keeps its processes.
 """
 
 from typing import TYPE_CHECKING

@@ -116,8 +116,9 @@ class Cluster:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         given = ranks if ranks is not None else workers
         far = site.asked(given, hosts, engines, options, os.environ)
-        if said := [*filter(None, map(_gone, {**options, **(far or {})}))]:
-            raise StartError(said[0])
+        for option in {**options, **(far or {})}:
+            if gone := GONE.get(f"dk.Cluster({option}=…)"):
+                raise StartError(gone)
         if options and not far:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
         _of_cells.add(cell(), self)
@@ -511,11 +512,6 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
-
-
-def _gone(option: str) -> str:
-    """What to do instead of an option that was removed; "" for others."""
-    return GONE.get(f"dk.Cluster({option}=…)", "")
 
 
 def latest() -> Cluster | None:

@@ -248,7 +248,11 @@ def seat_ranks(ranks: int, wanted: Wanted, gpus: Gpus) -> tuple[tuple[Seat, ...]
     wanted.check()
     usable, why = _choose(ranks, wanted.device, gpus)
     if not usable:
-        _refuse_on_cpu(ranks, wanted, why)
+        if wanted.backend == "nccl":
+            raise StartError(
+                f"backend='nccl' needs one GPU for each of {ranks} ranks; 0 can be used. "
+                f"{why or 'Leave it out.'}"
+            )
         return (CPU,) * ranks, "gloo", f"gloo on CPU{': ' if why else ''}{why}"
     taken = [usable[r % len(usable)] for r in range(ranks)]
     shared = Counter(taken)
@@ -316,14 +320,6 @@ def _full(shared: Mapping[Gpu, int]) -> str:
                 f"{gpu.fit:g} fit."
             )
     return ""
-
-
-def _refuse_on_cpu(ranks: int, wanted: Wanted, why: str) -> None:
-    if wanted.backend == "nccl":
-        raise StartError(
-            f"backend='nccl' needs one GPU for each of {ranks} ranks; 0 can be used. "
-            f"{why or 'Leave it out.'}"
-        )
 
 
 def _why_not_nccl(taken: Sequence[Gpu], gpus: Gpus) -> str:

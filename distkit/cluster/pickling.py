@@ -82,17 +82,12 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             "function itself, without parentheses: cluster.run(hello), not cluster.run(hello())."
         )
     try:
-        with _by_value(_users_modules()):
+        with _users_modules_by_value():
             return dumps((fn, args, kwargs))
     except Exception:
         with suppress(Exception):  # something at the top of a module cannot travel: import it there
             return dumps((fn, args, kwargs))
         raise NotPicklableError(_blame(fn, args, kwargs)) from None
-
-
-def _users_modules() -> list[ModuleType]:
-    """The modules that the user wrote: they change while ranks live, and travel as cells do."""
-    return [m for m in list(sys.modules.values()) if is_users(getattr(m, "__file__", None))]
 
 
 @lru_cache(4096)
@@ -102,8 +97,10 @@ def is_users(file: str | None) -> bool:
 
 
 @contextmanager
-def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    named = [m for m in modules if sys.modules.get(m.__name__) is m and m.__name__ != "__main__"]
+def _users_modules_by_value() -> Iterator[None]:
+    """Meanwhile the user's modules, which change while ranks live, are pickled by value."""
+    users = [m for m in list(sys.modules.values()) if is_users(getattr(m, "__file__", None))]
+    named = [m for m in users if sys.modules.get(m.__name__) is m and m.__name__ != "__main__"]
     for module in named:
         cloudpickle.register_pickle_by_value(module)
     try:

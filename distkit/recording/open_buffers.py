@@ -100,12 +100,14 @@ class OpenBuffers(TorchFunctionMode):
         """Be in force in this thread if there are any; not in the middle of a call we look at."""
         if getattr(self._inside, "depth", 0):
             return
-        modes = _take_modes()
+        # we stay at the bottom, above torch's default device: the user's come and go at the top
+        modes: list[Any] = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
         if self in modes and not self._open:
             modes.remove(self)
         elif self not in modes and self._open:
             modes.insert(bool(modes) and isinstance(modes[0], DeviceContext), self)
-        _put_modes(modes)
+        for mode in modes:
+            _push_mode(mode)
 
     def after(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """A backward pass: it writes gradients in C++, and its hooks have modes of their own."""
@@ -230,19 +232,6 @@ def _is_counted(tensor: torch.Tensor) -> bool:
     """True if torch's count of changes concerns this memory alone, and not views beside it."""
     whole = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
     return whole and tensor.nbytes == tensor.untyped_storage().nbytes()
-
-
-def _take_modes() -> list[Any]:
-    """Empty the stack of modes. We stay at its bottom: the user's come and go at the top.
-
-    At the very bottom torch wants its default device.
-    """
-    return [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
-
-
-def _put_modes(modes: list[Any]) -> None:
-    for mode in modes:
-        _push_mode(mode)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -28,6 +28,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -209,7 +210,7 @@ class Keys:
 
     def missing(self, it: Event | Span) -> list[str]:
         """The keys that a call waits for, and that no rank has set."""
-        return [key for key in _keys(it) if not self._is_set(key)]
+        return [key for key in _keys(it) if not any(map(partial(_same, key), self.set))]
 
     def has(self, it: Event | Span) -> bool:
         """True if a call has what it waits for."""
@@ -227,9 +228,6 @@ class Keys:
         if "ranks" in it.attributes:
             return f"{len(self.came(it))} have called it"
         return f"no rank has set {shown(self.missing(it))}"
-
-    def _is_set(self, key: str) -> bool:
-        return any(_same(key, other) for other in self.set)
 
 
 def _keys(it: Event | Span) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class Zygote:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> None:
-        """Obey until the kernel is gone, then leave nothing behind."""
+        """Do what the kernel asks until it is gone, then leave nothing behind."""
         try:
             while os.getppid() == self.parent:
                 line = self.channel.fileno()
@@ -73,15 +73,12 @@ class Zygote:
                     os.read(self.wakeup, 512)
                 self._reap()
                 if line in ready:
-                    self._obey()
+                    message, fd = self.channel.recv_fd()
+                    getattr(self, "do_" + message.pop("do"))(fd, **message)
         except (EOFError, OSError):
             pass
         finally:
             self._clean_up()
-
-    def _obey(self) -> None:
-        message, fd = self.channel.recv_fd()
-        getattr(self, "do_" + message.pop("do"))(fd, **message)
 
     def do_import(self, fd: int | None, modules: list[str]) -> None:
         """Import now what the children to come will need; of "module:function", call it, too."""
@@ -96,11 +93,7 @@ class Zygote:
         import torch
 
         found = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
-        self._tell({"cuda": torch.version.cuda, "nccl": found})
-
-    def _tell(self, news: dict[str, Any]) -> None:
-        """Say something to the kernel."""
-        self.channel.send(news)
+        self.channel.send({"cuda": torch.version.cuda, "nccl": found})
 
     def do_fork(self, fd: int, run: str, folder: str, log: str, arguments: bytes) -> None:
         """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments.
@@ -196,7 +189,7 @@ class Zygote:
             pid, status = changed
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 stopped = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
-                self._tell({"stopped": pid, "signal": stopped})
+                self.channel.send({"stopped": pid, "signal": stopped})
                 continue
             if pid in self.children:
                 with suppress(ProcessLookupError, PermissionError):
@@ -204,7 +197,7 @@ class Zygote:
                 del self.children[pid]
                 self._remove_doomed()
                 how = {"status": os.waitstatus_to_exitcode(status), "log": self.logs.pop(pid)}
-                self._tell({"exit": pid, **how})
+                self.channel.send({"exit": pid, **how})
             end_children(but=self.children)  # orphans: of this one, or of an orphan
 
     def _clean_up(self) -> None:

@@ -172,10 +172,6 @@ def _set_timers(before: list[bool]) -> None:
             signal.setitimer(which, 0)
 
 
-def _set_faults(before: bool) -> None:
-    (faulthandler.enable if before else faulthandler.disable)()
-
-
 #: Copies of the standard streams are kept from this descriptor on, where nobody looks.
 _COPIES = 700
 
@@ -240,7 +236,11 @@ _OF_THE_PROCESS = {
     "its timers": Setting(
         lambda: [signal.getitimer(n)[0] > 0 for n in _TIMERS], _set_timers, stays=False
     ),
-    "its crash reports": Setting(faulthandler.is_enabled, _set_faults, stays=False),
+    "its crash reports": Setting(
+        faulthandler.is_enabled,
+        lambda before: (faulthandler.enable if before else faulthandler.disable)(),
+        stays=False,
+    ),
     "its standard streams": Setting(_standard.read, _standard.write, stays=False),
 }
 

@@ -414,7 +414,7 @@ class Conductor:
     def _watch_over(self, controller: RankController) -> None:
         """Wait until all have ended, one has failed or all are blocked; replace those that die."""
         while True:
-            late = self._late()
+            late = {*self.waiting} - self._begun - self._stopped()  # nothing has stopped them
             left = self._started + BEGIN - time.perf_counter() if late else None
             self._until(lambda: self._is_over() or self._vacant or self._may_be_stuck(), left)
             if self._is_over():
@@ -426,10 +426,6 @@ class Conductor:
                 self._give_up_on(controller, late - self._begun)
             if self._may_be_stuck() and self._is_stuck():
                 return
-
-    def _late(self) -> set[int]:
-        """The ranks that have not begun, although nothing has stopped them."""
-        return {*self.waiting} - self._begun - self._stopped()
 
     def _give_up_on(self, controller: RankController, late: set[int]) -> None:
         """End ranks that do not begin."""

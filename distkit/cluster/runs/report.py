@@ -147,7 +147,8 @@ def deadlock(
         if o.error and o.error.handled and o.rank not in told
     ]
     caught = [
-        f"Rank {rank} had caught {raised_at(_headline(e), _users_line(e.frames))} before."
+        f"Rank {rank} had caught "
+        f"{raised_at(headline(f'{e.type}: {e.text}')[:HEADLINE], _users_line(e.frames))} before."
         for rank, e in handled
     ]
     over = _after(f"{name} was stopped on all ranks", afterwards)
@@ -496,12 +497,6 @@ def _in_place(collective: str, tensor: str) -> str:
         return "send returns None when the transfer is over. isend returns a request to wait for."
     tensor = "gather_list" if collective == "gather" else tensor
     return f"{collective} returns None and leaves its result in {tensor}. Use {tensor}."
-
-
-def _headline(error: Failure) -> str:
-    """An exception in one line."""
-    first = error.text.partition("\n")[0]
-    return f"{error.type}: {first[:HEADLINE]}".removesuffix(": ")
 
 
 def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
