@@ -110,7 +110,7 @@ class GradientRecorder:
             State.COMPLETED,
             attributes={"watched": "step"},
             where=user_line(2),
-            summary=_numbers(told, 3),
+            summary=_numbers(told),
         )
         self._note_weights()
 
@@ -228,9 +228,9 @@ def _put(rec: Recorder, seq: int, state: State, what: str, name: str, gradient: 
     )
 
 
-def _numbers(values: tuple[float, ...], size: int) -> Values:
+def _numbers(values: tuple[float, ...]) -> Values:
     known = [v for v in values if not math.isnan(v)] or [math.nan]
-    return values, math.sqrt(sum(v * v for v in known)), min(known), max(known), size, False
+    return values, math.sqrt(sum(v * v for v in known)), min(known), max(known), len(values), False
 
 
 def _inside(model: nn.Module) -> nn.Module:

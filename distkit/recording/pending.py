@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import cache, wraps
 from pathlib import Path
 from traceback import walk_stack
@@ -27,6 +28,16 @@ from torch.distributed import distributed_c10d as c10d
 from distkit.events import WORLD, Op, State
 from distkit.recording.device import Device, Flight, Later
 from distkit.recording.recorder import Recorder, is_standard, is_users
+
+#: A program that sets a time limit up to this [ms] handles it: it is not released before.
+PATIENT = 60_000
+
+
+def is_limit(given: timedelta | int | None) -> bool:
+    """True if this time limit is one that the program means to reach; int in milliseconds."""
+    if isinstance(given, timedelta):
+        given = given // timedelta(milliseconds=1)
+    return given is not None and 0 < given <= PATIENT
 
 
 def hook(undo: ExitStack, holder: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op
 from distkit.recording import recorder as _recorder
-from distkit.recording.pending import Pending, hook
+from distkit.recording.pending import Pending, hook, is_limit
 from distkit.recording.recorder import MACHINERY, Recorder, user_line
 
 #: The methods of a store that wait for a key, and those after which somebody need not wait.
@@ -31,9 +31,6 @@ _SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
 
 #: How often to look whether a key has come, at first and at last [s].
 _SOON, _LATER = 0.0005, 0.01
-
-#: A program that sets a time limit up to this handles it: it is not released before.
-PATIENT = timedelta(seconds=60)
 
 #: Takes a call through the gates, as the tap does.
 HandOver = Callable[[Recorder, Pending, list[Any], float], None]
@@ -106,7 +103,7 @@ class Stores:
         name: str,
     ) -> None:
         """Wait until the keys are there, or the time is over."""
-        limited = limit <= PATIENT
+        limited = is_limit(limit)
         if name == "barrier" or limited:  # torch's own wait follows
             recorder.wait_begins(pending, limited=limited)
             return

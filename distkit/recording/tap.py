@@ -47,13 +47,10 @@ from distkit.recording.operators import (
     storage_of,
     tensors,
 )
-from distkit.recording.pending import Pending, Unwaited, hook, is_given_to_users
+from distkit.recording.pending import Pending, Unwaited, hook, is_given_to_users, is_limit
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores, count_remote_calls
 from distkit.recording.witness import Witness
-
-#: A program that sets a time limit up to this [ms] handles it: it is not released before.
-PATIENT = 60_000
 
 #: A signal's handler runs after so long, at the latest, while Python waits for a collective.
 TURN = timedelta(seconds=0.2)
@@ -200,7 +197,7 @@ class Tap:
                 pending.leaves()
             if call.blocks or pending.begin is not None:
                 limit = None if call.limit is None else args[call.limit]
-                recorder.wait_begins(pending, limited=_is_limit(limit))
+                recorder.wait_begins(pending, limited=is_limit(limit))
             try:
                 result = redispatch(keys - _KEY, *args)
             except BaseException:
@@ -426,7 +423,7 @@ class Tap:
             limit = next(iter((*args, *kwargs.values())), None)
             if limit is None and self.on_gloo and found[1].op not in P2P:
                 return self._wait_for([found], False, partial(_in_turns, wait, work))
-            return self._wait_for([found], _is_limit(limit), partial(wait, work, *args, **kwargs))
+            return self._wait_for([found], is_limit(limit), partial(wait, work, *args, **kwargs))
 
         return waiting
 
@@ -590,14 +587,14 @@ class Tap:
             pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
             self._hand_over(recorder, pending, [], time.monotonic())
             limit = kwargs.get("timeout", args[0] if args else None)
-            recorder.wait_begins(pending, limited=_is_limit(limit))
+            recorder.wait_begins(pending, limited=is_limit(limit))
             with pending.waited_for():
                 made = make(ranks, *args, **kwargs)
             if isinstance(made, dist.ProcessGroup):
                 given = is_given_to_users(sys._getframe(1))
                 if given and (lost := self._made.add(weakref.ref(made), where, members)):
                     pending.fields = (*fields[:-2], (*facts, ("lost", lost)), None)
-                if _is_limit(limit):
+                if is_limit(limit):
                     self._limited.add(made.group_name)
             pending.complete()
             return made
@@ -689,13 +686,6 @@ def _has_result(work: Any) -> bool:
         return bool(_get_future(work).done())
     except RuntimeError:  # gloo's reduce_scatter has none
         return False
-
-
-def _is_limit(given: timedelta | int | None) -> bool:
-    """True if this time limit is one that the program means to reach; int in milliseconds."""
-    if isinstance(given, timedelta):
-        given = given // timedelta(milliseconds=1)
-    return given is not None and 0 < given <= PATIENT
 
 
 def _caller(hook: FrameType) -> FrameType:
