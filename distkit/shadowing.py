@@ -73,11 +73,9 @@ def explain(error: BaseException) -> str:
 def _said(name: str, file: str | None) -> str:
     """That this file hides the module of that name; "" if it is the module."""
     hidden = None if file is None else PathFinder.find_spec(name, libraries(sys.path))
-    if hidden is None or hidden.origin is None or "." in name or _same(str(file), hidden.origin):
+    if hidden is None or hidden.origin is None or "." in name:
+        return ""
+    if Path(str(file)).resolve() == Path(hidden.origin).resolve():
         return ""
     kind = "Python's module" if name in sys.stdlib_module_names else "the package"
     return f"{file} has the name of {kind} {name} and hides it: rename the file."
-
-
-def _same(file: str, other: str) -> bool:
-    return Path(file).resolve() == Path(other).resolve()

@@ -64,12 +64,9 @@ def _parting(program: Program, here: Path, there: Path, *, first: bool) -> Guard
     by_rank = [g for g in guards if g.by_rank and not g.place.loops]
     inward = [g for g in guards if not g.leads_away]
     best = [*(by_rank[-1:] if first else ()), *inward, *guards]
-    return next((g for g in best if not _comes_later(program, g, there)), None)
-
-
-def _comes_later(program: Program, guard: Guard, there: Path) -> bool:
-    """True for a loop that the ranks at a line have not come to yet."""
-    return guard.place.loops and program.follows(guard.place.where, there)
+    # to a loop that comes later the other ranks have not come yet
+    fits = (g for g in best if not (g.place.loops and program.follows(g.place.where, there)))
+    return next(fits, None)
 
 
 def _only(

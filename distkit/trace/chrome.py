@@ -86,17 +86,14 @@ def _threads(trace: EventLog, *, marks: bool) -> dict[Key, int]:
         for stack in stacks:
             while stack and stack[-1] <= s.start:
                 stack.pop()
-        n = next((i for i, stack in enumerate(stacks) if _fits(s, stack, marks)), len(stacks))
+        # only marks nest
+        fit = (not stack or (marks and _end(s) <= stack[-1]) for stack in stacks)
+        n = next((i for i, fits in enumerate(fit) if fits), len(stacks))
         if n == len(stacks):
             stacks.append([])
         stacks[n].append(_end(s))
         found[s.rank, s.seq] = n if marks else _COMMUNICATION + n
     return found
-
-
-def _fits(span: Span, stack: list[float], nests: bool) -> bool:
-    """True if a thread with these open slices can take another; only marks nest."""
-    return not stack or (nests and _end(span) <= stack[-1])
 
 
 def _end(span: Span) -> float:
