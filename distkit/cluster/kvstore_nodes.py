@@ -86,7 +86,7 @@ class Nodes:
             place = self.place(n)
             of.setdefault(self._fork if place is None else place.server, []).append(n)
         for server, mine in of.items():
-            told = [self._arguments(n, missing[n], self.place(n)) for n in mine]
+            told = [self._arguments(missing[n], self.place(n)) for n in mine]
             children = server.fork_all("distkit.cluster.processes.roles:node", told)
             for n, child in zip(mine, children, strict=True):
                 self.children[n] = child
@@ -94,7 +94,7 @@ class Nodes:
                 child.on_exit(partial(self._replace, n))
                 child.on_stop = partial(self._hear, n, "stopped")
 
-    def _arguments(self, n: int, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
+    def _arguments(self, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
         kind, i = role
         return {
             "node": self.node(kind, i, place),

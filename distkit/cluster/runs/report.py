@@ -319,7 +319,7 @@ def verdict(
     if causes:
         first = _first(causes)
         also = [o.rank for o, _ in causes if o.rank != first[0]]
-        return _exception(name, *first, also, others, trace)
+        return _exception(*first, also, others, trace)
     if others:
         ranks = listing([o.rank for o in others])
         return RunError(f"{name} was released on ranks {ranks} before it finished.")
@@ -392,7 +392,7 @@ def _last_words(log: str, most: int = 15) -> str:
 
 
 def _exception(
-    name: str, rank: int, error: Failure, also: list[int], others: list[Outcome], trace: Trace
+    rank: int, error: Failure, also: list[int], others: list[Outcome], trace: Trace
 ) -> RunError:
     if error.type == "_Unpicklable":
         return NotPicklableError(f"rank {rank}: {error.text}")
