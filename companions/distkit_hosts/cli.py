@@ -6,7 +6,6 @@ They are ``distkit doctor``, ``distkit lab-hosts`` and ``distkit trace -- torchr
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 import sys
@@ -20,6 +19,7 @@ from distkit_hosts.torchrun.launching import is_launcher
 
 if TYPE_CHECKING:
     from distkit.trace.trace import Trace
+    from distkit_hosts.laboratory import Laboratory
 
 __all__ = ["add", "is_launcher", "trace"]
 
@@ -93,18 +93,29 @@ def add_lab_hosts(commands: Any) -> None:
 
 
 def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
-    from distkit_hosts.laboratory import Laboratory, guide
+    from distkit_hosts.laboratory import Laboratory
 
     names = args.names or ["alpha", "beta", "gamma"]
-    with Laboratory(names, outside=not rest and os.geteuid() == 0) as lab:
+    with Laboratory(names) as lab:
         lab.ssh()
         if args.slurm:
             lab.slurm()
         if rest:
             return lab.run("head", rest).returncode
-        print(guide.explain(lab), flush=True)
+        print(_guide(lab), flush=True)
         while True:
             signal.pause()
+
+
+def _guide(lab: Laboratory) -> str:
+    """The hosts, their addresses, and how to use them."""
+    width = max(map(len, lab.hosts))
+    rows = [f"  {host:<{width}}  {lab.address(host)}" for host in lab.hosts]
+    shell = shlex.join([*lab.enter("head"), "bash"])
+    ranks = {host: 2 for host in lab.hosts[1:]}
+    lines = ["Hosts:", *rows, "", "A shell on the head:", f"  {shell}"]
+    lines += ["There, `ssh` knows all hosts, and Python", f"  dk.Cluster(hosts={ranks})"]
+    return "\n".join([*lines, "", "The hosts end with this command: press Ctrl-C."])
 
 
 # -- distkit trace -- torchrun -------------------------------------------------------------------

@@ -16,7 +16,7 @@ import distkit as dk
 from distkit import cli
 from distkit.errors import DistkitError
 from distkit_hosts.checkup.check import Level
-from distkit_hosts.laboratory.tools import PATH
+from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import doctor as faults
 
 #: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
@@ -120,17 +120,6 @@ def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str
     (fault,) = (fault for fault in faults.FAULTS if fault.name == name)
     checks = faults.diagnose(fault)
     assert faults.verdict(fault, checks), checks
-    assert not leftovers()
-
-
-@needs_sshd
-def test_hosts_from_outside(leftovers: Callable[[], list[str]]) -> None:
-    """As a notebook does that is not on one of them: by ssh's own configuration."""
-    with laboratory(["alpha", "beta"], outside=True) as lab:
-        report = dk.hosts.doctor(["alpha", "beta"], ssh_cmd=lab.ssh())
-        facts, addresses = report.facts, {h: lab.address(h) for h in ("alpha", "beta")}
-    assert set(kinds(report)) <= {"distkit.differs"}  # hosts have the one that is installed
-    assert facts.addresses == {**addresses, "here": lab.outside}
     assert not leftovers()
 
 

@@ -15,7 +15,7 @@ from laboratories import laboratory, say
 from waiting import until
 
 from distkit_hosts.laboratory import Laboratory
-from distkit_hosts.laboratory.tools import PATH
+from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import test_lessons as lessons
 
 #: A refusal is known within this time [s], also where many programs share few cores.

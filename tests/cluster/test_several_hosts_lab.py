@@ -9,7 +9,7 @@ import pytest
 from laboratories import laboratory
 
 import distkit as dk
-from distkit_hosts.laboratory.tools import PATH
+from distkit_hosts.laboratory.starting import PATH
 
 JOB = """
 import sys

@@ -12,7 +12,7 @@ import pytest
 
 from distkit.errors import LaboratoryError
 from distkit_hosts.laboratory import Laboratory
-from distkit_hosts.laboratory.tools import PATH
+from distkit_hosts.laboratory.starting import PATH
 
 
 @contextmanager

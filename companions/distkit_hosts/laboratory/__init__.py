@@ -9,9 +9,8 @@
         lab.cut("beta")                         # nobody reaches beta now
 
 Each host has its own network, hostname, processes, shared memory and temporary folder; the other
-files are those of the machine. :mod:`~distkit_hosts.laboratory.hosts` makes them by a ``plan``, the
-``keeper`` holds them, ``network`` has addresses and commands; ``laboratory`` adds what runs on
-them (``ssh``, ``slurm``) and ``faults``.
+files are those of the machine. The ``keeper`` makes them by a ``plan`` and holds them, ``network``
+has addresses and commands, ``ssh`` and ``slurm`` run on them.
 """
 
 from distkit_hosts.laboratory.laboratory import Laboratory

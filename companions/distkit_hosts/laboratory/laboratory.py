@@ -1,4 +1,4 @@
-"""The laboratory: what runs on its hosts beside commands, and faults on request."""
+"""The laboratory: several hosts on this machine, commands on them, and faults on request."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
-from distkit_hosts.laboratory import network, slurm
-from distkit_hosts.laboratory.faults import Faults
-from distkit_hosts.laboratory.hosts import Hosts
-from distkit_hosts.laboratory.plan import OUTSIDE
+from distkit_hosts.laboratory import network, slurm, starting
+from distkit_hosts.laboratory.plan import Plan, check_names, shared_folders
 from distkit_hosts.laboratory.ssh import Ssh
+from distkit_hosts.laboratory.starting import find
+
+#: They name folders and sockets of the machine that a host does not have.
+_NOT_PASSED = {"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "SSH_CONNECTION"}
+
 
 #: On a host: listen at an address, and lend the socket to who holds the other end of a pair.
 _LEND = """\
@@ -27,7 +34,42 @@ with socket.create_server((sys.argv[1], 0)) as door, socket.socket(fileno=int(sy
 """
 
 
-class Laboratory(Hosts):
+@dataclass
+class Faults:
+    """Faults by what they are, each with the hosts that take part in it.
+
+    >>> faults = Faults()
+    >>> faults.add("cold", {"beta"}, lambda: print("freeze"), lambda: print("thaw"))
+    freeze
+    >>> faults.mend({"alpha"})
+    >>> faults.mend()
+    thaw
+    """
+
+    _there: dict[str, tuple[set[str], Callable[[], None]]] = field(default_factory=dict)
+
+    def add(
+        self, what: str, hosts: set[str], make: Callable[[], None], undo: Callable[[], None]
+    ) -> None:
+        """Make a fault, in place of the one that is the same but for its degree."""
+        if what in self._there:
+            self._there.pop(what)[1]()
+        make()
+        self._there[what] = (hosts, undo)
+
+    def mend(self, hosts: set[str] | None = None) -> None:
+        """Undo the faults in which one of these hosts takes part; all for None."""
+        for what, (ends, undo) in list(self._there.items()):
+            if hosts is None or ends & hosts:
+                del self._there[what]
+                undo()
+
+    def forget(self, host: str) -> None:
+        """Leave the faults of a host as they are: it has gone."""
+        self._there = {w: fault for w, fault in self._there.items() if host not in fault[0]}
+
+
+class Laboratory:
     r"""Hosts on this machine, with a network of their own, until ``close()`` or ``with`` ends.
 
     Each host has its own network interface, hostname, processes, shared memory (``/dev/shm``),
@@ -35,14 +77,11 @@ class Laboratory(Hosts):
     Python, the same home. The hosts end with the process that made them, however it ends.
 
     An ordinary user can make one where user namespaces are allowed, and have ranks on the hosts
-    (:meth:`options`). Only root can make one that all processes outside reach (``outside=True``).
+    (:meth:`options`).
 
     Args:
         hosts: their names.
         head: the name of one more host, where programs that start others run; None for none.
-        outside: connect this process's own network too: its processes reach the hosts by address
-            and by :meth:`ssh`, and the hosts reach them at :attr:`outside`, whose name there is
-            ``outside``.
         skew: by how much the monotonic clock of a host is ahead of the machine's [s]. The
             time of day cannot differ: Linux has no namespace for it.
         shared: folders in ``/tmp`` that the hosts share all the same. The current folder, the home
@@ -59,22 +98,105 @@ class Laboratory(Hosts):
             lab.slow("beta", "100mbit")
     """
 
-    def ssh(self) -> list[str]:
-        """Start an SSH server on each host; return the words that begin an ``ssh`` command.
+    def __init__(
+        self,
+        hosts: Sequence[str] = ("alpha", "beta", "gamma"),
+        *,
+        head: str | None = "head",
+        skew: Mapping[str, int] | None = None,
+        shared: Sequence[str | Path] = (),
+        private: Mapping[str, Sequence[str | Path]] | None = None,
+    ) -> None:
+        #: The names of all hosts, the head first.
+        self.hosts = check_names([head, *hosts] if head else hosts)
+        self._addresses = network.addresses(self.hosts)
+        for host in {*(skew or {}), *(private or {})}:
+            self._check(host)
+        starting.check_platform()
+        folders.sweep(tempfile.gettempdir())
+        made, held = folders.make()
+        #: What belongs to the laboratory, on all hosts and here.
+        self.folder = Path(made)
+        self._doors: list[socket.socket] = []  # of the hosts, and held here
+        self._wrong_names: dict[str, dict[str, str | None]] = {host: {} for host in self.hosts}
+        self._plan = Plan(
+            self.folder,
+            self._addresses,
+            rootless=os.geteuid() != 0,
+            shared=shared_folders([made, *shared]),
+            skew=skew or {},
+            private=private or {},
+        )
+        self._plan.prepare()
+        for host in self.hosts:
+            self._write_names(host)
+        self._keeper, self._pids = starting.start(self._plan.for_keeper(), held)
+        self._faults, self._ssh = Faults(), Ssh(self)
 
-        On the hosts, ``ssh alpha`` works as it is; elsewhere these words choose the laboratory's
-        key and addresses: ``[*lab.ssh(), "alpha", "hostname"]``.
+    def run(
+        self, host: str, argv: Sequence[str | Path], **options: Any
+    ) -> subprocess.CompletedProcess[Any]:
+        """Run a command on a host and wait for it: :func:`subprocess.run` with its options.
+
+        Raises:
+            LaboratoryError: there is no such host.
+        """
+        return subprocess.run(**self._entering(host, argv, **options))
+
+    def popen(self, host: str, argv: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
+        """Start a command on a host: :class:`subprocess.Popen` with its options.
+
+        The command ends with the process returned, which only stands for it: of the signals,
+        only those that end it have an effect.
+
+        Raises:
+            LaboratoryError: there is no such host.
+        """
+        return subprocess.Popen(**self._entering(host, argv, **options))
+
+    def enter(self, host: str, cwd: str | Path | None = None) -> list[str]:
+        """The words that, put before a command, run it on a host.
+
+        Args:
+            host: the host.
+            cwd: the folder in which the command runs; None: the current one.
+
+        Raises:
+            LaboratoryError: there is no such host.
+        """
+        user = f"--map-user={os.getuid()}", f"--map-group={os.getgid()}"
+        as_user = [find("unshare"), "--user", *user] if self._plan.rootless else []
+        there = ["--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}"]
+        return [*self._administer(host), *as_user, find("setpriv"), *there]
+
+    def address(self, host: str) -> str:
+        """The address of a host in the laboratory's network.
+
+        Raises:
+            LaboratoryError: there is no such host.
+        """
+        self._check(host)
+        return self._addresses[host]
+
+    def close(self) -> None:
+        """End the hosts and all that runs on them; remove all traces of them."""
+        self._keeper.terminate()
+        self._keeper.wait()
+        for door in self._doors:
+            door.close()
+
+    def ssh(self) -> None:
+        """Start an SSH server on each host: on all of them ``ssh alpha`` works.
 
         Raises:
             LaboratoryError: OpenSSH is missing, or a server does not start.
         """
-        return self._ssh.start()
+        self._ssh.start()
 
     def options(self) -> dict[str, Any]:
         """The options with which ``dk.Cluster`` in this process has ranks on the hosts.
 
-        It enters them by SSH: directly with ``outside=True``, else from the head, where it also
-        listens, by a socket that was made there.
+        It enters them by SSH from the head, where it also listens, by a socket that was made there.
 
         ::
 
@@ -84,10 +206,8 @@ class Laboratory(Hosts):
         Raises:
             LaboratoryError: SSH cannot be started.
         """
-        ssh = self.ssh()
-        if self.outside:
-            return {"ssh_cmd": ssh, "interface": self.outside}
-        return {"ssh_cmd": [*self.enter(self.hosts[0]), ssh[0]], "interface": self._door}
+        self.ssh()
+        return {"ssh_cmd": [*self.enter(self.hosts[0]), find("ssh")], "interface": self._door}
 
     def slurm(self, cpus: int = 2) -> None:
         """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head, all others are nodes.
@@ -241,15 +361,10 @@ class Laboratory(Hosts):
     def __enter__(self) -> Laboratory:
         return self
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # -- inside --------------------------------------------------------------------------------
-
-    @cached_property
-    def _faults(self) -> Faults:
-        return Faults()
-
-    @cached_property
-    def _ssh(self) -> Ssh:
-        return Ssh(self)
 
     @cached_property
     def _door(self) -> socket.socket:
@@ -266,7 +381,7 @@ class Laboratory(Hosts):
     def _port(self, host: str) -> str:
         """The router's device that leads to a host."""
         self._check(host)
-        return OUTSIDE if host == OUTSIDE else f"port{self.hosts.index(host)}"
+        return f"port{self.hosts.index(host)}"
 
     def _queue(self, host: str, verb: str, *words: str) -> None:
         """Change the queues at both ends of a host's line."""
@@ -283,3 +398,44 @@ class Laboratory(Hosts):
         self._wrong_names[where].pop(right, None)
         self._wrong_names[where] |= names
         self._write_names(where)
+
+    def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
+        """The options of subprocess.run that run a command on a host."""
+        words = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
+        env = {**(options.pop("env", None) or os.environ)}
+        passed = {name: value for name, value in env.items() if name not in _NOT_PASSED}
+        return {"args": words, "env": passed, **options}
+
+    def _administer(self, host: str | None) -> list[str]:
+        """The words that run a command as a host's administrator; as the router's for None."""
+        spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
+        spaces += ["--user", "--preserve-credentials"] if self._plan.rootless else []
+        spaces += ["--time"] if host in self._plan.skew else []
+        return [find("nsenter"), f"--target={self._pid(host)}", *spaces]
+
+    def _admin(self, host: str | None, program: str, *words: str) -> None:
+        argv = [*self._administer(host), find(program), *words]
+        ran = subprocess.run(argv, capture_output=True, text=True)
+        if ran.returncode:
+            command = shlex.join([program, *words])
+            raise LaboratoryError(f"`{command}` failed: {ran.stderr.strip()}")
+
+    def _check(self, host: str) -> None:
+        if host not in self._addresses:
+            raise LaboratoryError(f"there is no host {host!r}. Hosts: {', '.join(self.hosts)}")
+
+    def _pid(self, host: str | None) -> int:
+        """The first process of a host; the keeper, which is in the router, for None."""
+        if self._keeper.poll() is not None:
+            raise LaboratoryError("the laboratory has ended. Make another one.")
+        if host is None:
+            return self._keeper.pid
+        self._check(host)
+        if host not in self._pids:
+            raise LaboratoryError(f"{host} has crashed.")
+        return self._pids[host]
+
+    def _write_names(self, host: str) -> None:
+        """Write a host's ``/etc/hosts``."""
+        text = network.hosts_file({**self._addresses, **self._wrong_names[host]})
+        self.folder.joinpath(host, "hosts").write_text(text)

@@ -8,13 +8,13 @@ alone, is the one place where messages are lost or delayed on request.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from ipaddress import IPv4Network, ip_network
+from collections.abc import Sequence
+from ipaddress import IPv4Network
 
 from distkit.errors import LaboratoryError
 
 #: For tests of network devices (RFC 2544): no site routes these addresses.
-_RANGE = IPv4Network("198.18.0.0/15")
+NETWORK = IPv4Network("198.18.0.0/24")
 
 #: A token bucket holds so much time's traffic [s], at least one large packet [bytes].
 _BURST_SECONDS, _BURST_BYTES = 0.002, 16_384
@@ -22,56 +22,36 @@ _BURST_SECONDS, _BURST_BYTES = 0.002, 16_384
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
-def free_network(routes: Iterable[str], start: int = 0) -> IPv4Network:
-    """A network of 254 addresses that none of these routes, as ``ip route`` names them, overlaps.
+def addresses(hosts: Sequence[str]) -> dict[str, str]:
+    """The address of each host; the router has the first one.
 
-    >>> free_network(["default", "192.0.2.0/24", "198.18.0.0/24"])
-    IPv4Network('198.18.1.0/24')
-
-    Args:
-        routes: the networks that are in use.
-        start: where to begin to look: two processes that look at the same time find two networks.
-
-    Raises:
-        LaboratoryError: all are in use.
+    >>> addresses(["head", "alpha"])
+    {'head': '198.18.0.2', 'alpha': '198.18.0.3'}
     """
-    taken = [ip_network(route, strict=False) for route in routes if route[0].isdigit()]
-    networks = list(_RANGE.subnets(new_prefix=24))
-    begin = start % len(networks)
-    for network in networks[begin:] + networks[:begin]:
-        if not any(network.overlaps(other) for other in taken):
-            return network
-    raise LaboratoryError(f"all networks in {_RANGE} are routed here: end other laboratories.")
+    return {host: str(NETWORK[n]) for n, host in enumerate(hosts, 2)}
 
 
-def connect(port: str, address: str, namespace: int | str, network: IPv4Network) -> str:
+def connect(port: str, address: str, namespace: str) -> str:
     """``ip`` commands of the router: make a port whose other end is a host's ``eth0``."""
-    return (
-        f"link add {port} type veth peer name eth0 netns {namespace}\n"
-        f"{serve(port, address, network)}"
-    )
-
-
-def serve(port: str, address: str, network: IPv4Network) -> str:
-    """``ip`` commands of the router: bring up a port that is there."""
-    return f"""addr add {network[1]}/32 dev {port}
+    return f"""link add {port} type veth peer name eth0 netns {namespace}
+addr add {NETWORK[1]}/32 dev {port}
 link set {port} up
 route add {address} dev {port}
 """
 
 
-def router(network: IPv4Network) -> str:
+def router() -> str:
     """``ip`` commands of the router itself: what is for a host that has gone is lost silently."""
-    return f"link set lo up\nroute add blackhole {network}\n"
+    return f"link set lo up\nroute add blackhole {NETWORK}\n"
 
 
-def join(device: str, address: str, network: IPv4Network) -> str:
+def join(address: str) -> str:
     """``ip`` commands of a host."""
     return f"""link set lo up
-addr add {address}/32 dev {device}
-link set {device} up
-route add {network[1]} dev {device} src {address}
-route add {network} via {network[1]} dev {device} src {address}
+addr add {address}/32 dev eth0
+link set eth0 up
+route add {NETWORK[1]} dev eth0 src {address}
+route add {NETWORK} via {NETWORK[1]} dev eth0 src {address}
 """
 
 

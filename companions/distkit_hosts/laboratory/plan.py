@@ -8,16 +8,12 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import distkit
 from distkit.errors import LaboratoryError
 from distkit_hosts.laboratory import network
-
-#: The name of the machine itself, on the hosts that it is connected with.
-OUTSIDE = "outside"
 
 #: Folders that every host has to itself, and their modes.
 _COVERED = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/run": "755"}
@@ -38,10 +34,10 @@ def check_names(hosts: Sequence[str]) -> list[str]:
         LaboratoryError: a name is no hostname, is there twice, or has another meaning.
     """
     for host in hosts:
-        if not _NAME.fullmatch(host) or host in ("localhost", OUTSIDE):
+        if not _NAME.fullmatch(host) or host == "localhost":
             raise LaboratoryError(
                 f"{host!r} cannot be a host's name. Use lower-case letters, digits and '-'; "
-                f"'localhost' and {OUTSIDE!r} have a meaning already."
+                "'localhost' has a meaning already."
             )
         if list(hosts).count(host) > 1:
             raise LaboratoryError(f"there are two hosts {host!r}: each needs a name of its own.")
@@ -80,7 +76,6 @@ class Plan:
     """
 
     folder: Path
-    addresses: IPv4Network
     hosts: dict[str, str]
     rootless: bool
     shared: list[str]
@@ -98,13 +93,13 @@ class Plan:
     def for_keeper(self) -> dict[str, Any]:
         """The plan as the keeper reads it."""
         ports = (
-            network.connect(f"port{i}", address, f"{{{host}}}", self.addresses)
+            network.connect(f"port{i}", address, f"{{{host}}}")
             for i, (host, address) in enumerate(self.hosts.items())
         )
         return {
             "folder": str(self.folder),
             "rootless": self.rootless,
-            "router": network.router(self.addresses) + "".join(ports),
+            "router": network.router() + "".join(ports),
             "hosts": [self._host(*item) for item in self.hosts.items()],
         }
 
@@ -119,7 +114,7 @@ class Plan:
         return {
             "name": host,
             "skew": self.skew.get(host, 0),
-            "network": network.join("eth0", address, self.addresses),
+            "network": network.join(address),
             "covers": sorted(self.own(host).items()),
             "keep": self.shared,
             "binds": list(ours.items()),

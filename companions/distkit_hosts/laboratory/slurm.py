@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from distkit.errors import LaboratoryError
 from distkit_hosts.laboratory.plan import user
-from distkit_hosts.laboratory.tools import find
+from distkit_hosts.laboratory.starting import find
 
 if TYPE_CHECKING:
-    from distkit_hosts.laboratory.hosts import Hosts
+    from distkit_hosts.laboratory.laboratory import Laboratory
 
 #: Nodes register within a second or two; a loaded machine takes longer [s].
 _PATIENCE = 60.0
@@ -48,11 +48,11 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def _settings(lab: Hosts) -> Path:
+def _settings(lab: Laboratory) -> Path:
     return lab.folder / "slurm" / "slurm.conf"
 
 
-def start(lab: Hosts, cpus: int) -> None:
+def start(lab: Laboratory, cpus: int) -> None:
     """Start munge, the controller and the daemons, once; wait until all nodes are ready.
 
     Args:
@@ -81,7 +81,7 @@ def start(lab: Hosts, cpus: int) -> None:
     _wait(lab, head, len(nodes))
 
 
-def _configure(lab: Hosts, cpus: int) -> None:
+def _configure(lab: Laboratory, cpus: int) -> None:
     head, *nodes = lab.hosts
     text = _CONFIGURATION.format(
         head=head,
@@ -93,14 +93,14 @@ def _configure(lab: Hosts, cpus: int) -> None:
     _settings(lab).write_text(text)
 
 
-def _daemon(lab: Hosts, host: str, command: str) -> None:
+def _daemon(lab: Laboratory, host: str, command: str) -> None:
     """Start a program that goes on in the background."""
     ran = lab.run(host, ["sh", "-c", command], cwd="/", capture_output=True, text=True)
     if ran.returncode:
         raise LaboratoryError(f"on {host}, `{command}` failed: {ran.stderr.strip()}")
 
 
-def _wait(lab: Hosts, head: str, nodes: int) -> None:
+def _wait(lab: Laboratory, head: str, nodes: int) -> None:
     deadline = time.monotonic() + _PATIENCE
     states = ["sinfo", "--noheader", "--Node", "--format=%T"]
     while True:

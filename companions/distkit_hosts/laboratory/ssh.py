@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from distkit.errors import LaboratoryError
 from distkit_hosts.laboratory.plan import user
-from distkit_hosts.laboratory.tools import find
+from distkit_hosts.laboratory.starting import find
 
 if TYPE_CHECKING:
-    from distkit_hosts.laboratory.hosts import Hosts
+    from distkit_hosts.laboratory.laboratory import Laboratory
 
 #: A server listens within some milliseconds; a loaded machine takes longer [s].
 _PATIENCE = 20.0
@@ -51,21 +51,17 @@ Host {hosts}
 class Ssh:
     """The SSH servers of a laboratory, and what their clients need."""
 
-    def __init__(self, lab: Hosts) -> None:
+    def __init__(self, lab: Laboratory) -> None:
         self._lab = lab
         self._started = False
-        #: The clients' settings on the hosts, where names are resolved, or not, as anywhere.
-        self._inside = lab.folder / "ssh_config"
-        self._outside = lab.folder / "ssh_config_outside"
 
-    def start(self) -> list[str]:
-        """Start the servers, if they are not yet running, and return how to begin a command."""
-        words = [find("ssh"), "-F", str(self._outside)]
+    def start(self) -> None:
+        """Start the servers, if they are not yet running."""
+        find("ssh")
         if not self._started:
             self._configure()
             self._serve()
             self._started = True
-        return words
 
     def _configure(self) -> None:
         folder, lab, name = self._lab.folder, self._lab, user()
@@ -79,9 +75,7 @@ class Ssh:
         folder.joinpath("shadow").write_text(f"{name}:*:20000:0:99999:7:::\n")
         hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
         text = _CLIENT.format(hosts=" ".join(hosts), user=name, folder=folder)
-        self._inside.write_text(text)
-        addresses = "".join(f"Host {h}\n    HostName {lab.address(h)}\n" for h in lab.hosts)
-        self._outside.write_text(addresses + text)
+        folder.joinpath("ssh_config").write_text(text)
 
     def _serve(self) -> None:
         server, folder = find("sshd"), self._lab.folder

@@ -5,13 +5,35 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from distkit.errors import LaboratoryError
-from distkit_hosts.laboratory.tools import PATH, find
+
+#: The Debian package of each program.
+_PACKAGES = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "umount": "mount",
+    "sh": "dash",
+    "ssh": "openssh-client",
+    "scp": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
+    "munged": "munge",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+}
+
+#: An ordinary user's PATH does not have the folders where administrators' programs are.
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/usr/sbin:/sbin"])
 
 #: A script that runs without distkit's other modules.
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -23,39 +45,19 @@ _FORBIDDEN = (
 )
 
 
-def check_platform(rootless: bool, outside: bool) -> None:
+def check_platform() -> None:
     """Find out before the start that there can be no laboratory here.
 
     Raises:
-        LaboratoryError: this is not Linux, a program is missing, or only root may do this.
+        LaboratoryError: this is not Linux, or a program is missing.
     """
     if sys.platform != "linux":
         raise LaboratoryError(
             f"a laboratory is made of Linux's namespaces, and this is {sys.platform}. "
             "Use a Linux machine, or a Linux container with --privileged."
         )
-    if outside and rootless:
-        raise LaboratoryError(
-            "only root can connect the hosts with the network outside. Run what shall reach them "
-            "on the head: lab.run('head', …) or `distkit lab-hosts -- COMMAND`."
-        )
     for program in ("ip", "nsenter", "setpriv", "unshare"):
         find(program)
-
-
-def routes() -> list[str]:
-    """The networks that this machine has routes to, as ``ip`` names them."""
-    words = (line.split() for line in ip("route show table all").splitlines())
-    return [next((word for word in line if word[0].isdigit()), "default") for line in words]
-
-
-def ip(commands: str) -> str:
-    """Run ``ip`` commands, one a line, on this machine itself; return what they print."""
-    words = [find("ip"), "-4", "-batch", "-"]
-    ran = subprocess.run(words, input=commands, capture_output=True, text=True)
-    if ran.returncode:
-        raise LaboratoryError(f"`ip` failed: {' '.join(ran.stderr.split())}")
-    return ran.stdout
 
 
 def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str], dict[str, int]]:
@@ -126,3 +128,17 @@ def explain(error: str) -> str:
     refusals = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSPC)
     forbidden = any(os.strerror(number) in error for number in refusals)
     return f"the laboratory cannot be made: {error}. {_FORBIDDEN * forbidden}".strip()
+
+
+def find(name: str) -> str:
+    """The path of a program.
+
+    Raises:
+        LaboratoryError: it is not installed here.
+    """
+    if path := shutil.which(name, path=PATH):
+        return path
+    raise LaboratoryError(
+        f"the laboratory needs the program `{name}`, which is not installed here. "
+        f"On Debian or Ubuntu: sudo apt-get install {_PACKAGES[name]}"
+    )

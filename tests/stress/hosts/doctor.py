@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit_hosts.laboratory import Laboratory
-from distkit_hosts.laboratory.tools import find
+from distkit_hosts.laboratory.starting import find
 
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")
