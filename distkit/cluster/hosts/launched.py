@@ -19,22 +19,17 @@ class Launched:
         launcher: "torchrun", "Open MPI", "MPICH" or "Slurm"; "environment" where only RANK and
             WORLD_SIZE are set, and "none" where nothing is.
         rank, world_size: among all processes.
-        local_rank, local_size: among those of this host, None if nobody has said it.
-        node: the number of this host among those of the job, None if nobody has said it.
+        local_rank: among those of this host, None if nobody has said it.
         host: its name.
         restart: how often the launcher has started its ranks anew.
-        job: the launcher's name for the whole, "" for none.
     """
 
     launcher: str
     rank: int
     world_size: int
     local_rank: int | None
-    local_size: int | None
-    node: int | None
     host: str
     restart: int
-    job: str
 
 
 #: What launchers say, the innermost first: the names of their environment variables.
@@ -44,16 +39,13 @@ _SAID = {
         "world_size": "WORLD_SIZE",
         "local_rank": "LOCAL_RANK",
         "local_size": "LOCAL_WORLD_SIZE",
-        "node": "GROUP_RANK",
         "restart": "TORCHELASTIC_RESTART_COUNT",
-        "job": "TORCHELASTIC_RUN_ID",
     },
     "Open MPI": {
         "rank": "OMPI_COMM_WORLD_RANK",
         "world_size": "OMPI_COMM_WORLD_SIZE",
         "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
         "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "job": "PMIX_NAMESPACE",
     },
     "MPICH": {
         "rank": "PMI_RANK",
@@ -65,9 +57,7 @@ _SAID = {
         "rank": "SLURM_PROCID",
         "world_size": "SLURM_NTASKS",
         "local_rank": "SLURM_LOCALID",
-        "node": "SLURM_NODEID",
         "restart": "SLURM_RESTART_COUNT",
-        "job": "SLURM_JOB_ID",
     },
 }
 
@@ -89,7 +79,7 @@ def recognise(environ: Mapping[str, str], host: str) -> Launched:
     """
     said = [name for name, variables in _SAID.items() if variables["rank"] in environ]
     if not said:
-        return Launched("none", 0, 1, 0, 1, None, host, 0, "")
+        return Launched("none", 0, 1, 0, host, 0)
     first = _read(said[0], environ, host)
     if first.launcher == "environment":  # set by hand, or left over from another program
         for other in (_read(name, environ, host) for name in said[1:]):
@@ -107,7 +97,7 @@ def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
     variables = _SAID[launcher]
     number = {
         field: _number(variables[field], environ)
-        for field in ("rank", "world_size", "local_rank", "local_size", "node", "restart")
+        for field in ("rank", "world_size", "local_rank", "local_size", "restart")
         if variables.get(field, "") in environ
     }
     if "world_size" not in number:
@@ -116,18 +106,15 @@ def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
             "both: set the other one, too, or unset it."
         )
     _check(launcher, number)
-    if launcher == "torchrun" and variables["job"] not in environ:
+    if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
         launcher = "environment"
     return Launched(
         launcher,
         number["rank"],
         number["world_size"],
         number.get("local_rank"),
-        number.get("local_size"),
-        number.get("node"),
         host,
         number.get("restart", 0),
-        environ.get(variables.get("job", ""), ""),
     )
 
 

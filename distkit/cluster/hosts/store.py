@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ class StoreServer:
     """
 
     def __init__(self, folder: str) -> None:
-        self._values: dict[str, bytes] = {}
+        self._groups: dict[str, dict[str, bytes]] = defaultdict(dict)
         self._lock = threading.Lock()
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(f"{folder}/{NAME}")
@@ -48,86 +50,64 @@ class StoreServer:
     def _serve(self, channel: Channel) -> None:
         with suppress(EOFError, OSError):
             while True:
-                name, arguments = channel.recv()
+                group, name, arguments = channel.recv()
                 with self._lock:
-                    answer = getattr(self, f"do_{name}")(*arguments)
+                    answer = getattr(self, f"do_{name}")(self._groups[group], *arguments)
                 channel.send(answer)
         channel.close()
 
-    def do_set(self, key: str, value: bytes) -> None:
+    # torch's calls, on the values of one group
+
+    def do_set(self, values: dict[str, bytes], key: str, value: bytes | str) -> None:
         """Write a value."""
-        self._values[key] = value
+        values[key] = _bytes(value)
 
-    def do_get(self, key: str) -> bytes:
+    def do_get(self, values: dict[str, bytes], key: str) -> bytes:
         """A value that is there."""
-        return self._values[key]
+        return values[key]
 
-    def do_add(self, key: str, number: int) -> int:
+    def do_add(self, values: dict[str, bytes], key: str, number: int) -> int:
         """Count."""
-        now = int(self._values.get(key, b"0")) + number
-        self._values[key] = str(now).encode()
+        now = int(values.get(key, b"0")) + number
+        values[key] = str(now).encode()
         return now
 
-    def do_compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+    def do_compare_set(
+        self, values: dict[str, bytes], key: str, expected: bytes | str, desired: bytes | str
+    ) -> bytes:
         """Replace a value if it is the expected one; an empty one if there is none."""
-        if self._values.get(key, b"") == expected:
-            self._values[key] = desired
-        return self._values.get(key, expected)
+        if values.get(key, b"") == _bytes(expected):
+            values[key] = _bytes(desired)
+        return values.get(key, _bytes(expected))
 
-    def do_check(self, keys: list[str]) -> bool:
+    def do_check(self, values: dict[str, bytes], keys: list[str]) -> bool:
         """True if all of these are there."""
-        return all(key in self._values for key in keys)
+        return values.keys() >= {*keys}
 
-    def do_delete_key(self, key: str) -> bool:
+    def do_delete_key(self, values: dict[str, bytes], key: str) -> bool:
         """Remove a value; True if it was there."""
-        return self._values.pop(key, None) is not None
+        return values.pop(key, None) is not None
 
-    def do_num_keys(self, begin: str) -> int:
-        """The number of values whose keys begin like this."""
-        return sum(key.startswith(begin) for key in self._values)
+    def do_num_keys(self, values: dict[str, bytes]) -> int:
+        """The number of values."""
+        return len(values)
 
 
 class StoreClient:
-    """A rank's view of it: as torch's FileStore, with keys of one group's own.
+    """A rank's view of it: the methods of torch's FileStore.
 
     Args:
         folder: the cluster's own, on this machine.
-        group: what nobody else's keys begin with.
+        group: whose values these are.
     """
 
     def __init__(self, folder: str, group: str) -> None:
-        self._path, self._group = str(Path(folder, NAME)), f"{group}/"
+        self._path, self._group = str(Path(folder, NAME)), group
         self._channel: Channel | None = None
         self._lock = threading.Lock()
 
-    def set(self, key: str, value: bytes | str) -> None:
-        """Write a value."""
-        self._ask("set", self._group + key, _bytes(value))
-
-    def get(self, key: str) -> bytes:
-        """A value that is there."""
-        return bytes(self._ask("get", self._group + key))
-
-    def add(self, key: str, number: int) -> int:
-        """Count."""
-        return int(self._ask("add", self._group + key, number))
-
-    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Replace a value if it is the expected one."""
-        answer = self._ask("compare_set", self._group + key, _bytes(expected), _bytes(desired))
-        return bytes(answer)
-
-    def check(self, keys: list[str]) -> bool:
-        """True if all of these are there."""
-        return bool(self._ask("check", [self._group + key for key in keys]))
-
-    def delete_key(self, key: str) -> bool:
-        """Remove a value."""
-        return bool(self._ask("delete_key", self._group + key))
-
-    def num_keys(self) -> int:
-        """The number of values."""
-        return int(self._ask("num_keys", self._group))
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._ask, name)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         with self._lock:
@@ -136,7 +116,7 @@ class StoreClient:
                 sock.connect(self._path)
                 self._channel = Channel(sock)
             try:
-                self._channel.send((name, arguments))
+                self._channel.send((self._group, name, arguments))
                 return self._channel.recv()
             except BaseException:  # an interrupt may have come between question and answer
                 self._channel.close()

@@ -301,27 +301,27 @@ class PatientStore(dist.Store):
     def get(self, key: str) -> bytes:
         """Wait for a value."""
         self.wait([key])
-        return self._place.get(key)
+        return bytes(self._place.get(key))
 
     def add(self, key: str, num: int) -> int:
         """Count."""
-        return self._place.add(key, num)
+        return int(self._place.add(key, num))
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         """Replace a value if it is the expected one."""
-        return self._place.compare_set(key, expected_value, desired_value)
+        return bytes(self._place.compare_set(key, expected_value, desired_value))
 
     def check(self, keys: list[str]) -> bool:
         """True if all of these are there."""
-        return self._place.check(keys)
+        return bool(self._place.check(keys))
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""
-        return self._place.delete_key(key)
+        return bool(self._place.delete_key(key))
 
     def num_keys(self) -> int:
         """The number of values."""
-        return self._place.num_keys()
+        return int(self._place.num_keys())
 
     deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
 
