@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from distkit.companions import attributes
 
 if TYPE_CHECKING:
-    from distkit_hosts.checkup.doctor import doctor
+    from distkit_hosts.checkup.examine import doctor
     from distkit_hosts.laboratory import Laboratory
     from distkit_hosts.torchrun.attached import record
     from distkit_hosts.torchrun.following import follow
 
 _HOMES = {
-    "distkit_hosts.checkup.doctor": ["doctor"],
+    "distkit_hosts.checkup.examine": ["doctor"],
     "distkit_hosts.laboratory": ["Laboratory"],
     "distkit_hosts.torchrun.attached": ["record"],
     "distkit_hosts.torchrun.following": ["follow"],

@@ -55,14 +55,14 @@ def add_doctor(commands: Any) -> None:
 
 
 def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
-    from distkit_hosts.checkup.doctor import doctor
+    from distkit_hosts.checkup.examine import doctor
 
     report = doctor(
         args.hosts,
         ssh_cmd=shlex.split(args.ssh),
         ssh_args=["-F", str(args.ssh_config)] if args.ssh_config else [],
         python=args.python,
-        say=_examining if sys.stderr.isatty() else _silence,
+        say=_examining if sys.stderr.isatty() else lambda stage: None,
     )
     print(report.to_json() if args.json else report)
     return 0 if report.good else 1
@@ -70,10 +70,6 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _examining(stage: str) -> None:
     print(f"\rdistkit: examining {stage:<12}", end="\r", file=sys.stderr, flush=True)
-
-
-def _silence(stage: str) -> None:
-    """What is going on is only for those who wait."""
 
 
 # -- distkit lab-hosts --------------------------------------------------------------------------

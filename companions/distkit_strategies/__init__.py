@@ -27,7 +27,6 @@ from distkit.data.policies import AutoShardPolicy
 from distkit_strategies.checkpoint import load, load_weights, save, save_weights
 from distkit_strategies.coordinator import ClusterCoordinator, RemoteValue
 from distkit_strategies.fully_sharded import FullyShardedStrategy
-from distkit_strategies.input import InputContext, InputOptions
 from distkit_strategies.model import (
     Callback,
     Checkpoint,
@@ -36,11 +35,11 @@ from distkit_strategies.model import (
     Model,
     TensorBoard,
 )
-from distkit_strategies.parameter_server import ParameterServerStrategy
-from distkit_strategies.partitioners import (
+from distkit_strategies.parameter_server import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
+    ParameterServerStrategy,
 )
 from distkit_strategies.replica import (
     ReduceOp,
@@ -52,7 +51,7 @@ from distkit_strategies.replica import (
     in_cross_replica_context,
     scale_regularization_loss,
 )
-from distkit_strategies.strategy import Strategy
+from distkit_strategies.strategy import InputContext, InputOptions, Strategy
 from distkit_strategies.synchronous import (
     CentralStorageStrategy,
     CommunicationImplementation,

@@ -15,7 +15,7 @@ from typing import Any
 
 from distkit.cluster import card, limits
 from distkit.cluster.gpus import CPU
-from distkit.cluster.hosts import attaching, site
+from distkit.cluster.hosts import launching, site
 from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
@@ -185,7 +185,7 @@ class Cluster:
         Example:
             >>> cluster = dk.Cluster.attach("site")  # doctest: +SKIP
         """
-        client = attaching.connect(cluster) if isinstance(cluster, str) else cluster
+        client = launching.connect(cluster) if isinstance(cluster, str) else cluster
         wish = Wish(
             len(client.ids),
             "",

@@ -15,7 +15,7 @@ from laboratories import laboratory
 import distkit as dk
 from distkit import cli
 from distkit.errors import DistkitError
-from distkit_hosts.checkup.check import Level
+from distkit_hosts.checkup.facts import Level
 from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import doctor as faults
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from distkit.errors import StrategyError
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit_strategies.coordinator import FunctionQueue, Worker
-from distkit_strategies.partitioners import (
+from distkit_strategies.parameter_server import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,

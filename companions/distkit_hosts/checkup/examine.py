@@ -1,4 +1,4 @@
-"""Examines machines: asks a probe on each, step by step, and collects the facts.
+"""The doctor: asks a probe on each machine, step by step, and collects the facts.
 
 Every step has a time limit, and a machine that does not answer is left out of the rest: a dead
 host costs the limit of ssh, once.
@@ -30,12 +30,47 @@ from distkit_hosts.checkup.hosts import (
     command,
     own_command,
 )
+from distkit_hosts.checkup.report import Report
 
 #: Round trips by which a clock is read.
 TRIPS = 20
 
 #: Importing torch may take this long, cold, from a network disk [s].
 IMPORT = 25.0
+
+
+def doctor(
+    hosts: Sequence[str] = (),
+    *,
+    ssh_cmd: Sequence[str] = ("ssh",),
+    ssh_args: Sequence[str] = (),
+    python: str | None = None,
+    say: Callable[[str], None] = lambda stage: None,
+) -> Report:
+    """Examine this machine, or several and the ways between them, before ranks run there.
+
+    It takes seconds: a dead host costs ten.
+
+    Args:
+        hosts: other machines, each as ssh takes it: ``"alpha"``, ``"me@10.0.0.2"``.
+        ssh_cmd: what reaches them, as in ipyparallel's launchers: ssh, or a program that takes a
+            host and a command line.
+        ssh_args: its options, such as ``["-F", "lab.config"]``.
+        python: the Python on the hosts; if not given, this one where it is there, or python3.
+        say: called with the name of each step that begins.
+
+    Raises:
+        DistkitError: a host is named twice, or there is no ssh here.
+
+    Example:
+        >>> report = dk.hosts.doctor()                             # doctest: +SKIP
+        >>> dk.hosts.doctor(hosts=["alpha", "beta"]).failures      # doctest: +SKIP
+        []
+    """
+    if not hosts:
+        return Report(alone())
+    reach = Reach(tuple(ssh_cmd), tuple(ssh_args), python)
+    return Report(several(hosts, reach, say))
 
 
 @dataclass(frozen=True)

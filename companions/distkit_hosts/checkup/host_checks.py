@@ -11,8 +11,19 @@ from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
 from distkit.errors import StartError
 from distkit.views.scene.units import count, human_bytes, joined
-from distkit_hosts.checkup.check import Check, failure, fine, on, warning
-from distkit_hosts.checkup.facts import HERE, Json, comfortable, cores, fitting, gpus
+from distkit_hosts.checkup.facts import (
+    HERE,
+    Check,
+    Json,
+    comfortable,
+    cores,
+    failure,
+    fine,
+    fitting,
+    gpus,
+    on,
+    warning,
+)
 
 #: Docker gives a container this much shared memory by default [bytes].
 SMALL_SHM = 64 << 20

@@ -11,8 +11,7 @@ from functools import cached_property
 from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT
 from distkit.views.scene.units import aligned, count, human_bytes
 from distkit_hosts.checkup import cross_host_checks, host_checks
-from distkit_hosts.checkup.check import Check, Level
-from distkit_hosts.checkup.facts import HERE, Facts, cores, gpus
+from distkit_hosts.checkup.facts import HERE, Check, Facts, Level, cores, gpus
 
 #: The longest line [columns].
 WIDTH = 100

@@ -15,9 +15,8 @@ from typing import Any
 import zmq
 
 from distkit.cluster.hosts.agent import versions
-from distkit.cluster.hosts.attaching import InEngines
 from distkit.cluster.hosts.host import HostForkServer
-from distkit.cluster.hosts.launching import Launch, by_launcher
+from distkit.cluster.hosts.launching import InEngines, Launch, by_launcher
 from distkit.cluster.hosts.store import StoreServer
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.machine import own_address
