@@ -23,6 +23,7 @@ from typing import Any
 from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace import fields
 from distkit.trace.calls import named
+from distkit.views.scene.units import count
 from distkit_hosts.foreign.flight_recorder import described, op_of, peer_of
 
 Json = dict[str, Any]
@@ -159,13 +160,13 @@ def _limits(
         }
     if n := unseen[NO_GROUP]:
         found["groups"] = {
-            "text": f"the profiler does not tell the group of {_some(n, 'collective')}: drawn for "
+            "text": f"the profiler does not tell the group of {count(n, 'collective')}: drawn for "
             "each rank alone, and whether they match is not judged.",
             "remedy": "It tells groups for NCCL from torch 2.3 on, and for gloo in a process that "
             "has one.",
         }
-    lost = [f"the peer of {_some(n, 'send or recv')}"] if (n := unseen[NO_PEER]) else []
-    lost += [f"the size of {_some(n, 'call')}"] if (n := unseen[NO_BYTES]) else []
+    lost = [f"the peer of {count(n, 'send or recv')}"] if (n := unseen[NO_PEER]) else []
+    lost += [f"the size of {count(n, 'call')}"] if (n := unseen[NO_BYTES]) else []
     if lost:
         found["messages"] = {
             "text": f"the profiler does not tell {' and '.join(lost)}: messages and bytes are "
@@ -174,10 +175,6 @@ def _limits(
             "that has several groups.",
         }
     return found
-
-
-def _some(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n > 1)}"
 
 
 def _slices(trace: Json, late: float) -> list[Slice]:

@@ -385,12 +385,8 @@ class Laboratory:
 
     def _queue(self, host: str, verb: str, *words: str) -> None:
         """Change the queues at both ends of a host's line."""
-        for where, device in self._ends(host):
+        for where, device in (None, self._port(host)), (host, "eth0"):
             self._admin(where, "tc", "qdisc", verb, "dev", device, "root", *words)
-
-    def _ends(self, host: str) -> list[tuple[str | None, str]]:
-        """Both ends of a host's line: where they are, and what they are called there."""
-        return [(None, self._port(host)), (host, "eth0")]
 
     def _rename(self, where: str, names: Mapping[str, str | None], right: str = "") -> None:
         """Let a host resolve names wrongly, and one right again."""

@@ -60,8 +60,8 @@ class Offset:
         at: the other host's clock at the latest round trip [s].
 
     >>> offset = Offset(seconds=5.0, error=1e-4, drift=1e-5, drift_error=1e-6, at=105.0)
-    >>> round(offset.to_here(105.0), 6), round(offset.to_there(100.0), 6)
-    (100.0, 105.0)
+    >>> round(offset.to_here(105.0), 6)
+    100.0
     >>> round(offset.error_at(205.0), 6)
     0.0002
     """
@@ -79,10 +79,6 @@ class Offset:
     def to_here(self, there: float) -> float:
         """An instant of the other host's clock by this one's [s]."""
         return there - (self.seconds + self.drift * (there - self.at))
-
-    def to_there(self, here: float) -> float:
-        """An instant of this host's clock by the other's [s]."""
-        return self.at + (here - (self.at - self.seconds)) / (1 - self.drift)
 
 
 class PeerClock:
