@@ -20,8 +20,6 @@ from kvstore_nodes import keeps_on
 
 import distkit as dk
 from distkit import kvstore
-from distkit.cluster.processes.forkserver import ForkServer
-from distkit.cluster.rank.rank import Rank
 from distkit.events import Op
 from distkit.kvstore.client.requests import Requests
 from distkit.views.servers.projection import notices, project
@@ -147,9 +145,8 @@ def test_a_worker_that_ends_before_it_was_there_hangs_nobody(cluster, when: str,
     assert cluster.run(adds, "dist_sync").results == [100, 100]
 
 
-@pytest.mark.parametrize("gone", [[2], [4], [2, 3, 4]])
-def test_between_runs_any_of_them_may_end(cluster, gone: list[int]) -> None:
-    for i in gone:
+def test_between_runs_all_of_them_may_end(cluster) -> None:
+    for i in (2, 3, 4):
         child = cluster._room.nodes.children[i]
         os.kill(node(cluster, i), signal.SIGKILL)
         until(lambda child=child: child.status is not None)
@@ -157,7 +154,7 @@ def test_between_runs_any_of_them_may_end(cluster, gone: list[int]) -> None:
         assert cluster.run(adds, mode).results == [100, 100]
 
 
-@pytest.mark.parametrize("gone", [[2], [2, 3], [4]])
+@pytest.mark.parametrize("gone", [[2, 3], [4]])
 def test_a_run_may_begin_before_anybody_has_noticed(cluster, gone: list[int]) -> None:
     cluster.run(adds, "dist_sync")
     for i in gone:
@@ -179,8 +176,9 @@ def dies_unheard(mode: str, on_crash: str, folder: str) -> None:
         kv.pull("w")
 
 
-@pytest.mark.parametrize("on_crash", ["continue", "replace"])
-@pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
+@pytest.mark.parametrize(
+    ("mode", "on_crash"), [("dist_async", "continue"), ("dist_sync", "replace")]
+)
 def test_an_accepted_push_is_not_refused_because_its_worker_died(
     cluster, tmp_path, mode: str, on_crash: str
 ) -> None:
@@ -230,8 +228,10 @@ def the_same_again(folder: str, mode: str, meets: str) -> float:
     return value
 
 
-@pytest.mark.parametrize("meets", ["never", "each time", "at the end"])
-@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize(
+    ("mode", "meets"),
+    [("dist_sync", "each time"), ("dist_sync", "at the end"), ("dist_async", "never")],
+)
 def test_who_takes_a_place_may_have_more_to_do(cluster, tmp_path, mode: str, meets: str) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended"):
         run = cluster.run(the_same_again, str(tmp_path), mode, meets)
@@ -319,7 +319,7 @@ def test_a_signal_that_interrupts_one_worker_is_told(cluster, tmp_path) -> None:
     until((tmp_path / "now").exists)
     while not run.finished:  # Python ignores what a signal raises in a callback of a weak reference
         os.kill(cluster._room.ranks[1].pid, signal.SIGINT)
-        run._conductor.done.wait(10)
+        run._conductor.done.wait(2)
     with pytest.raises(
         dk.errors.RankError, match=r"rank 1 was interrupted \(signal SIGINT\) at tests/"
     ):
@@ -337,88 +337,14 @@ def begins_late(flag: str, **options) -> float:
     return adds("dist_async", **options)
 
 
-def starts(cluster, monkeypatch, killed: int) -> list[int]:
-    """The pids of the processes that are forked from now on; the first ones are killed at once."""
-    pids, adopt_all = [], ForkServer.adopt_all
-
-    def fork_and_kill(self, lifelines):
-        children = adopt_all(self, lifelines)
-        for child in children:
-            pids.append(child.pid)
-            if len(pids) <= killed:
-                os.kill(child.pid, signal.SIGKILL)
-        return children
-
-    monkeypatch.setattr(ForkServer, "adopt_all", fork_and_kill)
-    return pids
-
-
-@pytest.mark.parametrize("again", [0, 1])
-def test_a_server_that_ends_before_the_beginning_is_waited_for(
-    cluster, tmp_path, monkeypatch, again: int
-) -> None:
-    """Also if the one in its place is killed while it starts."""
+def test_a_server_that_ends_before_the_beginning_is_waited_for(cluster, tmp_path) -> None:
     run = cluster.submit(begins_late, str(tmp_path / "go"), replication=2)
     until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
-    pids = starts(cluster, monkeypatch, again)
-    os.kill(node(cluster, 3), signal.SIGKILL)
-    until(lambda: len(pids) > again)
+    before = node(cluster, 3)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: node(cluster, 3) != before)
     (tmp_path / "go").touch()
     assert run.wait(60).results == [100, 100]
-
-
-@pytest.mark.parametrize("i", [1, 2])  # a worker, a server
-def test_one_that_is_killed_while_taking_a_place_is_replaced_again(
-    cluster, tmp_path, monkeypatch, i: int
-) -> None:
-    begun, end = tmp_path / "begun", tmp_path / "end"
-    run = cluster.submit(keeps_on, str(begun), str(end), replication=2, on_crash="replace")
-    until(begun.exists)
-    pids = starts(cluster, monkeypatch, 2)
-    room = cluster._room
-    os.kill(room.ranks[i].pid if i in room.ranks else node(cluster, i), signal.SIGKILL)
-    until(lambda: len(pids) == 3)
-    end.touch()
-    with pytest.warns(dk.errors.CommunicationWarning, match=r"ended in the middle of keeps_on"):
-        lost = run.wait(60).results
-    assert lost == [0, 0] or i == 1  # what its first life pushed, it did not count
-    assert {r["node"] for r in run.replaced} == {i}
-    assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
-
-
-def joins_slowly() -> None:
-    """The next run makes the group anew: worker 0 meets the others when worker 1 waits for it."""
-    group = Rank.here.group
-    dist.destroy_process_group()
-    if Rank.here.spec.rank == 0:
-
-        def meet() -> None:
-            until(lambda: group._store.check(["distkit/joined/1"]))
-            del group._meet
-            group._meet()
-
-        group._meet = meet
-
-
-def dies_at_once(folder: str) -> float:
-    kv = kvstore.create("dist_async", on_crash="replace")
-    if kv.rank == 1 and not Path(folder, "died").exists():
-        Path(folder, "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
-    kv.init("w", torch.zeros(1))
-    kv.push("w", torch.ones(1))
-    return kv.pull("w").item()
-
-
-def test_a_worker_killed_while_another_joins_the_process_group(cluster, tmp_path) -> None:
-    cluster.run(joins_slowly)
-    with pytest.warns(
-        dk.errors.CommunicationWarning, match=r"worker 1 ended in the middle of dies_at"
-    ):
-        run = cluster.submit(dies_at_once, str(tmp_path)).wait(60)
-    assert sorted(run.results) == [1, 2]
-    assert cluster.run(sums_up).results == [1, 1]
 
 
 # -- silence ------------------------------------------------------------------------
@@ -446,16 +372,13 @@ def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
     assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
 
 
-@pytest.mark.parametrize(("i", "name"), [(2, "server 0"), (4, "scheduler")])
-def test_a_stopped_server_is_told_long_before_it_counts_as_dead(
-    cluster, tmp_path, i: int, name: str
-) -> None:
+def test_a_stopped_server_is_told_long_before_it_counts_as_dead(cluster, tmp_path) -> None:
     now, end = tmp_path / "now", tmp_path / "end"
     run = cluster.submit(keeps_on, str(now), str(end))
     until(now.exists)
     begun = time.monotonic()
-    os.kill(node(cluster, i), signal.SIGSTOP)
-    said = rf"{name} is stopped \(SIGSTOP\) and has given no sign of life for (\S+) s\."
+    os.kill(node(cluster, 2), signal.SIGSTOP)
+    said = r"server 0 is stopped \(SIGSTOP\) and has given no sign of life for (\S+) s\."
 
     def silent() -> float:
         found = [re.match(said, f.message) for f in cluster.diagnose()]
@@ -464,7 +387,7 @@ def test_a_stopped_server_is_told_long_before_it_counts_as_dead(
     until(lambda: 0 < silent() <= time.monotonic() - begun)
     before = silent()
     until(lambda: silent() > before)
-    os.kill(node(cluster, i), signal.SIGCONT)
+    os.kill(node(cluster, 2), signal.SIGCONT)
     until(lambda: not any("stopped" in f.message for f in run.findings))
     end.touch()
     assert run.wait(60).results == [0, 0]

@@ -17,7 +17,6 @@ import distkit as dk
 from distkit import kvstore
 from distkit.cluster import Run, Stepper
 from distkit.diagnosis.findings import Kind
-from distkit.diagnosis.rank_state import Doing
 from distkit.events import Op, State
 
 
@@ -148,20 +147,6 @@ def test_the_order_of_pushes_makes_their_staleness(
     assert again.run.results == first.results
 
 
-def test_bounded_staleness_and_backup_workers_step_as_well(usable: dk.Cluster) -> None:
-    stepper = usable.step(train, "dist_async", 2, staleness=0).run_to(op="push")
-    stepper.replay([(0,), (0,)])
-    assert doing(stepper) == ["blocked", "paused", "paused"]
-    stepper.replay([(1,), (2,)])
-    assert doing(stepper) == ["paused"] * 3
-    stepper.finish()
-    stepper = usable.step(train, "dist_sync", 1, backup=1).run_to(op="push")
-    stepper.replay([(0,), (1,), (2,)])
-    assert calls(stepper) == ["barrier()"] * 3
-    stepper.finish()
-    assert late(stepper.run) == [0]
-
-
 # -- who waits for ever -------------------------------------------------------------------
 
 
@@ -244,14 +229,6 @@ def test_a_pull_that_nobody_can_answer_is_explained(
     assert [f for f in caught.value.run.findings if f.hang] == [finding]
 
 
-def test_a_hang_found_while_stepping(usable: dk.Cluster) -> None:
-    stepper = usable.step(misses, "push", 1)
-    with pytest.raises(dk.errors.DeadlockError, match="before pushing it"):
-        for _ in range(20):
-            stepper.next()
-    assert stepper.finished and "released" in doing(stepper)
-
-
 def slow(mode: str, flag: str, **options) -> None:
     """Worker 2 comes late, with what it pulled when the others did."""
     kv = kvstore.create(mode, **options)
@@ -308,16 +285,6 @@ def test_a_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
     (finding,) = [f for f in caught.value.run.findings if f.hang]
     assert (finding.kind, finding.culprits) == (Kind.DIED, (1,))
     assert finding.waiting == (0, 2) and "wait in pull('w') at " in finding.message
-
-
-def test_trouble_counts_pushes_and_pulls(usable: dk.Cluster) -> None:
-    """set_optimizer, init, pull and push are four; the fifth is never made."""
-    with dk.trouble(kill={1: 4}), pytest.raises(dk.errors.RankDied, match="as asked") as caught:
-        usable.run(train, "dist_sync", 5)
-    spans = caught.value.run.trace.spans
-    mine = [s.op for s in spans if s.rank == 1 and s.state is not State.SCHEDULED]
-    # the optimizer goes to both servers
-    assert mine == [Op.REGISTER, Op.INIT, Op.INIT, Op.INIT, Op.PULL, Op.PUSH]
 
 
 # -- stepping while a worker dies ---------------------------------------------------------
@@ -388,25 +355,6 @@ def test_who_takes_a_dead_workers_place_is_stepped_through(usable: dk.Cluster) -
         assert len(stepper.finish().results[1]) == 3
 
 
-def test_who_takes_a_place_after_finish_is_let_go_too(usable: dk.Cluster) -> None:
-    with dk.trouble(kill={1: 4}):
-        stepper = usable.step(train, "dist_async", on_crash="replace").next()
-    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* replaced at once"):
-        assert len(stepper.finish().wait(60).results[1]) == 3
-
-
-def test_a_death_that_halts_the_store_is_told_on_its_card(usable: dk.Cluster) -> None:
-    stepper = usable.step(train, "dist_sync").run_to(op="push")
-    kill(usable, 1)
-    told(stepper, 1, "rank 1: died: signal SIGKILL; last seen before push('w') at ")
-    told(stepper, 0, "released")
-    told(stepper, 2, "released")
-    with pytest.raises(
-        dk.errors.RankDied, match=r"rank 1 .*; it was last seen before push\('w'\) at "
-    ):
-        stepper.finish()
-
-
 def both() -> float:
     kv = kvstore.create("dist_sync")
     kv.init("w", torch.zeros(1))
@@ -414,11 +362,3 @@ def both() -> float:
     x = kv.pull("w")
     dist.all_reduce(x)
     return x.item()
-
-
-def test_torch_and_a_store_in_one_program(usable: dk.Cluster) -> None:
-    stepper = usable.step(both).run_to(op="all_reduce")
-    assert calls(stepper) == ["all_reduce()"] * 3
-    stepper.next(rank=0)
-    assert stepper.moment.standings[0].doing is Doing.BLOCKED
-    assert stepper.finish().results == [9.0] * 3

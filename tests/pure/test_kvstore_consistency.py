@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.errors import KVStoreError
+from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     AtBarrier,
-    Error,
     Init,
     Pull,
     Push,
-    Register,
     Reply,
     SetOptimizer,
 )
-from distkit.kvstore.protocol.server import Entry, KVServer
-from distkit.kvstore.protocol.terms import MODES, ON_CRASH, Terms
-from distkit.kvstore.protocol.wire import decode, encode
+from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.terms import Terms
 
 N = 3
 
@@ -87,32 +85,7 @@ def test_nobody_reads_more_than_the_bound_ahead_of_the_slowest(bound: int, order
         assert all(min(clocks) < c - bound for c in waiting.values())
 
 
-def test_a_bound_of_zero_lets_nobody_run_ahead_and_none_lets_anybody() -> None:
-    strict, free = Adding(Asynchronous(0)), Adding(Asynchronous())
-    for store, answers in ((strict, 1), (free, 2)):
-        assert len(store.push(0) + store.pull(0)) == answers
-    strict.push(1)
-    assert [a.node for a in strict.push(2)] == [2, 0]
-
-
 # -- backup workers -------------------------------------------------------------
-
-
-def test_the_first_make_the_round_and_the_late_are_dropped_and_counted() -> None:
-    store = Adding(Synchronous(backup=1))
-    for worker in range(N):
-        store.pull(worker)
-    store.push(0, 1.0)
-    store.push(2, 10.0)
-    assert store.value == 11
-    (reply,) = store.push(1, 100.0)
-    assert (store.value, reply.dropped) == (11, 1)
-    (reply,) = store.pull(1)
-    assert (reply.version, reply.dropped) == (1, 1)
-    store.push(1, 1000.0)
-    store.push(0, 10_000.0)
-    assert store.value == 11_011
-    assert store.updates == [[0, 2], [0, 1]]
 
 
 @given(st.integers(0, 2), st.permutations([w for w in range(N) for _ in range(4)]))
@@ -138,20 +111,6 @@ def leave(store: Adding, worker: int) -> list[Answer]:
     return store.heard(store.server.leave(worker, "signal SIGKILL", 1000))
 
 
-def test_halt_tells_those_who_wait_who_is_missing_and_what_can_be_done() -> None:
-    store = Adding(Synchronous())
-    store.push(0)
-    assert store.pull(0) == []
-    (told,) = leave(store, 1)
-    assert isinstance(told, Error)
-    assert "waits for a gradient of worker 1, which has ended (signal SIGKILL)" in told.text
-    assert 'on_crash="continue"' in told.text
-    assert 'on_crash="replace"' in told.text
-    store.push(2)
-    (later,) = store.pull(2)
-    assert "worker 1" in later.text
-
-
 def test_halt_spares_those_whose_round_can_still_be_complete() -> None:
     store = Adding(Synchronous())
     store.push(1)
@@ -164,33 +123,6 @@ def test_halt_spares_those_whose_round_can_still_be_complete() -> None:
     backed.push(0)
     backed.pull(0)
     assert leave(backed, 1) == []
-
-
-def test_continue_completes_the_round_without_it() -> None:
-    store = Adding(Synchronous(), on_crash="continue")
-    store.push(0, 1.0)
-    store.push(2, 2.0)
-    assert store.pull(0) == []
-    (answer,) = leave(store, 1)
-    assert (answer.node, answer.version, store.value) == (0, 1, 3)
-    store.push(0)
-    store.push(2)
-    assert store.server.entries["w"].version == 2
-
-
-def test_replace_waits_for_the_one_in_its_place() -> None:
-    store = Adding(Synchronous(), on_crash="replace")
-    store.push(0)
-    store.push(2)
-    store.pull(0)
-    assert leave(store, 1) == []
-    store.asked = 2000
-    init = store.ask(Init, 1, "w", (1,), "float32")
-    assert isinstance(init[0], Reply)
-    store.pull(1)
-    answers = store.push(1)
-    assert [a.node for a in answers] == [1, 0]
-    assert store.value == 3
 
 
 def test_nobody_waits_for_workers_at_a_barrier() -> None:
@@ -218,25 +150,6 @@ def test_after_the_barrier_all_are_awaited_again() -> None:
     assert accepted.version == 0
     assert [a.node for a in store.push(0)] == [0, 2]
     assert store.server.entries["w"].version == 1
-
-
-def test_a_worker_that_has_ended_or_finished_does_not_come_back_from_a_barrier() -> None:
-    store = Adding(Synchronous(), on_crash="replace")
-    for worker in (0, 1):
-        store.ask(AtBarrier, worker)
-    leave(store, 0)
-    store.server.finish(1, store.asked)
-    store.push(2)
-    assert store.server.entries["w"].version == 1
-
-
-def test_worker_0_may_come_back_and_initialise() -> None:
-    store = Adding(Synchronous(), on_crash="replace")
-    leave(store, 0)
-    store.asked = 2000
-    (reply,) = store.ask(Init, 0, "w", (1,), "float32", torch.ones(1))
-    assert isinstance(reply, Reply)
-    assert store.value == 0
 
 
 @pytest.mark.parametrize("bound", [None, 0])
@@ -307,14 +220,6 @@ def test_a_function_that_runs_again_on_another_worker_counts_once() -> None:
 # -- terms -------------------------------------------------------------------------
 
 
-@given(st.sampled_from(MODES), st.integers(0, 9), st.sampled_from(ON_CRASH), st.integers(1, 2))
-def test_terms_arrive_as_they_left(mode: str, n: int, crash: str, copies: int) -> None:
-    own = {"backup": n} if mode.startswith("dist_sync") else {"staleness": n}
-    terms = Terms(mode, 100, replication=copies, on_crash=crash, **own)
-    (came,) = decode(encode(Register(0, 0, 0, "", terms))).messages
-    assert came.terms == terms
-
-
 @pytest.mark.parametrize(
     ("terms", "says"),
     [
@@ -344,9 +249,3 @@ def test_too_small_a_cluster_is_named(terms) -> None:
     with pytest.raises(KVStoreError, match="1 worker and 1 server: too few"):
         Terms(**terms).fit(1, 1)
     Terms(**terms).fit(2, 2)
-
-
-def test_damaged_terms_are_refused() -> None:
-    (frame,) = encode(Register(0, 0, 0, "", Terms(replication=2)))
-    with pytest.raises(KVStoreError, match="give 1, or 2 for a backup"):
-        decode([frame.replace(b"replication\x02", b"replication\x00")])

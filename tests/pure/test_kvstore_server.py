@@ -162,22 +162,6 @@ def test_an_answer_on_its_way_keeps_its_version() -> None:
     assert reply.value.tolist() == [0.0, 0.0]
 
 
-def test_worker_0_initialises_and_the_others_wait_for_it() -> None:
-    server = KVServer(SYNC, range(2))
-    assert server.handle(Init(0, 1, 0, "w", (2,), "float32")) == []
-    answers = server.handle(Init(0, 0, 0, "w", (2,), "float32", torch.ones(2)))
-    assert [a.node for a in answers] == [0, 1]
-    assert all(isinstance(a, Reply) for a in answers)
-
-
-def test_a_worker_with_another_shape_hears_it_at_init() -> None:
-    server = KVServer(SYNC, range(2))
-    server.handle(Init(0, 1, 0, "w", (3,), "float32"))
-    mine, other = server.handle(Init(0, 0, 0, "w", (2,), "float32", torch.ones(2)))
-    assert isinstance(mine, Reply)
-    assert "init of 'w' with float32[3], but the key was initialised as float32[2]" in other.text
-
-
 @pytest.mark.parametrize(
     ("kind", "fields", "says"),
     [
@@ -197,14 +181,6 @@ def test_a_worker_with_another_shape_hears_it_at_init() -> None:
 def test_what_cannot_be_served_is_refused_and_the_store_goes_on(kind, fields, says) -> None:
     store = Store(ASYNC)
     assert says in refusal(store.ask(kind, 0, *fields))
-    store.push(0, 1.0)
-    assert store.value() == 1.0
-
-
-def test_async_needs_an_optimizer() -> None:
-    store = Store(ASYNC, adding=False, must_update=True)
-    assert "kv.set_optimizer(" in refusal(store.push(0, 1.0))
-    store.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
     store.push(0, 1.0)
     assert store.value() == 1.0
 

@@ -111,14 +111,6 @@ def test_round_trip(sent: list[m.Message]) -> None:
             assert type(getattr(other, f.name)) is type(getattr(message, f.name))
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-@pytest.mark.parametrize("size", [0, 1, 1000])
-def test_every_dtype_travels(dtype: torch.dtype, size: int) -> None:
-    value = (torch.arange(size) % 2).to(dtype)
-    (other,) = travelled(m.Push(0, 0, 0, "w", (size,), 0, value))
-    assert bits(other.value) == bits(value)
-
-
 def large(n: int = LARGE) -> m.Push:
     return m.Push(0, 0, 0, "w", (n,), 0, torch.arange(float(n)))
 

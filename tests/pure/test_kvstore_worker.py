@@ -79,32 +79,9 @@ def kv() -> KVStore:
 # -- keys and tensors -----------------------------------------------------------
 
 
-def test_push_replaces_the_value_and_pull_returns_it(kv: KVStore) -> None:
-    kv.init(3, torch.ones(2, 3))
-    kv.push(3, torch.full((2, 3), 8.0))
-    assert torch.equal(kv.pull(3), torch.full((2, 3), 8.0))
-    out = torch.zeros(2, 3)
-    assert kv.pull(3, out=out) is None
-    assert torch.equal(out, torch.full((2, 3), 8.0))
-
-
-def test_lists_of_keys_and_a_tensor_for_each_device(kv: KVStore) -> None:
-    kv.init(["a", 5], [torch.zeros(2), torch.zeros(3)])
-    kv.push(["a", 5], [[torch.ones(2)] * 4, torch.ones(3)])
-    assert [t.tolist() for t in kv.pull(["a", 5])] == [[4, 4], [1, 1, 1]]
-    outs = [torch.zeros(2), torch.zeros(2)]
-    kv.pull("a", out=outs)
-    assert [o.tolist() for o in outs] == [[4, 4], [4, 4]]
-
-
 def test_a_number_and_its_name_are_different_keys(kv: KVStore) -> None:
     kv.init([3, "3"], [torch.zeros(1), torch.ones(1)])
     assert [t.item() for t in kv.pull([3, "3"])] == [0, 1]
-
-
-def test_pushpull_is_a_push_and_a_pull(kv: KVStore) -> None:
-    kv.init("w", torch.zeros(2))
-    assert kv.pushpull("w", torch.ones(2)).tolist() == [1, 1]
 
 
 def test_small_tensors_are_pushed_and_pulled_in_one_letter() -> None:
@@ -157,18 +134,6 @@ def test_what_was_lost_with_a_connection_is_asked_again() -> None:
     assert kv.pull("w") is not None  # and nothing is in flight any more
 
 
-def test_the_callers_tensors_stay_its_own(kv: KVStore) -> None:
-    first, gradient = torch.zeros(2), torch.ones(2)
-    kv.init("w", first)
-    first += 7
-    assert kv.pull("w").tolist() == [0, 0]
-    kv.push("w", gradient)
-    gradient += 7
-    pulled = kv.pull("w")
-    pulled += 7
-    assert kv.pull("w").tolist() == [1, 1]
-
-
 def test_parameters_and_slices_are_written_in_place(kv: KVStore) -> None:
     weight, grid = torch.nn.Parameter(torch.zeros(2)), torch.zeros(2, 3)
     kv.init("w", weight)
@@ -184,18 +149,6 @@ def test_a_transposed_gradient_keeps_its_shape(kv: KVStore) -> None:
     gradient = torch.arange(6.0).view(2, 3).T
     kv.push("w", gradient)
     assert torch.equal(kv.pull("w"), gradient)
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.complex64],
-    ids=str,
-)
-def test_other_dtypes(dtype: torch.dtype) -> None:
-    kv = store(Servers(3), bound=4)
-    kv.init("w", torch.zeros(5, dtype=dtype))
-    kv.push("w", torch.arange(5).to(dtype))
-    assert torch.equal(kv.pull("w"), torch.arange(5).to(dtype))
 
 
 def test_scalars_and_empty_tensors(kv: KVStore) -> None:
@@ -232,24 +185,6 @@ def test_keys_spread_over_servers() -> None:
     assert counts.min() > 60
 
 
-def test_a_big_array_is_split_over_all_servers_and_put_together() -> None:
-    servers = Servers(3)
-    kv = store(servers, bound=10)
-    kv.init(["big", "small"], [torch.arange(10.0).view(2, 5), torch.ones(9)])
-    assert [part[0] for part in kv.key_map("big")["big"]] == [0, 1, 2]
-    assert len(kv.key_map()["small"]) == 1
-    assert [s.entries["big"].value.tolist() for s in servers.nodes.values()] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6, 7, 8, 9],
-    ]
-    assert torch.equal(kv.pull("big"), torch.arange(10.0).view(2, 5))
-    out, across = torch.zeros(2, 5), torch.zeros(5, 2)
-    kv.pull("big", out=[out, across.T])
-    assert torch.equal(out, torch.arange(10.0).view(2, 5))
-    assert torch.equal(across.T, out)
-
-
 @pytest.mark.parametrize(
     ("there", "says"),
     [
@@ -262,35 +197,6 @@ def test_a_misspelt_key_is_told_those_like_it(kv: KVStore, there: list[Any], say
     kv.init(there, [torch.ones(1)] * len(there))
     with pytest.raises(KVStoreError, match=f"{re.escape(says)}$"):
         kv.pull("weigth")
-
-
-# -- optimizers -----------------------------------------------------------------
-
-
-def test_sgd_is_mxnets() -> None:
-    w, m = np.array([1.0, -2.0]), np.zeros(2)
-    kv = store(Servers(2), bound=1)
-    kv.set_optimizer(kvstore.SGD(learning_rate=0.1, momentum=0.9, wd=0.01, rescale_grad=0.5))
-    kv.init("w", torch.from_numpy(w.copy()))
-    for gradient in ([0.5, 9.0], [-3.0, 1.0], [0.0, 0.25]):
-        g = 0.5 * np.array(gradient) + 0.01 * w
-        m = 0.9 * m - 0.1 * g
-        w = w + m
-        kv.push("w", torch.tensor(gradient, dtype=torch.float64))
-        np.testing.assert_allclose(kv.pull("w").numpy(), w, rtol=1e-14)
-
-
-def test_plain_sgd_is_torchs() -> None:
-    weight = torch.nn.Parameter(torch.randn(5))
-    theirs = torch.optim.SGD([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
-    kv = kvstore.create("local")
-    kv.set_optimizer(kvstore.SGD(learning_rate=0.1, momentum=0.9, wd=0.1))
-    kv.init("w", weight)
-    for _ in range(4):
-        weight.grad = torch.randn(5)
-        theirs.step()
-        kv.push("w", weight.grad)
-    torch.testing.assert_close(kv.pull("w"), weight.detach())
 
 
 # -- errors, at the caller, and the store goes on -------------------------------
@@ -360,18 +266,6 @@ def test_a_closed_store_says_that_its_run_is_over(kv: KVStore) -> None:
     kv.close()
     with pytest.raises(KVStoreError, match="this store belongs to run 0, which has ended"):
         kv.pull("w")
-
-
-@pytest.mark.parametrize("name", ["dist_sync", "dist_async"])
-def test_outside_a_cluster_with_servers(name: str) -> None:
-    with pytest.raises(KVStoreError, match=r"start one with dk\.Cluster\(workers=4, servers=2\)"):
-        kvstore.create(name)
-
-
-def test_an_unknown_name_is_told_those_there_are() -> None:
-    names = r'There are: "local", "device", "dist_sync"'
-    with pytest.raises(KVStoreError, match=rf'no "dits" store\. {names}'):
-        kvstore.create("dits")
 
 
 def test_a_worker_serves_nothing() -> None:

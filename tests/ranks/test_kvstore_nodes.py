@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -92,53 +91,6 @@ def test_what_a_worker_s_devices_have_is_added_up_before_one_push(
 # -- values ----------------------------------------------------------------------
 
 
-def two_keys(kv: KVStore) -> list[np.ndarray]:
-    kv.init(["small", "big"], [torch.zeros(3), torch.full((40, 5), float(kv.rank))])
-    seen = [kv.pull("big").numpy().copy()]
-    for n in range(5):
-        generator = np.random.default_rng([kv.rank, n])
-        kv.push(["small", "big"], [torch.ones(3), torch.from_numpy(gradient(generator))])
-        seen.append(kv.pull("big").numpy().copy())
-    return seen
-
-
-def gradient(generator: np.random.Generator) -> np.ndarray:
-    return generator.standard_normal((40, 5), dtype=np.float32)
-
-
-def test_sync_pulls_the_sum_of_all_workers_to_the_bit(nodes: Nodes) -> None:
-    results = nodes.run("dist_sync", two_keys, bigarray_bound=100)
-    for n in range(5):
-        parts = [gradient(np.random.default_rng([rank, n])) for rank in range(3)]
-        for seen in results:
-            assert np.array_equal(seen[0], np.zeros((40, 5)))  # worker 0's value
-            assert np.array_equal(seen[n + 1], (parts[0] + parts[1]) + parts[2])
-
-
-def regression(kv: KVStore) -> tuple[float, torch.Tensor]:
-    """Fit 4 weights to a third of 300 noiseless samples, as in the paper."""
-    torch.manual_seed(0)
-    true, x = torch.randn(4), torch.randn(300, 4)
-    x = x[kv.rank :: kv.num_workers]
-    y = x @ true
-    kv.set_optimizer(kvstore.SGD(learning_rate=0.05, rescale_grad=1 / kv.num_workers))
-    kv.init("w", torch.zeros(4))
-    for _ in range(400):
-        w = kv.pull("w")
-        kv.push("w", 2 * x.T @ (x @ w - y) / len(x))
-    kv.barrier()
-    w = kv.pull("w")
-    return (w - true).norm().item(), w
-
-
-@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
-def test_both_modes_train(nodes: Nodes, mode: str) -> None:
-    results = nodes.run(mode, regression)
-    assert all(distance < 1e-3 for distance, _ in results)
-    if mode == "dist_sync":
-        assert all(torch.equal(w, results[0][1]) for _, w in results)
-
-
 def adds_up(kv: KVStore) -> float:
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(1))
@@ -167,49 +119,7 @@ def test_pushes_on_their_way_at_the_end_arrive(nodes: Nodes) -> None:
     assert sum(s.op is Op.MARK for s in trace.spans) == 2 * 15  # two parts
 
 
-def where_it_is(kv: KVStore) -> tuple[object, ...]:
-    kv.init(["a", "b"], [torch.zeros(5), torch.zeros(500)])
-    return kv.type, kv.rank, kv.num_workers, kv.key_map(["a", "b"]), kv.pull("b").shape
-
-
-def test_all_workers_agree_where_keys_are(nodes: Nodes) -> None:
-    results = nodes.run("dist_async", where_it_is, bigarray_bound=100)
-    assert [r[:3] for r in results] == [("dist_async", rank, 3) for rank in range(3)]
-    assert results[0][3:] == results[1][3:] == results[2][3:]
-    assert [part.server for part in results[0][3]["b"]] == [0, 1]
-
-
 # -- errors ----------------------------------------------------------------------
-
-
-def complains(kv: KVStore) -> list[str]:
-    said = []
-    kv.init("w", torch.zeros(2))
-    calls: list[Callable[[], object]] = [
-        lambda: kv.pull("v"),
-        lambda: kv.push("w", torch.ones(3)),
-        lambda: (kv.push("w", torch.ones(2)), kv.pull("w")),
-        lambda: kvstore.create("dist_sync"),
-        lambda: kv.set_optimizer(kvstore.SGD(learning_rate=-1)),
-        lambda: kv.pushpull("w", torch.ones(2)),
-    ]
-    for call in calls:
-        try:
-            said.append(str(call()))
-        except KVStoreError as e:
-            said.append(str(e))
-        kv.barrier()
-    return said
-
-
-def test_errors_reach_their_caller_and_the_store_goes_on(nodes: Nodes) -> None:
-    for said in nodes.run("dist_async", complains):
-        assert "not initialised" in said[0]
-        assert "float32[3]" in said[1]
-        assert "without an optimizer" in said[2]
-        assert 'has a store "dist_async"' in said[3]
-        assert said[4] == "None"
-        assert said[5].startswith("tensor(")
 
 
 def other_shape(kv: KVStore) -> list[float]:
@@ -264,34 +174,6 @@ def test_random_bytes_have_no_effect(pair: Nodes) -> None:
 
 
 # -- faults ----------------------------------------------------------------------
-
-
-def one_crashes(kv: KVStore) -> float:
-    kv.set_optimizer(kvstore.SGD(learning_rate=-1))
-    kv.init("w", torch.zeros(1))
-    kv.barrier()
-    if kv.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    for _ in range(10):
-        kv.push("w", torch.ones(1))
-        value = kv.pull("w")
-    return value.item()
-
-
-def test_a_killed_worker_halts_sync_until_it_is_replaced(pair: Nodes) -> None:
-    pair.begin("dist_sync", one_crashes)
-    pair.processes[1].join(WAIT)
-    said = pair.result(0)
-    assert "waits for a gradient of worker 1" in said
-    assert 'on_crash="continue"' in said
-    pair.start("worker", 1)
-    assert pair.run("dist_sync", adds_up) == [200 * 3] * 2
-
-
-def test_a_killed_worker_does_not_halt_async(pair: Nodes) -> None:
-    pair.begin("dist_async", one_crashes)
-    assert pair.result(0) == 10
-    pair.processes[1].join(WAIT)
 
 
 def alone_at_the_barrier(kv: KVStore) -> None:

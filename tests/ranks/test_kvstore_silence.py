@@ -1,4 +1,4 @@
-"""Nodes that hang, and schedulers that end in the middle of a run."""
+"""Nodes that hang."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, started, until
+from kvstore_nodes import Nodes, forks, started, until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
 from distkit.kvstore.protocol import placement
-from distkit.kvstore.protocol.messages import Leave, Register
-from distkit.kvstore.protocol.terms import Terms
-from distkit.kvstore.transport.sockets import BROKEN
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,38 +48,6 @@ def adding(kv: KVStore) -> None:
     kv.init("w", torch.zeros(1))
 
 
-# -- a scheduler that ends ----------------------------------------------------------
-
-
-def meets(kv: KVStore) -> None:
-    adding(kv)
-    flag(kv, f"now{kv.rank}").touch()
-    while True:
-        kv.pushpull("w", torch.ones(1))
-        kv.barrier()
-
-
-def trivial(kv: KVStore) -> int:
-    return kv.rank
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_without_its_scheduler_a_run_ends_and_says_so(crew: Nodes, how: signal.Signals) -> None:
-    flags = begin(crew, "dist_sync", meets)
-    until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
-    process = crew.processes[4]
-    os.kill(process.pid, how)
-    if how is signal.SIGSTOP:  # as a cluster does when the servers miss it
-        time.sleep(0.1)
-        process.kill()
-    for worker in range(2):
-        said = crew.result(worker)
-        assert "the scheduler has ended" in said and "so the run ends. Run again" in said
-    process.join(WAIT)
-    crew.start("scheduler", 0)
-    assert crew.run("dist_sync", trivial) == [0, 1]
-
-
 # -- silence ------------------------------------------------------------------------
 
 
@@ -104,10 +68,9 @@ def adds_while_a_server_hangs(kv: KVStore) -> float:
     return kv.pull("w").item()
 
 
-@pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
-def test_the_backup_of_a_server_that_hangs_answers_for_it(crew: Nodes, mode: str) -> None:
+def test_the_backup_of_a_server_that_hangs_answers_for_it(crew: Nodes) -> None:
     home = 2 + placement.home("w", 2)
-    flags = begin(crew, mode, adds_while_a_server_hangs, replication=2)
+    flags = begin(crew, "dist_sync", adds_while_a_server_hangs, replication=2)
     until(lambda: all((flags / f"now{r}").exists() for r in range(2)))
     os.kill(crew.processes[home].pid, signal.SIGSTOP)
     (flags / "stopped").touch()
@@ -129,26 +92,6 @@ def test_without_a_backup_a_server_that_hangs_is_named(crew: Nodes) -> None:
         assert "SIGSTOP" in said and "heartbeat_timeout" in said
         assert "replication=2" in said
     crew.processes[home].kill()
-
-
-@pytest.mark.parametrize("hangs", [True, False])
-def test_a_process_that_is_taken_for_dead_is_reported_once(tmp_path: Path, hangs: bool) -> None:
-    node = kvstore.Node("scheduler", 0, 1, 1, str(tmp_path), heartbeat_timeout=0.5)
-    service, told = kvstore.Service(node), []
-    service.report = lambda *what: told.append(what)
-    with Popen(["sleep", "60"]) as process:
-        handle = service._scheduler.handle
-        handle(Register(0, 1, 0, "ipc://server"))
-        handle(Register(0, 0, 0, "", Terms("dist_sync", 100), pid=process.pid))
-        if not hangs:
-            process.kill()
-        (departed,) = handle(Leave(0, 0, 0, BROKEN, 0))
-        assert handle(Leave(0, 0, 0, BROKEN, 0)) == []
-        assert told == [("begun", 0), ("missed", (0, process.pid))]
-        process.kill()
-    assert departed.how == ("gave no sign of life for 0.5 s and was ended" if hangs else BROKEN)
-    service._inside.close()
-    service._outside.close()
 
 
 def hangs(kv: KVStore) -> float:

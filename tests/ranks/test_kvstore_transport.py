@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from kvstore_nodes import WAIT, Nodes, forks, started, throw, until
@@ -94,24 +93,6 @@ def test_a_killed_worker_leaves_no_memory_behind(pair: Nodes) -> None:
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
     until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # others come and go there as well
     assert {path.name for path in Path(pair.folder).iterdir()} == {"kv2", "kv3"}
-
-
-# -- who is gone ---------------------------------------------------------------------
-
-
-def waits_at_the_barrier(kv: KVStore) -> str:
-    if kv.rank == 0:
-        kv.barrier()
-    return "passed"
-
-
-def test_a_killed_scheduler_is_named(pair: Nodes) -> None:
-    pair.begin("dist_sync", waits_at_the_barrier)
-    assert pair.result(1) == "passed"
-    process = psutil.Process(pair.processes[0].pid)
-    until(lambda: process.status() == psutil.STATUS_SLEEPING)
-    pair.processes[3].kill()
-    assert "the scheduler has ended" in pair.result(0)
 
 
 # -- who may talk --------------------------------------------------------------------
