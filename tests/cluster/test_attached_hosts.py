@@ -6,14 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from laboratories import laboratory, needs
 
-import distkit as dk
 from distkit.trace.trace import Trace
 from distkit_hosts.laboratory import Laboratory
 
@@ -21,8 +19,6 @@ ROOT = Path(__file__).parents[2]
 DISTKIT = [sys.executable, "-m", "distkit"]
 LONG, SKEW = 200, 5
 
-#: How often a fresh laboratory is made for each launcher.
-TRIALS = int(os.environ.get("DISTKIT_TRIALS", "1"))
 
 SCRIPT = """
 import os
@@ -126,28 +122,6 @@ LAUNCHERS = [
 def test_clocks_of_two_hosts_are_put_right(hosts: Laboratory, launch, ranks: int) -> None:
     assert {p.wait(LONG) for p in launch(hosts, launch.__name__)} == {0}
     check(launch.__name__, ranks)
-
-
-@pytest.mark.parametrize("trial", range(TRIALS))
-@pytest.mark.parametrize(("launch", "ranks"), LAUNCHERS)
-def test_ranks_of_hosts_that_share_a_kernel_are_one_run(
-    shared: Path, launch, ranks: int, trial: int
-) -> None:
-    """Fresh hosts have one clock, and number their processes alike."""
-    folder = f"{launch.__name__}-{trial}"
-    with laboratory(["alpha", "beta"], shared=[shared, ROOT]) as lab:
-        launchers = launch(lab, folder)
-        followed = dk.hosts.follow(folder, timeout=LONG)
-        assert {p.wait(LONG) for p in launchers} == {0}
-        ended = time.monotonic()
-        assert followed.wait(60) is followed
-        assert time.monotonic() - ended < 10
-    for trace in (followed.trace, Trace.load(folder)):
-        assert trace.ranks == [*range(ranks)]
-        assert {about["host"] for about in trace.meta["ranks"].values()} == {"alpha", "beta"}
-        assert (len(trace.messages), len(trace.collectives)) == (10, 20)
-        assert not {"generations", "clocks"} & trace.meta.keys()
-        assert trace.diagnose() == []
 
 
 @pytest.mark.skipif(not shutil.which("ompi_info"), reason="there is no Open MPI here")

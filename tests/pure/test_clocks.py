@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from distkit.cluster.hosts.clocks import DRIFT, PeerClock, RoundTrip
-from distkit_hosts.alignment import ClocksDisagree, Crossing, align
+from distkit.cluster.hosts.clocks import PeerClock, RoundTrip
+from distkit_hosts.alignment import Crossing, align
 
 
 @dataclass
@@ -105,15 +105,6 @@ def test_a_long_run_of_many_messages(wobble: float) -> None:
         assert wrong < (5e-3 if wobble else 2e-4)
 
 
-def test_the_reference_stays_as_it_is() -> None:
-    clocks = align(
-        {"a": 0.0, "b": 3.0}, [Crossing("a", 1.0, "b", 4.5), Crossing("b", 5.0, "a", 2.5)]
-    )
-    times = np.array([0.3, 1e6 + 1 / 3])
-    assert clocks["a"](times) == pytest.approx(times, abs=1e-9)
-    assert clocks["a"].error == 0
-
-
 def test_delays_of_one_direction_alone_do_not_spoil_an_estimate() -> None:
     """A mean over round trips would be off by 10 ms; the fastest of each direction are not."""
     trips = [RoundTrip(t, t + 5 + out, t + 5 + out, t + out + back) for t, out, back in DELAYS]
@@ -147,12 +138,6 @@ def test_a_third_host_connects_two_that_do_not_talk() -> None:
     assert found["2"].error < 0.005
 
 
-def test_messages_that_no_clocks_explain() -> None:
-    there_and_back = [Crossing("a", 1.0, "b", 0.5), Crossing("b", 0.6, "a", 0.9)]
-    with pytest.raises(ClocksDisagree, match="received before"):
-        align({"a": 0.0, "b": 0.0}, there_and_back)
-
-
 # -- while they talk ---------------------------------------------------------------------------
 
 
@@ -171,15 +156,6 @@ def test_each_round_trip_leaves_an_estimate_that_holds(ahead, drift, trips) -> N
             abs(offset.to_here(there.shows(later)) - later)
             <= offset.error_at(there.shows(later)) + 1e-6
         )
-
-
-def test_the_drift_is_learnt() -> None:
-    there, clock = Host(5.0, 3e-5), PeerClock()
-    for n in range(200):
-        clock.add(RoundTrip(n, there.shows(n + 1e-4), there.shows(n + 2e-4), n + 3e-4))
-    assert clock.offset.drift == pytest.approx(3e-5, abs=5e-6)
-    assert clock.offset.error_at(clock.offset.at + 10) < 2e-4  # with the bound alone: 5 ms
-    assert clock.offset.drift_error < DRIFT / 50
 
 
 def test_a_clock_that_is_set_is_believed_again() -> None:

@@ -193,10 +193,6 @@ def test_messages_that_cannot_be_matched_any_more_are_counted(tmp_path: Path) ->
     assert trace.meta["unseen"] == {"0": {f"send {forgotten}": 2}, "1": {f"recv {forgotten}": 1}}
 
 
-def test_a_dump_that_was_taken_while_nobody_waited_has_no_finding(tmp_path: Path) -> None:
-    assert not load(tmp_path, dump(entry(0, "barrier")), dump()).diagnose()
-
-
 # -- what a file may not hold ------------------------------------------------------------
 
 
@@ -317,19 +313,6 @@ def test_what_a_file_unpacks_to_is_limited(
 
 
 # -- which rank a file is of -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["trace_1000000.json", "trace_20240615.json"])
-def test_a_number_that_is_no_rank_is_not_taken_for_one(tmp_path: Path, name: str) -> None:
-    file = tmp_path / name
-    for content in (profiled(0), dump(entry(0, "barrier"))):
-        content.pop("distributedInfo", None)
-        file.write_text(json.dumps(content))
-        assert Trace.load(file).meta["ranks"] == {"0": {"name": "rank 0", "file": name}}
-    file.write_text(json.dumps(dump() | {"distributedInfo": {"rank": -1}}))
-    with pytest.raises(TraceFileError, match=f"{name}: .*distributedInfo.rank: expected a whole"):
-        Trace.load(file)
-    assert Trace.load(ring().to_chrome(file)).ranks == ring().ranks
 
 
 NAMES = [
@@ -509,12 +492,6 @@ def with_event(content: Json, *, drop: str = "", **event: Any) -> Json:
     return content | {"traceEvents": [*kept, new]}
 
 
-def test_calls_that_differ_are_told_where_groups_are(tmp_path: Path) -> None:
-    other = json.loads(json.dumps(profiled(1)).replace("c10d::allreduce_", "c10d::broadcast_"))
-    (finding,) = loaded(tmp_path, profiled(0), other).diagnose()
-    assert finding.kind is Kind.DIFFERENT_COLLECTIVE
-
-
 def test_without_groups_nothing_is_said_of_matching(tmp_path: Path) -> None:
     """A process may have any number of them: these calls need not belong together."""
     one, other = (json.loads(json.dumps(profiled(r)).replace("Process Group", "")) for r in (0, 1))
@@ -618,35 +595,6 @@ def test_stacks_of_a_long_profile_take_little_time(tmp_path: Path) -> None:
     assert time.process_time() - began < 4
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"pid": -5}, "field rank"),
-        ({"pid": 10**9}, "field rank"),
-        ({"args": {"seq": "x"}}, "field seq"),
-        ({"args": {"seq": 1, "peer": "q"}}, "field peer"),
-        ({"args": {"seq": 1, "bytes": "many"}}, "field nbytes"),
-        ({"args": {"seq": 1, "version": "new"}}, "field attributes.version"),
-    ],
-)
-def test_a_wrong_field_of_distkits_own_is_named(tmp_path: Path, change: Json, said: str) -> None:
-    file = ring().to_chrome(tmp_path / "ring.json")
-    content = json.loads(file.read_text())
-    first = next(e for e in content["traceEvents"] if e["ph"] == "X")
-    file.write_text(json.dumps(content | {"traceEvents": [first | change]}))
-    with pytest.raises(TraceFileError, match=rf"ring\.json: .*{said}"):
-        Trace.load(file)
-
-
-def test_the_ranks_of_a_group_are_checked(tmp_path: Path) -> None:
-    content = profiled(0)
-    content["distributedInfo"]["pg_config"][1]["ranks"] = [0, -7]
-    file = tmp_path / "worker_0.json"
-    file.write_text(json.dumps(content))
-    with pytest.raises(TraceFileError, match=r"worker_0\.json: .*field meta\.groups"):
-        Trace.load(file)
-
-
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Each container in a JSON value, with each of its keys."""
     pairs = enumerate(value) if isinstance(value, list) else getattr(value, "items", list)()
@@ -674,8 +622,3 @@ def test_no_damage_to_a_chrome_trace_is_worse_than_an_error(
     else:
         trace.diagnose()
         assert Trace.load(trace.save(tmp_path_factory.getbasetemp() / "again")) == trace
-
-
-def test_the_views_draw_an_imported_trace(tmp_path: Path) -> None:
-    trace = load(tmp_path, dump(entry(0, "barrier", "started")), dump())
-    assert "barrier" in dk.Timeline(trace)._repr_mimebundle_()[0]["text/plain"]

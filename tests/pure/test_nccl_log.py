@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import distkit as dk
 from distkit import cli
 from distkit.diagnosis.findings import Finding, Kind
 from distkit.errors import TraceFileError
-from distkit.events import WORLD, Op, State
+from distkit.events import WORLD, Op
 from distkit.trace.trace import Trace
 
 FLOAT, LONG, BYTE = 7, 4, 1
@@ -133,23 +132,6 @@ def test_replay_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert page.exists()
 
 
-def test_a_rank_that_waits_for_another_is_not_the_first_to_look_at(tmp_path: Path) -> None:
-    """Rank 0 has stopped; rank 1 waits for it in one group, and ranks 2 and 3 for that."""
-    four = processes(4)
-    pairs = [p.init(2, 1 + p.rank % 2, p.rank // 2, of=f"0xb{p.rank % 2}") for p in four]
-    trace = load(
-        tmp_path,
-        *(p.init(4) for p in four),
-        *pairs,
-        *(p.call("AllReduce", size=4) for p in four[1:]),
-        *(p.call("AllGather", number=2, n=1) for p in four if p.rank == 3),
-    )
-    first, second = judged(trace)
-    assert (first.culprits, second.culprits) == ((0,), (1,))
-    assert "rank 0 is behind: has made none of the calls, and ranks 1, 2 and 3" in first.message
-    assert "all_gather() of float32[8] of the group of ranks 1 and 3" in second.message
-
-
 def test_a_message_that_nobody_received_names_the_receiver(tmp_path: Path) -> None:
     one, other = processes(2)
     inits = [one.init(2), other.init(2)]
@@ -165,15 +147,6 @@ def test_a_message_that_nobody_received_names_the_receiver(tmp_path: Path) -> No
     finding = behind(trace)
     assert finding.culprits == (1,)
     assert "it has not received what rank 0 has called send(dst=1) of float32[8]" in finding.message
-
-
-def test_when_all_have_made_the_same_calls_nobody_is_behind(tmp_path: Path) -> None:
-    two = processes(2)
-    lines = [*(p.init(2) for p in two), *steps(two, "AllReduce", "Broadcast", size=2)]
-    trace = load(tmp_path, *lines)
-    assert judged(trace) == []
-    assert trace.diagnose()[0].message.startswith("no rank is behind: all have made the same calls")
-    assert [s.state for s in trace.spans] == [State.COMPLETED] * 4
 
 
 # -- what the lines hold ---------------------------------------------------------------------------
@@ -231,35 +204,6 @@ def test_what_launchers_put_before_a_line_is_no_obstacle(
         assert limits(trace) == {"completions", "ranks", "communicators"}
 
 
-def test_times_are_those_of_the_lines(tmp_path: Path) -> None:
-    two = processes(2)
-    lines = []
-    for second in (1, 2.5):
-        for p in two:
-            p.prefix = f"[2026-05-13 18:01:{second + p.rank / 4:06.3f}] "
-            lines.append(p.call("AllReduce", n=int(second) - 1))
-    trace = load(tmp_path, *(p.init(2) for p in two), *lines)
-    assert trace.spans[1].start - trace.spans[0].start == pytest.approx(0.25)
-    assert trace.spans[2].start - trace.spans[0].start == pytest.approx(1.5)
-    assert "no times" not in trace.meta["limits"]["completions"]["text"]
-
-
-def test_calls_of_a_group_share_a_number(tmp_path: Path) -> None:
-    """Between ncclGroupStart and ncclGroupEnd, as all_to_all sends and receives."""
-    three = processes(3)
-    calls = [
-        p.call(name, root=other, n=0, size=3)
-        for p in three
-        for other in range(3)
-        for name in ("Send", "Recv")
-    ]
-    after = steps(three, "AllReduce", size=3, start=1)
-    trace = load(tmp_path, *(p.init(3) for p in three), *calls, *after)
-    assert len(trace.messages) == 9
-    assert all(message.received for message in trace.messages)
-    assert judged(trace) == []
-
-
 def test_communicators_that_were_split_have_their_own_ranks(tmp_path: Path) -> None:
     """From NCCL 2.23 on such a line has no commId; an address may be that of one before."""
     four = processes(4)
@@ -309,36 +253,7 @@ def test_where_communicators_are_guessed_no_verdict_is_given(tmp_path: Path) -> 
     assert "ranks 1 and 2 are behind: " in said
 
 
-def test_a_log_that_begins_later_on_some_ranks_is_aligned_by_the_numbers(tmp_path: Path) -> None:
-    one, other = processes(2)
-    early = steps([one], "AllGather", "AllGather", "AllReduce", "Broadcast", size=2, start=0x10)
-    late = steps([other], "AllReduce", "Broadcast", size=2, start=0x12)
-    trace = load(tmp_path, *early, *late)
-    assert judged(trace) == []
-    assert [len(calls) for calls in trace.collectives] == [2, 2]
-
-
 # -- what would be a false verdict -----------------------------------------------------------------
-
-
-def test_numbers_with_a_gap_do_not_tell_where_a_log_begins(tmp_path: Path) -> None:
-    """On one machine NCCL does not count every launch."""
-    one, other = processes(2)
-    mine = [one.call(name, n=0x28) for name in ("AllReduce", "AllGather", "AllReduce")]
-    theirs = [other.call(name, n=0x28) for name in ("AllGather", "AllReduce")]
-    trace = load(tmp_path, *mine, *theirs)
-    assert judged(trace) == []
-    assert "matching" in limits(trace)
-    assert "the communicator of 5 calls is not known" in str(trace.diagnose())
-
-
-def test_while_ranks_are_missing_calls_are_not_compared(tmp_path: Path) -> None:
-    two = processes(4)[:2]
-    calls = [two[0].call("AllReduce", size=4), two[1].call("AllGather", size=4)]
-    trace = load(tmp_path, *(p.init(4) for p in two), *calls)
-    assert judged(trace) == []
-    assert "ranks 2 and 3 of 4 are missing" in trace.meta["limits"]["matching"]["text"]
-    assert trace.ranks == [0, 1]
 
 
 def test_of_two_jobs_in_a_log_the_latest_is_shown(tmp_path: Path) -> None:
@@ -451,17 +366,6 @@ def test_a_log_without_calls_says_what_to_set_and_who_never_began(tmp_path: Path
     said = str(error.value)
     assert "3 lines of NCCL, which name 3 ranks; rank 3 of a communicator of 4 never began" in said
     assert "NCCL_DEBUG_SUBSYS=INIT,COLL" in said
-
-
-def test_what_was_read_is_kept(tmp_path: Path) -> None:
-    two = processes(2)
-    lines = [*(p.init(2) for p in two), *steps(two, "AllReduce", size=2), two[0].call("Reduce")]
-    trace = load(tmp_path, *lines)
-    again = Trace.load(trace.save(tmp_path / "kept.gz"))
-    assert (again.events, again.meta) == (trace.events, trace.meta)
-    assert again.diagnose() == trace.diagnose()
-    picture = dk.Timeline(trace)._repr_mimebundle_()[0]["text/plain"]
-    assert "nothing of their ends" in picture
 
 
 LINES = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import socket
 import struct
 import time
 import zlib
@@ -21,7 +20,7 @@ from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import encode
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
-from distkit_hosts.torchrun import merge, rankfile
+from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import RankFile
 
 NAN = float("nan")
@@ -71,15 +70,6 @@ def write(folder: Path, its, calls=(), *, end=None, until=None, ahead=0.0) -> Pa
 # -- one file ------------------------------------------------------------------------------------
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path, about(1), [(Op.SEND, 11.0, 12.0, 0)], end="returned")
-    record = rankfile.read(path)
-    assert (record.rank, record.world_size, record.about["folder"]) == (1, 2, "/srv/ada")
-    assert record.about == about(1)
-    assert repr(record.rows) == repr([*rows((Op.SEND, 11.0, 12.0, 0))])  # NaN is not itself
-    assert record.latest("end")[0] == "returned"
-
-
 def test_a_file_is_readable_wherever_it_was_cut(tmp_path: Path) -> None:
     calls = [(Op.BARRIER, 11.0 + n, 11.5 + n) for n in range(3)]
     path = tmp_path / "0.rank"
@@ -108,43 +98,6 @@ def test_the_black_box_has_what_was_not_written_yet(tmp_path: Path) -> None:
         box.note(1, number, row)
     found = rankfile.read(path).rows
     assert [row[:5] for row in found] == [row[:5] for row in later]
-
-
-@pytest.mark.parametrize(("when", "suffix"), [("as", ".fault"), ("as", ".box"), ("after", ".rank")])
-def test_a_rank_may_end_while_its_files_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, suffix: str
-) -> None:
-    file = RankFile(tmp_path / "0.rank", about(0))
-    box, fault = (file.path.with_suffix(end) for end in (".box", ".fault"))
-    latest, black_box = [*rows((Op.BARRIER, 11.0, 12.0))], BlackBox(box)
-    for number, row in enumerate(latest, 1):
-        black_box.note(1, number, row)
-    fault.touch()
-
-    def end() -> None:
-        if fault.exists():
-            file.rows(latest)
-            file.note("end", ("returned", "", "", 13.0))
-            box.unlink()
-            fault.unlink()
-
-    def reading(stock):
-        def read(path: Path, *args, **options):
-            if when == "as" and path.suffix == suffix:
-                end()
-            content = stock(path, *args, **options)
-            if when == "after" and path.suffix == suffix:
-                end()
-            return content
-
-        return read
-
-    monkeypatch.setattr(Path, "read_bytes", reading(Path.read_bytes))
-    monkeypatch.setattr(Path, "read_text", reading(Path.read_text))
-    record = rankfile.read(file.path)
-    assert [row[:5] for row in record.rows] == [row[:5] for row in latest]
-    assert record.fault == ""
-    file.close()
 
 
 def test_a_full_disk_ends_the_record_not_the_rank(
@@ -346,22 +299,6 @@ def test_a_pid_of_another_namespace_is_not_looked_up_here(tmp_path: Path, here: 
     assert dk.hosts.follow(tmp_path).finished is not here
 
 
-def test_a_process_that_only_starts_the_ranks_is_none(tmp_path: Path) -> None:
-    """A script that attaches at its top, and then spawns its ranks."""
-    write(tmp_path, about(0, 1, launcher="none", pid=50), end="returned", until=14.0)
-    for rank in range(2):
-        its = about(0, 1, launcher="none", pid=60 + rank)
-        path = write(tmp_path, its, [(Op.BARRIER, 11.0, 12.0)])
-        file = RankFile(tmp_path / f"{rank}.rank", its)
-        file.note("world", (rank, 2))
-        file.rows([*rows((Op.BARRIER, 11.0, 12.0))])
-        file.close()
-        path.unlink()
-    trace = Trace.load(tmp_path)
-    assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
-    assert "generations" not in trace.meta
-
-
 # -- ranks that are started anew -----------------------------------------------------------------
 
 
@@ -406,14 +343,6 @@ def test_each_generation_is_diagnosed_alone(tmp_path: Path) -> None:
     assert "the process of rank 1 ended" in found.message
     assert "ranks 0 and 2 wait in all_reduce()" in found.message
     assert not found.hang
-
-
-def test_generations_come_apart_as_they_were(tmp_path: Path) -> None:
-    first, second = split(restarted(tmp_path))
-    assert {e.group for e in (*first, *second)} == {WORLD}
-    assert first.meta["world_size"] == 3
-    assert [e.seq for e in second.by_rank[0]] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert split(second) == [second]
 
 
 def test_views_show_a_run_whose_ranks_were_started_anew(tmp_path: Path) -> None:
@@ -473,11 +402,6 @@ def test_addresses_of_ranks_that_have_ended_are_explained(tmp_path: Path) -> Non
         "ranks 0 and 1 raised RuntimeError: Gloo connectFullMesh failed"
     )
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in found.remedy
-
-
-def test_merging_needs_files() -> None:
-    with pytest.raises(dk.errors.TraceFileError, match="no files of ranks"):
-        merge.merge([])
 
 
 # -- followed ------------------------------------------------------------------------------------
@@ -563,13 +487,3 @@ def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(RankError, match="ValueError: on purpose"):
         dk.hosts.follow(tmp_path).wait()
-
-
-def test_a_silent_rank_has_not_ended_while_its_process_is_there(tmp_path: Path) -> None:
-    here = {"clock": rankfile.clock(), "host": socket.gethostname(), "pid": os.getpid()}
-    now = {**about(0, 1, **here), "began": (10.0, time.time())}
-    path = write(tmp_path, now, [(Op.BARRIER, 11.0, None)])
-    assert Trace.load(tmp_path).meta["ends"] == {}
-    path.unlink()
-    write(tmp_path, about(0, 1, **here), [(Op.BARRIER, 11.0, None)])  # another has its number now
-    assert Trace.load(tmp_path).meta["ends"]["0"]["how"] == "died"

@@ -109,19 +109,3 @@ def test_whatever_torch_writes_opens_by_its_path(tmp_path: Path) -> None:
     for file in files:
         calls = [s for s in dk.Trace.load(file).spans if s.op is not Op.MARK]
         assert [s.op for s in calls] == [Op.ALL_REDUCE], file
-
-
-def test_a_profile_without_shapes_says_what_is_missing(tmp_path: Path) -> None:
-    def program() -> None:
-        rank = dist.get_rank()
-        with torch.profiler.profile() as profile:
-            dist.send(torch.ones(8), 1) if rank == 0 else dist.recv(torch.ones(8), 0)
-        profile.export_chrome_trace(str(tmp_path / f"{rank}.json"))
-
-    dk.run_ranks(program, 2)
-    trace = dk.Trace.load(tmp_path)
-    assert trace.messages == []
-    (finding,) = trace.diagnose()
-    assert finding.kind is Kind.NOT_JUDGED
-    assert "does not tell the peer of 2" in finding.message
-    assert "record_shapes=True" in finding.remedy
