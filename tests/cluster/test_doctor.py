@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from laboratories import laboratory
@@ -15,8 +13,8 @@ from laboratories import laboratory
 import distkit as dk
 from distkit import cli
 from distkit.errors import DistkitError
-from distkit_hosts.checkup.facts import Level
-from distkit_hosts.laboratory.starting import PATH
+from distkit_hosts.checkup.check import Level
+from distkit_hosts.laboratory.tools import PATH
 from tests.stress.hosts import doctor as faults
 
 #: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell
@@ -69,13 +67,6 @@ def test_hosts_by_a_stand_in(leftovers: Callable[[], list[str]]) -> None:
     assert not leftovers()
 
 
-def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distkit_hosts.checkup.examine.FIRST", 3.0)
-    report = dk.hosts.doctor(["mute"], ssh_cmd=["bash", "-c", STAND_IN])
-    assert kinds(report) == {"ssh.silent": ("mute",)}
-    assert "mute does not answer (no answer within 3 s)" in str(report)
-
-
 def test_a_python_that_is_not_there() -> None:
     reach = ["bash", "-c", STAND_IN]
     report = dk.hosts.doctor(["alpha"], ssh_cmd=reach, python="/no/such/python")
@@ -89,26 +80,13 @@ def test_what_cannot_be_examined_is_said() -> None:
         dk.hosts.doctor(["alpha"], ssh_cmd=["no-such-ssh"])
 
 
-def test_the_probe_ends_with_its_input(tmp_path: Path) -> None:
-    from distkit_hosts.checkup.hosts import SOURCE, own_command
-
-    ask = SOURCE + '{"do": "clock"}\n{"do": "dance"}\nnot json\n'
-    ran = subprocess.run(own_command(), input=ask, capture_output=True, text=True, timeout=60)
-    first, second = (json.loads(line.split(" ", 1)[1]) for line in ran.stdout.splitlines())
-    assert first["answer"] > 0
-    assert "do_dance" in second["error"]
-    assert ran.returncode == 1
-
-
 # -- in a laboratory -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "a host is off the network",
         "one direction is lost",
-        "a name resolves to 127.0.1.1",
         "torch is missing",
     ],
 )
@@ -123,11 +101,12 @@ def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str
     assert not leftovers()
 
 
-def test_the_verdict_on_the_doctor() -> None:
-    fault = faults.Fault("", "ways.cut", "alpha beta")
-    right = {"kind": "ways.cut", "hosts": ["beta", "alpha"], "message": "no.", "remedy": "Look."}
-    assert faults.verdict(fault, [right]) == "no. Look."
-    assert not faults.verdict(fault, [])
-    assert not faults.verdict(fault, [{**right, "hosts": ["alpha"]}])
-    assert not faults.verdict(fault, [{**right, "remedy": ""}])
-    assert not faults.verdict(fault, [right, {**right, "kind": "clock"}])
+@needs_sshd
+def test_hosts_from_outside(leftovers: Callable[[], list[str]]) -> None:
+    """As a notebook does that is not on one of them: by ssh's own configuration."""
+    with laboratory(["alpha", "beta"], outside=True) as lab:
+        report = dk.hosts.doctor(["alpha", "beta"], ssh_cmd=lab.ssh())
+        facts, addresses = report.facts, {h: lab.address(h) for h in ("alpha", "beta")}
+    assert set(kinds(report)) <= {"distkit.differs"}  # hosts have the one that is installed
+    assert facts.addresses == {**addresses, "here": lab.outside}
+    assert not leftovers()

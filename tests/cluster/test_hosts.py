@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import torch.distributed as dist
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster import Run
-from distkit.cluster.hosts.tunnel import Line, Relay, Tunnel
+from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.sockets import new_keys
 from tests.support.waiting import until
@@ -88,15 +87,6 @@ def test_large_results_travel_while_ranks_print(cluster: dk.Cluster) -> None:
     run = cluster.run(much)
     assert [int(x.sum()) for x in run.results] == [0, 3_000_000, 6_000_000]
     assert [len(run.output[rank]) for rank in range(3)] == [1_000_001] * 3
-
-
-def test_times_are_in_this_machines_time(cluster: dk.Cluster) -> None:
-    before = time.monotonic()
-    run = cluster.run(total)
-    clock = cluster._room._places[0].server.clock
-    assert clock is not None
-    assert abs(clock.seconds) <= clock.error
-    assert all(before - 0.01 < event.time < time.monotonic() + 0.01 for event in run.trace.events)
 
 
 def test_all_processes_end_with_the_cluster() -> None:
@@ -217,52 +207,6 @@ def ends() -> Iterator[tuple[Tunnel, Tunnel, Relay]]:
     here.close()
 
 
-def test_a_slow_reader_stops_the_writer(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
-    near, far, _ = ends
-    ours, theirs = socket.socketpair()
-    reader, line = socket.socketpair()
-    near.on_line = lambda word: line
-    far.open("data", theirs)
-    with ours, reader:
-        _fill(ours, reader)
-
-
-def _fill(ours: socket.socket, reader: socket.socket) -> None:
-    ours.setblocking(False)
-    sent, stuck = 0, 0
-    while stuck < 100:  # until nobody takes any more
-        try:
-            sent += ours.send(bytes(1 << 20))
-            stuck = 0
-        except BlockingIOError:
-            stuck += 1
-            time.sleep(0.002)
-    assert sent < 16 << 20
-    ours.shutdown(socket.SHUT_WR)
-    assert sum(len(piece) for piece in iter(lambda: reader.recv(1 << 20), b"")) == sent
-
-
-def test_words_come_in_order_and_a_closed_line_is_closed_there(
-    ends: tuple[Tunnel, Tunnel, Relay],
-) -> None:
-    near, far, _ = ends
-    heard = list[int]()
-    near.on_word = heard.append
-    for n in range(1000):
-        far.say(n)
-    until(lambda: len(heard) == 1000)
-    assert heard == list(range(1000))
-    reader, line = socket.socketpair()
-    near.on_line = lambda word: line
-    ours, theirs = socket.socketpair()
-    far.open("x", theirs)
-    with reader:
-        ours.sendall(b"last words")
-        ours.close()
-        assert reader.recv(100) == b"last words"
-        assert reader.recv(100) == b""
-
-
 def test_who_has_other_keys_is_not_heard(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
     _, _, here = ends
     stranger = Relay(here.endpoint, new_keys(), listen=False)
@@ -273,14 +217,3 @@ def test_who_has_other_keys_is_not_heard(ends: tuple[Tunnel, Tunnel, Relay]) -> 
     until(lambda: lost)
     stranger.close()
     assert len(here.tunnels) == 1
-
-
-def test_a_line_counts_what_may_come() -> None:
-    ours, theirs = socket.socketpair()
-    with ours:
-        line = Line(ours)
-        theirs.sendall(b"abc")
-        assert line.read() == b"abc"
-        assert line.read() is None
-        theirs.close()
-        assert line.read() == b""

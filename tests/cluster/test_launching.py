@@ -216,13 +216,6 @@ def test_a_machine_without_room(head: Head, hosts: Laboratory) -> None:
 # -- MPI ------------------------------------------------------------------------------------
 
 
-def test_mpi(head: Head, hosts: Laboratory) -> None:
-    needs("mpiexec", "openmpi-bin")
-    head.begin(cluster("6, engines='mpi', mpi_args=['-H', 'alpha:2,beta:2,gamma:2']"))
-    assert head.until(lambda said: "hosts" in said)["hosts"] == TWO_EACH
-    assert "error" not in head.end()
-
-
 def test_mpi_on_named_hosts_keeps_keys_to_itself(head: Head, hosts: Laboratory) -> None:
     needs("mpiexec", "openmpi-bin")
     options = "hosts={'alpha': 2, 'gamma': 1}, engines='mpi'"
@@ -305,39 +298,6 @@ def test_a_job_that_waits_and_is_cancelled(head: Head, slurm: Laboratory) -> Non
     assert "is CANCELLED" in last["error"]
 
 
-#: What the accounting database of a site refuses, where there is none.
-ACCOUNTS = """
-function slurm_job_submit(job, partitions, user)
-    if job.account then return slurm.ESLURM_INVALID_ACCOUNT end
-    if job.qos then return 2066 end
-    return slurm.SUCCESS
-end
-function slurm_job_modify() return slurm.SUCCESS end
-"""
-
-
-@pytest.fixture
-def accounts(slurm: Laboratory) -> Iterator[None]:
-    """No account and no quality of service is known."""
-    folder = slurm.folder / "slurm"
-    folder.joinpath("job_submit.lua").write_text(ACCOUNTS)
-    settings = folder / "slurm.conf"
-    before = settings.read_text()
-    settings.write_text(f"{before}JobSubmitPlugins=lua\n")
-    say(slurm, "head", "scontrol reconfigure")
-    yield
-    settings.write_text(before)
-    say(slurm, "head", "scontrol reconfigure")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [("account='physics'", "Invalid account"), ("qos='fast'", "Invalid qos specification")],
-)
-def test_what_accounting_refuses(head: Head, accounts: None, options: str, said: str) -> None:
-    refused(head, f"2, engines='slurm', {options}", "slurm: ", said)
-
-
 def test_a_job_ends_with_a_kernel_that_is_killed_while_it_waits(
     lab: Laboratory, home: Path, slurm: Laboratory
 ) -> None:
@@ -408,18 +368,6 @@ client = ipyparallel.Client("theirs/security/ipcontroller-client.json")
 client.wait_for_engines(3, timeout=60)
 """
 ATTACH = f"{CLIENT}\nfollow(lambda: dk.Cluster.attach(client))"
-
-
-def test_ranks_in_the_engines_of_somebody_else(
-    head: Head, hosts: Laboratory, theirs: object
-) -> None:
-    done = head.do(ATTACH)
-    assert "error" not in done, done
-    assert sorted(head.get("hosts()")) == ["alpha", "alpha", "beta"]
-    assert head.get("cluster.run(total).results") == [3.0] * 3
-    assert "error" not in head.do("cluster.stop()")
-    until(lambda: not left(hosts))
-    assert head.get("client[:].apply_sync(int)") == [0, 0, 0]
 
 
 def test_an_engine_without_distkit(head: Head, hosts: Laboratory, theirs: object) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from distkit_hosts.checkup import probe
-from distkit_hosts.checkup.examine import choose
-from distkit_hosts.checkup.facts import HERE, Facts, Json, Level
-from distkit_hosts.checkup.hosts import SOURCE, command
+from distkit_hosts.checkup.check import Level
+from distkit_hosts.checkup.facts import HERE, Facts, Json
 from distkit_hosts.checkup.report import Report
 
 GIB = 1 << 30
@@ -329,21 +328,3 @@ def test_the_report_is_text_html_and_json() -> None:
     assert plain["good"] is False
     assert plain["checks"][0]["kind"] == "names.loopback"
     assert plain["facts"]["ways"]["alpha"]["gamma"] == {"tcp": "", "arrived": True}
-
-
-# -- the pure parts of examining -------------------------------------------------------------------
-
-
-def test_the_address_that_counts() -> None:
-    own = {"127.0.0.1", "10.0.0.2", "172.17.0.1"}
-    assert choose(["127.0.1.1", "10.0.0.2"], own) == "10.0.0.2"
-    assert choose(["10.0.0.99"], own) == "10.0.0.2"
-    assert choose([], {"127.0.0.1"}) == "127.0.0.1"
-
-
-def test_what_is_sent_to_hosts() -> None:
-    """It is plain ASCII, needs nothing, and survives any shell."""
-    assert SOURCE.isascii()
-    words = command("me@alpha", ["ssh", "-p", "2222"], ["/env/bin/python", "python3"])
-    assert words[:4] == ["ssh", "-p", "2222", "me@alpha"]
-    assert len(words) == 5

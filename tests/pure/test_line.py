@@ -16,7 +16,7 @@ from distkit.cluster.processes.folders import is_ours
 from distkit.cluster.rank.release import Releases
 from distkit.cluster.rank.wires import Wires
 from distkit.events import Op
-from distkit_hosts.torchrun.line import RUN, Line
+from distkit_hosts.torchrun.line import Line
 
 
 class Rank:
@@ -54,47 +54,6 @@ def call(rank: Rank) -> Channel:
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(rank.line.path)
     return Channel(sock)
-
-
-def test_whoever_listens_hears_what_is_not_in_the_file(rank: Rank) -> None:
-    rank.line.emit("rows", "lost on nobody")
-    assert not rank.line.heard
-    caller = call(rank)
-    assert caller.recv() == (RUN, "begun", 7)
-    rank.line.emit("rows", "some")
-    assert caller.recv() == (RUN, "rows", "some")
-    caller.close()
-
-
-def test_the_gate_opens_when_the_notebook_is_gone(rank: Rank) -> None:
-    caller = call(rank)
-    caller.recv()
-    caller.send(("step", RUN))
-    until(lambda: rank.stepped == [True])
-    thread = rank.communicate(5)
-    caller.send(("go", RUN, 2))
-    until(lambda: rank.passed == 2)
-    caller.send(("step", RUN))  # it is: nobody is left behind at another gate
-    caller.send(("go", RUN, 1))
-    until(lambda: rank.passed == 3)
-    assert thread.is_alive()
-    caller.close()
-    thread.join(60)
-    assert (rank.passed, rank.stepped[-1]) == (5, False)
-
-
-def test_a_notebook_after_another(rank: Rank) -> None:
-    for _ in range(2):
-        caller = call(rank)
-        caller.recv()
-        caller.send(("step", RUN))
-        until(lambda: rank.stepped[-1:] == [True])
-        thread = rank.communicate(2)
-        caller.send(("go", RUN, None))
-        thread.join(60)
-        assert not thread.is_alive()
-        caller.close()
-        until(lambda: not rank.line.heard)
 
 
 def test_a_line_of_somebody_else_is_none(rank: Rank, tmp_path: Path) -> None:

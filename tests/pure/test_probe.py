@@ -5,33 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from pathlib import Path
-
-import pytest
 
 from distkit_hosts.checkup import probe
-
-
-def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what is installed counts, but what an import would find."""
-    monkeypatch.syspath_prepend(tmp_path)
-    assert probe.package("a_package_of_a_test") is None
-    folder = tmp_path / "a_package_of_a_test"
-    folder.mkdir()
-    assert probe.package(folder.name) is None  # nothing is in it
-    folder.joinpath("__init__.py").write_text('"""Doc."""\n__version__ = "1.2.3"\n')
-    assert probe.package(folder.name) == "1.2.3"
-
-
-def test_a_folder_that_is_not_there() -> None:
-    assert probe.room("/no/such/folder")["error"] == "No such file or directory"
-    assert probe.room("/")["size"] > 0
-
-
-def test_names() -> None:
-    assert probe.resolve("localhost")["addresses"] == ["127.0.0.1"]
-    assert "error" in probe.resolve("no-such-host.invalid")
-    assert "127.0.0.1" in probe.addresses()
 
 
 def test_who_is_too_slow_is_left_out() -> None:
