@@ -152,11 +152,6 @@ def test_where_code_is() -> None:
     assert not in_cross_replica_context()
 
 
-def test_a_strategy_travels() -> None:
-    made = pickle.loads(pickle.dumps(MirroredStrategy(["cpu"], "ring")))
-    assert made.num_replicas_in_sync == 1
-
-
 # -- reduce and gather ---------------------------------------------------------------------------
 
 
@@ -228,25 +223,6 @@ def test_gradients_of_16_bits_have_room_for_all_rows() -> None:
         return model.weight.item()
 
     assert run_ranks(steps, 2, MirroredStrategy()).results == [-1000.0] * 2
-
-
-def test_sparse_values_become_dense() -> None:
-    def values(strategy: Strategy):
-        r = dist.get_rank()
-        x = torch.sparse_coo_tensor([[r, 2]], [1.0, 2.0], (3,))
-        y = torch.sparse_coo_tensor([[r]], [3.0], (2,), requires_grad=True)
-
-        def inside() -> tuple[Tensor, Tensor]:
-            context = get_replica_context()
-            context.all_reduce("sum", y).square().sum().backward()
-            return context.all_gather(x), y.grad.to_dense()
-
-        gathered, gradient = strategy.run(inside)
-        assert torch.equal(gathered, strategy.gather(x))
-        assert gradient.tolist() == [12.0 * (k == r) for k in range(2)]  # as torch masks it
-        return strategy.reduce("sum", x).tolist(), strategy.reduce("mean", x, axis=0).item()
-
-    assert run_ranks(values, 2, MirroredStrategy()).results == [([1.0, 1.0, 4.0], 1.0)] * 2
 
 
 @pytest.mark.parametrize(

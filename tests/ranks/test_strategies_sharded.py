@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from training import whole
 
 from distkit import run_ranks
-from distkit.errors import RankError, StrategyError, TrainingError
+from distkit.errors import StrategyError, TrainingError
 from distkit.events import Op
 from distkit_strategies import (
     CentralStorageStrategy,
@@ -125,19 +125,6 @@ def test_nan_is_told_on_all_ranks_and_changes_nothing(kind) -> None:
     for (told,), finite in run_ranks(nan, 2, kind()).results:
         assert told[:3] == (1, 2, "Conv1d.weight") and finite
         assert "Conv1d.weight is not finite on replica 1 in run 2" in told[3]
-
-
-def nested(outer: Strategy, inner: Strategy) -> None:
-    with outer.scope(), inner.scope():
-        pass
-
-
-@pytest.mark.parametrize("kind", [CentralStorageStrategy, FullyShardedStrategy])
-def test_strategies_do_not_nest(kind) -> None:
-    with pytest.raises(RankError, match="strategies do not nest"):
-        run_ranks(nested, 2, kind(), MirroredStrategy())
-    with pytest.raises(RankError, match="strategies do not nest"):
-        run_ranks(nested, 2, MirroredStrategy(), kind())
 
 
 class Breaks(torch.autograd.Function):
