@@ -1,11 +1,10 @@
-"""An experiment in a real JupyterLab: sliders, Run, progress, Stop, sweep, error, restart."""
+"""An experiment in a real JupyterLab: sliders, Run, progress, Stop, sweep, error."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 from labs import idle, look, outputs, run_cell
 
@@ -145,22 +144,3 @@ def test_drive_an_experiment(page: Any) -> None:
     assert "10 runs" in str(kept.get_attribute("alt"))
     assert kept.locator("xpath=..").locator("table tr").count() == 11
     look(page, {"experiment-closed": page.locator(".jp-Cell").nth(1)})
-
-
-def test_a_kernel_restart_in_mid_run_leaves_nothing(page: Any) -> None:
-    pids = "import os; pids = cluster.run(os.getpid).results; print('pids', *pids)"
-    page.evaluate(
-        """text => jupyterapp.shell.currentWidget.content.widgets[2]
-            .model.sharedModel.setSource(text)""",
-        pids,
-    )
-    run_cell(page, 2)
-    said = page.locator(".jp-OutputArea-output", has_text="pids").last.inner_text()
-    control(page, "steps").locator("select").select_option(index=1)
-    page.locator(".dkx-run").click()
-    page.locator(".dkx-words", has_text="of 100,000").wait_for()
-    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    ranks = [psutil.Process(int(p)) for p in said.split()[1:] if psutil.pid_exists(int(p))]
-    _, alive = psutil.wait_procs(ranks, timeout=20)
-    assert not alive
-    idle(page)

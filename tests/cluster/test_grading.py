@@ -342,7 +342,6 @@ STUDENTS = {
     "right": ("", 2),
     "wrong": ("return 2 * n * link.alpha", 1),
     "hostile": ("import os\n    os._exit(0)", 1),
-    "endless": ("while True: pass", 1),
 }
 
 
