@@ -182,52 +182,6 @@ def hang(*workers):
 MORE = Op.PUSH, Op.PULL
 
 
-def test_one_worker_has_a_batch_less() -> None:
-    f = hang(worker(0, 3, *MORE), worker(1, 3, *MORE), worker(2, 3))
-    assert (f.kind, f.culprits, f.waiting, f.missing_ranks) == (Kind.UNEVEN, (2,), (0, 1), (2,))
-    assert f.message == (
-        "ranks 0 and 1 wait in pull('w') at In[3]:8 for the 4th gradient of every worker, "
-        "but rank 2 has pushed it 3 times and finished."
-    )
-    assert "dist_sync" in f.remedy and f.lines == {0: "In[3]:8", 1: "In[3]:8"}
-
-
-def test_one_worker_has_a_batch_more() -> None:
-    f = hang(worker(0, 3), worker(1, 3), worker(2, 3, *MORE))
-    assert (f.kind, f.culprits, f.waiting, f.missing_ranks) == (Kind.UNEVEN, (2,), (2,), (0, 1))
-    assert "but ranks 0 and 1 have pushed it 3 times and finished" in f.message
-
-
-def test_who_misses_a_gradient_waits_for_the_others_at_the_barrier() -> None:
-    f = hang(worker(0, 0, *MORE), worker(1, 0, *MORE), worker(2, 0, Op.BARRIER))
-    assert (f.kind, f.culprits, f.waiting) == (Kind.SKIPPED, (2,), (0, 1, 2))
-    assert f.message.endswith("but rank 2 waits in barrier() at In[3]:9 before pushing it.")
-    f = hang(worker(0, 2, Op.BARRIER), worker(1, 2, *MORE))
-    assert (f.kind, f.culprits) == (Kind.UNEVEN, (0,))
-    assert "rank 0 waits in barrier() at In[3]:9 after pushing it 2 times" in f.message
-
-
-def test_a_barrier_that_one_worker_misses() -> None:
-    f = hang(worker(0, 1, Op.BARRIER), worker(1, 1, Op.BARRIER), worker(2, 1))
-    assert (f.kind, f.culprits) == (Kind.MISSING_BARRIER, (2,))
-    assert "rank 2 has finished without calling it" in f.message
-
-
-def test_bounded_staleness_waits_for_who_has_finished() -> None:
-    mode = "dist_async staleness=2"
-    f = hang(worker(0, 4, *MORE, mode=mode), worker(1, 2, mode=mode))
-    assert (f.kind, f.culprits) == (Kind.UNEVEN, (1,))
-    assert "until every worker has pushed it 3 times" in f.message and "staleness" in f.remedy
-    assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 2, mode=mode))) == []
-
-
-def test_bounded_staleness_and_a_barrier_at_different_places() -> None:
-    mode = "dist_async staleness=2"
-    f = hang(worker(0, 4, *MORE, mode=mode), worker(1, 2, Op.BARRIER, mode=mode))
-    assert "rank 1 waits in barrier()" in f.message
-    assert "call barrier() after the same number of pushes" in f.remedy
-
-
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async staleness=0"])
 def test_workers_that_push_different_keys(mode) -> None:
     def pushes(rank, key):

@@ -237,28 +237,6 @@ def _padded(events: list[Event], length: int) -> list[Event | None]:
     return [*events, *[None] * (length - len(events))]
 
 
-def test_progress_is_read_from_other_marks_too() -> None:
-    def step(rank: int, label: str = "", op: Op = Op.MARK, **facts: int) -> Event:
-        return Event(rank, 0, op, State.COMPLETED, 0.0, attributes=facts or {"label": label})
-
-    meter = Meter()
-    assert (meter.done, meter.total, meter.operations) == (None, None, 0)
-    meter.feed(
-        [
-            step(0, "step"),
-            step(1, "step"),
-            step(0, "step"),
-            step(0, "forward"),
-            step(0, "steps of mine"),
-            step(0, "", Op.ALL_REDUCE),
-        ]
-    )
-    assert (meter.done, meter.total, meter.operations) == (1, None, 1)
-    meter.feed([step(0, step=4, steps=9), step(1, step=3, steps=9), step(1, "step")])
-    assert (meter.done, meter.total) == (3, 9)  # a loop that counts itself is believed
-    assert list(progress(iter("abc"))) == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize(
     ("far", "said"),
     [
