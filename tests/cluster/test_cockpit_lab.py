@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from labs import idle, look, outputs, run_cell
 
-from benchmarks.lab import command, notebook
+from benchmarks.lab import notebook
 
 START = """
 import torch, torch.distributed as dist
@@ -116,34 +116,3 @@ def test_drive_the_cockpit(page: Any) -> None:
     assert not any("site-packages" in text or "distkit/cluster" in text for text in said)
     page.locator(".jp-Cell").nth(4).scroll_into_view_if_needed()
     look(page, {"deadlock": page, "deadlock-cockpit": page.locator(".distkit-cockpit")})
-
-
-def test_a_restarted_kernel_is_told(page: Any) -> None:
-    run_cell(page, 5)  # nobody is left running
-    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    page.locator(".dk-trouble", has_text="The kernel has ended: run the cell again.").wait_for()
-    idle(page)
-    page.locator(".dk-next").click(force=True)
-    assert page.locator('.dk-next[aria-disabled="true"]').count() == 1
-    for cell in (0, 1):
-        run_cell(page, cell)
-    page.wait_for_selector('.distkit-cockpit[data-state="now"]')
-
-
-def test_the_stop_button_ends_a_hung_cell(page: Any) -> None:
-    hang = "stepper.stop(); cluster.run(dist.recv, torch.zeros(1), wait_forever=True)"
-    page.evaluate(
-        """text => {
-        const notebook = jupyterapp.shell.currentWidget.content;
-        notebook.widgets[3].model.sharedModel.setSource(text);
-        notebook.activeCellIndex = 3;
-        jupyterapp.commands.execute("notebook:run-cell");  // not waited for: it hangs
-    }""",
-        hang,
-    )
-    page.wait_for_selector(".dk-live")  # after a second the timeline appears
-    command(page, "notebook:interrupt-kernel")
-    idle(page)
-    run_cell(page, 4)
-    said = "\n".join(outputs(page, "after [0, 1, 2, 3]"))
-    assert "RunStopped" in said and "was interrupted on all ranks" in said
