@@ -20,8 +20,7 @@ import distkit as dk
 from distkit_course.content.collectives import to_everybody
 from distkit_course.content.parameter_server import Server
 from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
-from distkit_course.judges import Both
-from distkit_course.task import Task
+from tests.stress.course.mistakes import is_timed, tolerated
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -40,19 +39,10 @@ def test_the_solution_passes_and_a_stub_is_no_attempt(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_each_usual_mistake_is_rejected_by_its_message(name: str) -> None:
-    task = TASKS[name]
-    assert len(task.wrong) >= 3
-    for mistaken, message in task.wrong:
-        verdict = task.judge(mistaken)
-        said = " ".join(c.text for c in verdict.criteria if c.status != "pass")
-        busy = is_timed(task) and verdict.status == "blocked" and "too busy" in said
-        assert not verdict and verdict.points < verdict.worth
-        assert (message in said and "NameError" not in said) or busy, repr(verdict)
-
-
-def is_timed(task: Task) -> bool:
-    return isinstance(task.trial, Both)
+def test_the_first_usual_mistake_is_rejected_by_its_message(name: str) -> None:
+    """`make stress` has all of them."""
+    assert len(TASKS[name].wrong) >= 3
+    assert tolerated(TASKS[name], 1) == []
 
 
 def moved(x: Tensor) -> None:
@@ -321,7 +311,6 @@ def scalar(server: Server) -> None:
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_mistake_in_the_push_handler_is_named(mistake: dict[str, Any], says: str) -> None:
-    assert dk.check.push_handler(handler())
     verdict = dk.check.push_handler(handler(**mistake))
     assert verdict.status == "fail"
     assert says in verdict.criteria[-1].text and verdict.criteria[-1].status == "fail"
