@@ -328,17 +328,11 @@ def test_a_node_that_is_cut_off(head: Head, slurm: Laboratory) -> None:
     head.do("cluster.stop()")
 
 
-# -- lessons: all of them in `make stress` ---------------------------------------------------
+# -- lessons: all of them, by each launcher, in `make stress` --------------------------------
 
 
-@pytest.mark.parametrize(("launcher", "lesson"), [("ssh", 1), ("mpi", 0), ("slurm", 0)])
-def test_a_lesson_runs_unchanged(
-    request: pytest.FixtureRequest, launcher: str, lesson: int
-) -> None:
-    if launcher == "mpi":
-        needs("mpiexec", "openmpi-bin")
-    lab = request.getfixturevalue("slurm" if launcher == "slurm" else "hosts")
-    assert lessons.run(lab, launcher, lessons.LESSONS[lesson]) == ""
+def test_a_lesson_runs_unchanged(hosts: Laboratory) -> None:
+    assert lessons.run(hosts, "ssh", lessons.LESSONS[1]) == ""
 
 
 # -- engines of somebody else ---------------------------------------------------------------
