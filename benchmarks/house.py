@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_328, 550),
     "distkit/algorithms": Line(1_657, 1_300),
-    "distkit/cluster": Line(6_701, 3_000),
+    "distkit/cluster": Line(6_724, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_570, 1_800),
     "distkit/kvstore": Line(2_399, 1_700),
@@ -37,22 +37,22 @@ LINES = {
     "distkit/views": Line(6_204, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(3_515, 3_200),
+    "companions/distkit_hosts": Line(3_620, 3_200),
     "companions/distkit_simulation": Line(1_739, 1_400),
-    "companions/distkit_strategies": Line(1_789, 1_700),
+    "companions/distkit_strategies": Line(1_803, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(23_509, 16_000),
-    "tests/stress": Line(3_836, 4_000),
+    "tests": Line(21_915, 16_000),
+    "tests/stress": Line(3_857, 4_000),
     "benchmarks": Line(1_912, 2_000),
 }
 #: Those of them that are not what a reader installs or opens.
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(24_275, 15_000),
-    "the whole product": Line(34_578, 25_000),
+    "all of distkit": Line(24_298, 15_000),
+    "the whole product": Line(34_720, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(241, 150),
+    "files in distkit": Line(242, 150),
     "names at the top level": Line(28, 23),
 }
 
