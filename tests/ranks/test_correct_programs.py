@@ -18,7 +18,7 @@ from tests.stress.random_programs import Collective, Message, Program, Round, al
 SEEDS = st.randoms(use_true_random=False)
 
 
-@settings(max_examples=13, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(SEEDS)
 def test_a_correct_program_is_never_accused(chance: Random) -> None:
     assert alarm(program(chance)) == ""
@@ -31,7 +31,7 @@ def eagerly(rounds: Program) -> None:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(chance=SEEDS)
 def test_nor_by_a_watcher_without_patience(chance: Random, monkeypatch: pytest.MonkeyPatch) -> None:
