@@ -254,7 +254,7 @@ def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
         assert "waiting for ever" in repr(run)
         run.interrupt()
         _, said = process.communicate(timeout=LONG)
-    assert said.count("Released: ended in a notebook that follows it\n[rank") + 1
+    assert "Released: ended in a notebook that follows it\n[rank" in said
     for rank in (0, 1):
         assert f"[rank{rank}]: {why}" in said
     assert "recv(x, " not in said  # nothing of torch's frames
