@@ -13,8 +13,8 @@ from laboratories import laboratory
 import distkit as dk
 from distkit import cli
 from distkit.errors import DistkitError
-from distkit_hosts.checkup.check import Level
-from distkit_hosts.laboratory.tools import PATH
+from distkit_hosts.checkup.facts import Level
+from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import doctor as faults
 
 #: Takes a host and a command line, as ssh does. Its hosts are this machine, in the words of a shell

@@ -177,7 +177,7 @@ def devices() -> set[str]:
 MAKER = """if True:
     import json, os, shutil, signal, sys
     from distkit_hosts.laboratory import Laboratory
-    from distkit_hosts.laboratory.tools import PATH
+    from distkit_hosts.laboratory.starting import PATH
     lab = Laboratory(["alpha", "beta"], outside=os.geteuid() == 0)
     if shutil.which("sshd", path=PATH):
         lab.ssh()

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from distkit_hosts.checkup import probe
-from distkit_hosts.checkup.check import Level
-from distkit_hosts.checkup.facts import HERE, Facts, Json
+from distkit_hosts.checkup.facts import HERE, Facts, Json, Level
 from distkit_hosts.checkup.report import Report
 
 GIB = 1 << 30

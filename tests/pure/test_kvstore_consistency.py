@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.entry import Entry
 from distkit.kvstore.protocol.messages import (
     Answer,
     AtBarrier,
@@ -22,7 +21,7 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     SetOptimizer,
 )
-from distkit.kvstore.protocol.server import KVServer
+from distkit.kvstore.protocol.server import Entry, KVServer
 from distkit.kvstore.protocol.terms import Terms
 
 N = 3

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from distkit.kvstore.protocol.entry import Entry
-from distkit.kvstore.protocol.replication import Backup
-from distkit.kvstore.transport.session import ServerSession
+from distkit.kvstore.protocol.server import Entry
+from distkit.kvstore.transport.session import Backup, ServerSession
 from tests.stress.kvstore.schedules import at_random
 
 

@@ -12,7 +12,7 @@ from tests.stress.misuse.catalogue import Misuse
 from tests.stress.misuse.settings import settings
 
 #: Neither a run nor the next one takes longer [s].
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 class Trial:
