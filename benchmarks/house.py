@@ -27,7 +27,7 @@ class Line(NamedTuple):
 #: a package that moves takes its line along.
 LINES = {
     "distkit": Line(1_323, 550),
-    "distkit/algorithms": Line(1_657, 1_300),
+    "distkit/algorithms": Line(1_529, 1_300),
     "distkit/cluster": Line(6_676, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_551, 1_800),
@@ -38,7 +38,7 @@ LINES = {
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_hosts": Line(3_515, 3_200),
-    "companions/distkit_simulation": Line(1_723, 1_400),
+    "companions/distkit_simulation": Line(1_851, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
     "notebooks/course": Line(1_180, 1_200),
     "tests": Line(21_897, 16_000),
@@ -49,10 +49,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(24_097, 15_000),
+    "all of distkit": Line(23_969, 15_000),
     "the whole product": Line(34_384, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(223, 150),
+    "files in distkit": Line(222, 150),
     "names at the top level": Line(28, 23),
 }
 

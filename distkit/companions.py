@@ -18,6 +18,7 @@ from distkit.gone import GONE
 
 #: Modules of distkit that have moved to a companion.
 MOVED = {
+    "distkit.algorithms.zero": "distkit_simulation.parallel.zero",
     "distkit.checkup": "distkit_hosts.checkup",
     "distkit.cluster.rank.attached": "distkit_hosts.torchrun.attached",
     "distkit.cluster.runs.others": "distkit_hosts.torchrun.others",

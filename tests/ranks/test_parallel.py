@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import distkit as dk
 from distkit.algorithms.pipeline import split
 from distkit.algorithms.tensor_parallel import ColumnLinear, RowLinear
-from distkit.algorithms.zero import Zero
 from distkit.events import Op
 from distkit_simulation.parallel import idle
+from distkit_simulation.parallel.zero import Zero
 
 
 def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from waiting import until
 
 import distkit as dk
-from distkit.algorithms.zero import Zero
 from distkit.events import Op
 from distkit_simulation.parallel import States, tensor_bytes
+from distkit_simulation.parallel.zero import Zero
 
 STEPS = 5
 

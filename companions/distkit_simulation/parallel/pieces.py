@@ -35,7 +35,7 @@ def shards(
 
     Raises:
         ValueError: Ranks disagree about the shape of a tensor, or it is in a vector of stage 3 of
-            :class:`~distkit.algorithms.zero.Zero`, whose parts are no pieces of the tensor.
+            :class:`.zero.Zero`, whose parts are no pieces of the tensor.
 
     Example:
         >>> import torch
