@@ -99,14 +99,3 @@ def test_deliberate_faults_are_named(name: str, leftovers: Callable[[], list[str
     checks = faults.diagnose(fault)
     assert faults.verdict(fault, checks), checks
     assert not leftovers()
-
-
-@needs_sshd
-def test_hosts_from_outside(leftovers: Callable[[], list[str]]) -> None:
-    """As a notebook does that is not on one of them: by ssh's own configuration."""
-    with laboratory(["alpha", "beta"], outside=True) as lab:
-        report = dk.hosts.doctor(["alpha", "beta"], ssh_cmd=lab.ssh())
-        facts, addresses = report.facts, {h: lab.address(h) for h in ("alpha", "beta")}
-    assert set(kinds(report)) <= {"distkit.differs"}  # hosts have the one that is installed
-    assert facts.addresses == {**addresses, "here": lab.outside}
-    assert not leftovers()
