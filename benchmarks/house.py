@@ -37,11 +37,11 @@ LINES = {
     "distkit/views": Line(6_127, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(3_515, 3_200),
+    "companions/distkit_hosts": Line(3_517, 3_200),
     "companions/distkit_simulation": Line(1_851, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(21_892, 16_000),
+    "tests": Line(21_914, 16_000),
     "tests/stress": Line(3_856, 4_000),
     "benchmarks": Line(1_911, 2_000),
 }
@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
     "all of distkit": Line(23_969, 15_000),
-    "the whole product": Line(34_384, 25_000),
+    "the whole product": Line(34_386, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(222, 150),
     "names at the top level": Line(28, 23),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit import cli
+from distkit.errors import LaboratoryError
 from distkit_hosts.torchrun import launching
 from distkit_hosts.torchrun.launching import is_launcher
 
@@ -99,8 +99,8 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
         if rest:
             return lab.run("head", rest).returncode
         print(_guide(lab), flush=True)
-        while True:
-            signal.pause()
+        lab.wait()
+        raise LaboratoryError("the hosts have ended. Start them again with distkit lab-hosts.")
 
 
 def _guide(lab: Laboratory) -> str:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from waiting import background, until_line
+
 from distkit import Trace
 
 DISTKIT = [sys.executable, "-m", "distkit"]
@@ -90,10 +92,8 @@ def test_a_mistake_that_hangs_nobody(tmp_path: Path) -> None:
 def test_ctrl_c_ends_everything(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [*DISTKIT, "trace", "--ranks", "2", "--", "train.py", "hang"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1, text=True) as running:
-        assert running.stdout is not None
-        while not running.stdout.readline().endswith("waits\n"):
-            pass
+    with background(command, cwd=tmp_path, stdout=-1, stderr=-1) as running:
+        assert [*until_line(running, "waits\n")]
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=30)
     assert running.returncode == 130

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from laboratories import inhabitants, laboratory, namespace, needs, say
-from waiting import until
+from waiting import background, until, until_line
 
 import distkit as dk
 from distkit.errors import LaboratoryError
@@ -260,15 +261,26 @@ def test_the_command_runs_a_command_on_the_head(leftovers: Callable[[], list[str
 @needs_sshd
 def test_the_command_shows_how_to_use_the_hosts(leftovers: Callable[[], list[str]]) -> None:
     words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha", "beta"]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        said = process.stdout.readline()
+    with background(words, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        said = "".join(until_line(process, "Ctrl-C"))
         if not said:
             pytest.skip("there can be no laboratory here")
-        while "Ctrl-C" not in said:
-            said += process.stdout.readline()
         assert "alpha  198." in said
         assert "dk.Cluster(hosts={'alpha': 2, 'beta': 2})" in said
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
+    assert not leftovers()
+
+
+@needs_sshd
+def test_the_command_ends_with_its_hosts(leftovers: Callable[[], list[str]]) -> None:
+    words = [sys.executable, "-m", "distkit", "lab-hosts", "alpha"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with background(words, cwd=ROOT, **pipes) as process:
+        if not [*until_line(process, "Ctrl-C")]:
+            pytest.skip("there can be no laboratory here")
+        for child in psutil.Process(process.pid).children():
+            child.kill()
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1 and "the hosts have ended" in said
     assert not leftovers()

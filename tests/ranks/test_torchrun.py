@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from ports import reserved_port
-from waiting import until
+from waiting import background, until
 
 import distkit as dk
 from distkit.diagnosis.rank_state import Doing
@@ -209,7 +209,7 @@ def test_a_rank_dies_and_all_meet_again() -> None:
 def test_a_hang_that_a_signal_ends_is_explained() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with background(command, stdout=subprocess.PIPE) as process:
         until(waiting, within=LONG)
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=LONG)
@@ -245,7 +245,7 @@ def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
 def test_a_hang_is_named_and_ended_in_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with background(command, stderr=subprocess.PIPE) as process:
         run = dk.hosts.follow(timeout=LONG)
         why = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
         with pytest.raises(DeadlockError, match=re.escape(why)):
@@ -309,11 +309,8 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
         seen = len(run.trace)
         until(lambda: len(run.trace) > seen, within=LONG)
         hang_up(run)
-        with subprocess.Popen(
-            [sys.executable, "-c", HOLDS, str(LONG)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        with background(
+            [sys.executable, "-c", HOLDS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as notebook:
             assert notebook.stdout.readline().split() == ["paused", "paused"]
             notebook.kill()

@@ -1,9 +1,12 @@
-"""How tests wait until something is so."""
+"""How tests wait until something is so, and end what they have started."""
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import psutil
 
@@ -22,3 +25,22 @@ def alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@contextmanager
+def background(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is terminated in the end, also when the test fails while it runs."""
+    with subprocess.Popen(command, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def until_line(process: subprocess.Popen[str], end: str) -> Iterator[str]:
+    """The lines that a process prints, up to the first that contains this."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield line
+        if end in line:
+            return

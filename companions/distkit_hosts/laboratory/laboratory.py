@@ -178,6 +178,10 @@ class Laboratory:
         self._check(host)
         return self._addresses[host]
 
+    def wait(self) -> None:
+        """Wait until the hosts have ended."""
+        self._keeper.wait()
+
     def close(self) -> None:
         """End the hosts and all that runs on them; remove all traces of them."""
         self._keeper.terminate()
