@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_851, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(21_914, 16_000),
+    "tests": Line(21_916, 16_000),
     "tests/stress": Line(3_856, 4_000),
     "benchmarks": Line(1_911, 2_000),
 }

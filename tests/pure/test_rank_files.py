@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import struct
@@ -20,7 +21,7 @@ from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import encode
 from distkit.trace.generations import split
 from distkit.trace.trace import Trace
-from distkit_hosts.torchrun import rankfile
+from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.rankfile import RankFile
 
 NAN = float("nan")
@@ -337,7 +338,11 @@ def test_a_trace_tells_that_ranks_were_started_anew(tmp_path: Path) -> None:
     assert (repr(again.events), again.meta) == (repr(trace.events), trace.meta)
 
 
-def test_each_generation_is_diagnosed_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recent", [0.0, math.inf])  # torchrun starts ranks anew within a second
+def test_each_generation_is_diagnosed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: float
+) -> None:
+    monkeypatch.setattr(merge, "RECENT", recent)
     (found,) = restarted(tmp_path).diagnose()
     assert found.message.startswith("generation 0 ended, and all ranks were started anew: ")
     assert "the process of rank 1 ended" in found.message

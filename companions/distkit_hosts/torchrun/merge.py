@@ -55,7 +55,7 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], dict[str, Any]]:
     generations = generations_of(records)
     last = generations[-1][min(generations[-1])]
     clocks = _Clocks(generations, reference=last.about["clock"])
-    parts = [_part(ranks, clocks) for ranks in generations]
+    parts = [_part(ranks, clocks, over=ranks is not generations[-1]) for ranks in generations]
     events, meta = join(parts)
     return events, {**meta, "name": last.about["program"], **clocks.told}
 
@@ -209,8 +209,8 @@ def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
 # -- the ranks of one generation -----------------------------------------------------------------
 
 
-def _part(ranks: Mapping[int, Record], clocks: _Clocks) -> EventLog:
-    """The trace of one generation."""
+def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool) -> EventLog:
+    """The trace of one generation; ``over``: its ranks were started anew, so they have ended."""
     events = [e for rank, r in ranks.items() for e in _events(rank, r, clocks)]
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
     groups = {g: list(members) for r in ranks.values() for g, members in r.notes.get("group", ())}
@@ -220,11 +220,11 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks) -> EventLog:
         "ranks": {rank: _about(record) for rank, record in told.items()},
         "groups": {WORLD: [*range(size)]} | groups,
         "began": {rank: clocks(r, r.about["began"][0])[0] for rank, r in told.items()},
-        "ends": {rank: end for rank, r in told.items() if (end := end_of(r, clocks))},
+        "ends": {rank: end for rank, r in told.items() if (end := end_of(r, clocks, over=over))},
         "waits": {
             rank: (seqs, *clocks.surely(r, since, until))
             for rank, r in told.items()
-            for seqs, since, until in _waits(r)
+            for seqs, since, until in _waits(r, over)
         },
         "until": max(clocks(r, r.until)[0] for r in ranks.values()),
         "dropped": {rank: lost for rank, r in told.items() if (lost := _beat(r)[0])},
@@ -283,10 +283,10 @@ def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
     return lost, without_values, unseen, cuda
 
 
-def _waits(record: Record) -> list[Any]:
+def _waits(record: Record, over: bool) -> list[Any]:
     """What a rank that goes on waits in, since when and until when at least; [] for nothing."""
     waits = record.latest("beat", (0, 0, None))[2]  # in an older file it is something else
-    return [waits] if isinstance(waits, tuple) and not end_of(record) else []
+    return [waits] if isinstance(waits, tuple) and not end_of(record, over=over) else []
 
 
 def _unseen(record: Record) -> dict[str, int]:
@@ -309,9 +309,15 @@ _CRASHES = {
 
 
 def end_of(
-    record: Record, clocks: Callable[..., list[float]] = lambda record, *times: [*times]
+    record: Record,
+    clocks: Callable[..., list[float]] = lambda record, *times: [*times],
+    *,
+    over: bool = False,
 ) -> dict[str, Any] | None:
-    """The end of a rank, for the trace's ``meta["ends"]``; None: it may run still."""
+    """The end of a rank, for the trace's ``meta["ends"]``; None: it may still run.
+
+    ``over``: it has ended, whatever it reported.
+    """
     if "end" in record.notes:
         how, text, where, at = record.latest("end")
         place = _place(record.about["folder"], where)
@@ -324,7 +330,7 @@ def end_of(
         return {"how": "died", "text": text, "where": _crashed_at(record), "time": at}
     if record.fault:  # whoever started it has ended it
         return {"how": "released", "text": "", "where": "", "time": at}
-    if _may_run(record):
+    if not over and _may_run(record):
         return None
     text = "without a report: killed, left by os._exit, or its host was lost"
     return {"how": "died", "text": text, "where": "", "time": at}
