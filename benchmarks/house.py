@@ -31,7 +31,7 @@ LINES = {
     "distkit/cluster": Line(6_676, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_551, 1_800),
-    "distkit/kvstore": Line(2_368, 1_700),
+    "distkit/kvstore": Line(2_380, 1_700),
     "distkit/recording": Line(2_021, 1_600),
     "distkit/trace": Line(1_012, 700),
     "distkit/views": Line(6_127, 3_800),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_851, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
     "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(21_916, 16_000),
+    "tests": Line(21_961, 16_000),
     "tests/stress": Line(3_856, 4_000),
     "benchmarks": Line(1_911, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
-    "all of distkit": Line(23_969, 15_000),
-    "the whole product": Line(34_386, 25_000),
+    "all of distkit": Line(23_981, 15_000),
+    "the whole product": Line(34_398, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(222, 150),
     "names at the top level": Line(28, 23),

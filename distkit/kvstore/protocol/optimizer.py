@@ -36,7 +36,11 @@ class _SGD:
     def __init__(
         self, params: Any, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        self.group = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        self.group: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+        }
         self._momentum: Tensor | None = None
 
     def after(self, w: Tensor, g: Tensor) -> Tensor:
@@ -191,16 +195,18 @@ class Updater:
         else:
             self._rule = _Torch(kind, like, spec.group)
         given = spec.options.get("lr_scheduler")
-        self._scheduler = None if given is None else _scheduler(self._rule, *given)
+        self._scheduler = None if given is None else _scheduler(self._rule, given)
         self._follow_scheduler()
 
     def _follow_scheduler(self) -> None:
-        if self._scheduler is not None:
-            self._rule.group["lr"] = self._scheduler.optimizer.param_groups[0]["lr"]
+        if self._scheduler is not None and isinstance(self._rule, _SGD):
+            now = self._scheduler.optimizer.param_groups[0]
+            self._rule.group = {name: now[name] for name in self._rule.group}
 
     def follow(self, spec: OptimizerSpec, value: Tensor) -> Updater:
         """This one with changed options, or another if that is not possible."""
-        if spec == self.spec:
+        if spec.kind is self.spec.kind and _unscaled(spec) == _unscaled(self.spec):
+            self.spec = spec  # a batch of another size changes neither rates nor momentum
             return self
         kept = "multi_precision", "lr_scheduler"
         same = all(self.spec.options.get(n) == spec.options.get(n) for n in kept)
@@ -232,14 +238,24 @@ class Updater:
         return new.to(value.dtype)
 
 
-def _scheduler(rule: _SGD | _Torch, name: str, options: dict[str, Any]) -> schedulers.LRScheduler:
-    kind: Any = getattr(schedulers, name, None)
+def _unscaled(spec: OptimizerSpec) -> dict[str, Any]:
+    return {name: value for name, value in spec.options.items() if name != "rescale_grad"}
+
+
+def _scheduler(rule: _SGD | _Torch, given: Any) -> schedulers.LRScheduler:
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise KVStoreError(
+            f"lr_scheduler={given!r:.60}: give a name of torch.optim.lr_scheduler and its options, "
+            'such as ("StepLR", {"step_size": 10}).'
+        )
+    name, options = given
+    kind: Any = getattr(schedulers, str(name), None)
     if not inspect.isclass(kind) or not issubclass(kind, schedulers.LRScheduler):
         raise KVStoreError(f"there is no torch.optim.lr_scheduler.{name}.")
     if isinstance(rule, _Torch):
         optimizer = rule.optimizer
     else:
-        optimizer = torch.optim.SGD([torch.zeros(1)], rule.group["lr"])
+        optimizer = torch.optim.SGD([torch.zeros(1)], **rule.group)
     made: schedulers.LRScheduler = kind(optimizer, **options)
     return made
 
@@ -285,7 +301,10 @@ def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSp
     options = dict(options or {})
     if isinstance(given, OptimizerSpec):
         if options:
-            raise KVStoreError("options beside an optimizer that has them. Give one.")
+            raise KVStoreError(
+                "set_optimizer got an OptimizerSpec and options of its own. Put the options into "
+                "the specification."
+            )
         return given
     if isinstance(given, torch.optim.Optimizer):
         (given, _), *more = groups_of(given)
@@ -312,7 +331,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
     name = type(optimizer).__name__
     if _TORCH.get(name) is not type(optimizer):
         raise _unknown(f"{type(optimizer)!r:.60}")
-    if optimizer.state:
+    if any(float(state.get("step", 1)) for state in optimizer.state.values()):
         raise KVStoreError(
             f"torch.optim.{name} has already made steps, and its state would be lost. Give a new "
             "one."

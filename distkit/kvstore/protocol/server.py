@@ -79,7 +79,10 @@ class Entry(Struct, eq=False):
         return self.rounds.get(self.version, {})
 
     def take_round(self) -> list[Push]:
-        """They leave, in the order of workers: the same sum in every run."""
+        """Remove and return the gradients of the present round, in the order of workers.
+
+        Every run adds them up in this order.
+        """
         arrived = self.rounds.pop(self.version)
         return [arrived[worker] for worker in sorted(arrived)]
 
@@ -94,7 +97,7 @@ class Entry(Struct, eq=False):
         return over or number <= self.accepted.get(author, -1)
 
     def accept(self, push: Push) -> None:
-        """It counts, now."""
+        """Record a push as applied, so that a repetition is not counted."""
         author, number = push.author
         if push.once and push.once[2] > self.floor:
             self.floor = push.once[2]
@@ -118,9 +121,9 @@ class KVServer:
     Args:
         rule: the consistency model.
         workers: those whose gradients make the updates.
-        on_crash: what becomes of the others when one of them has left: "halt": they get an error
-            when they would wait for it; "continue": they go on without it; "replace": they wait
-            until another has its place. Without rounds nobody waits for it anyway.
+        on_crash: what a worker's crash does to the others: with "halt" those that would wait for
+            it get an error, with "continue" they go on without it, with "replace" they wait for
+            its replacement.
         must_update: refuse gradients while no optimizer is set. Without one the sum of a round
             *replaces* the value, which makes sense only if the round is everybody's.
         watch: a context manager around each update.
@@ -218,16 +221,21 @@ class KVServer:
             return [entry.reply(push)]
         n, entry.clocks[push.node] = place
         entry.rounds.setdefault(n, {})[push.node] = push
-        self._update(entry)
+        try:
+            self._update(entry)
+        except Exception as failure:  # of an optimizer: those that wait get the value as it is
+            return [error(push, _failed(entry, failure)), *self._due(entry)]
         return [entry.reply(push), *self._due(entry)]
 
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
-            with self.watch(entry, pushes):
-                self._apply(entry, added_up([p.value for p in pushes]))
-            entry.version += 1
+            try:
+                with self.watch(entry, pushes):
+                    self._apply(entry, added_up([p.value for p in pushes]))
+            finally:
+                entry.version += 1  # also if it failed: the round is over
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
         """Update the value with a sum, which may be wider than it."""
@@ -399,6 +407,14 @@ class KVServer:
                 f"{what} {entry.key!r} with {value.numel()} elements, but this server's part has "
                 f"{entry.value.numel()}."
             )
+
+
+def _failed(entry: Entry, failure: Exception) -> KVStoreError:
+    return KVStoreError(
+        f"the update of {entry.key!r} to version {entry.version} failed "
+        f"({type(failure).__name__}: {failure}). The value is as before. Look at the optimizer's "
+        "options, and at how many steps its scheduler has."
+    )
 
 
 def _head(request: Request) -> tuple[int, int, int]:
