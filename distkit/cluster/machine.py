@@ -109,10 +109,10 @@ def gpus() -> Json:
         return {"found": _from_files(), **around}
     try:
         rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_ASKED}", *_CSV)]
-        slices = _slices(_smi("-L")) if any(row[5] == "Enabled" for row in rows) else {}
+        slices = _slices(_smi("-L")) if any(row[5:6] == ["Enabled"] for row in rows) else {}
     except OSError as error:
         return {"found": [], "error": str(error), **around}
-    driver = rows[0][4] if rows else ""
+    driver = next((row[4] for row in rows if row[4:] and row[4][:1].isdigit()), "")
     return {"found": [_gpu(row, slices) for row in rows], "driver": driver, **around}
 
 
@@ -125,7 +125,8 @@ def holders(uuid: str) -> dict[int, int]:
         rows = _smi("--query-compute-apps=pid,used_memory", f"--id={uuid}", *_CSV)
     except OSError:
         return {}
-    return {int(pid): _bytes(held) for pid, held in (row.split(", ") for row in rows)}
+    held = (row.split(", ") for row in rows)
+    return {int(row[0]): _bytes(row[1]) for row in held if len(row) == 2 and row[0].isdigit()}
 
 
 _CSV = ("--format=csv,noheader,nounits",)
@@ -150,6 +151,8 @@ def _smi(*options: str) -> list[str]:
 
 
 def _gpu(row: list[str], slices: Json) -> Json:
+    if len(row) < 7:  # words in place of its facts
+        return {"index": 0, "error": ", ".join(row)}
     index, uuid, total, free, _, mig, name = row
     if not index.isdigit() or uuid.startswith("["):  # [GPU is lost]
         return {"index": int(index) if index.isdigit() else 0, "error": uuid.strip("[]")}

@@ -99,6 +99,21 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
+def test_a_broken_gpu_hides_neither_the_driver_nor_the_others(smi: Callable[..., None]) -> None:
+    words = "Unable to determine the device handle for GPU0000:01:00.0: Unknown Error"
+    smi(
+        gpus=f"0, {', '.join(['[GPU is lost]'] * 5)}, NVIDIA H200\n{words}\n"
+        "2, GPU-a, 100, 60, 580.65.06, Disabled, NVIDIA H200\n",
+        apps=f"{words}\n4711, 1024\n",
+    )
+    found = machine.gpus()
+    assert found["driver"] == "580.65.06"
+    lost, unknown, well = found["found"]
+    assert (lost["error"], unknown["error"]) == ("GPU is lost", words)
+    assert well["uuid"] == "GPU-a"
+    assert machine.holders("GPU-a") == {4711: 1 << 30}
+
+
 def test_gpus_are_those_that_nvidia_smi_lists(smi: Callable[..., None]) -> None:
     smi(
         gpus="0, GPU-a, 100, 60, 580.65.06, Disabled, NVIDIA H200\n"
