@@ -65,11 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
     words = list(sys.argv[1:] if argv is None else argv)
-    names = [" ".join(["distkit", *words[:1], *word]) for word in ([], *zip(words[1:]))]
+    cut = words.index("--") if "--" in words else len(words)
+    options = [word.partition("=")[0] for word in words[1:cut]]
+    names = [" ".join(["distkit", *words[:1], *option]) for option in ([], *zip(options))]
     if gone := [GONE[name] for name in names if name in GONE]:
         print(f"distkit: {gone[0]}", file=sys.stderr)
         return 2
-    cut = words.index("--") if "--" in words else len(words)
     try:
         if words and words[0] in COMPANIONS:
             load(COMPANIONS[words[0]])
@@ -96,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     adding = (add_demo, add_trace, add_replay, add_hang, add_lab)
     for add in (*adding, add_bench):
         add(commands)
-    for module in set(COMPANIONS.values()):
+    for module in dict.fromkeys(COMPANIONS.values()):
         with suppress(CompanionError):
             load(module).add(commands)
     return parser

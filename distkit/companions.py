@@ -16,10 +16,11 @@ from typing import Any
 from distkit.errors import CompanionError
 from distkit.gone import GONE
 
-#: Modules of distkit that have moved to a companion.
+#: Modules of distkit that have moved.
 MOVED = {
     "distkit.algorithms.zero": "distkit_simulation.parallel.zero",
     "distkit.checkup": "distkit_hosts.checkup",
+    "distkit.cluster.rank.line": "distkit_hosts.torchrun.line",
     "distkit.cluster.rank.attached": "distkit_hosts.torchrun.attached",
     "distkit.cluster.runs.others": "distkit_hosts.torchrun.others",
     "distkit.exercises": "distkit_course",
@@ -29,15 +30,20 @@ MOVED = {
     "distkit.launching": "distkit_hosts.torchrun.launching",
     "distkit.parallel": "distkit_simulation.parallel",
     "distkit.probe": "distkit_hosts.checkup.probe",
+    "distkit.lazy": "distkit.companions",
+    "distkit.recording.launched": "distkit.cluster.hosts.launched",
     "distkit.recording.merge": "distkit_hosts.torchrun.merge",
     "distkit.recording.rankfile": "distkit_hosts.torchrun.rankfile",
     "distkit.simulation": "distkit_simulation",
     "distkit.strategies": "distkit_strategies",
     "distkit.trace.causality": "distkit_hosts.causality",
+    "distkit.trace.clocks": "distkit.cluster.hosts.clocks",
     "distkit.trace.flight_recorder": "distkit_hosts.foreign.flight_recorder",
     "distkit.trace.foreign": "distkit_hosts.foreign.files",
     "distkit.trace.kineto": "distkit_hosts.foreign.kineto",
+    "distkit.trace.naming": "distkit_hosts.foreign.naming",
     "distkit.trace.nccl_log": "distkit_hosts.foreign.nccl_log",
+    "distkit.views.shards": "distkit_simulation.shard_map",
 }
 
 
@@ -64,7 +70,7 @@ def load(module: str) -> ModuleType:
 
 
 class MovedFinder:
-    """Says where a package is now that is imported by its old name; the last finder to be asked."""
+    """Raises ModuleNotFoundError with the new name of a module that has moved."""
 
     @staticmethod
     def find_spec(

@@ -9,10 +9,11 @@ GONE = {
     "distkit lab-hosts --forward": "distkit lab-hosts --forward was removed: as root a browser on "
     "this machine reaches the head at the address that distkit lab-hosts prints; let the program "
     "there listen on it.",
-    "distkit.hangs": "distkit.hangs is no name of distkit any more: write from distkit import "
-    "hangs.",
+    "distkit.hangs": "import distkit does not load hangs: write from distkit import hangs.",
     "distkit.attach": "distkit.attach was removed: start the ranks with distkit trace -- torchrun "
     "…, or call dk.hosts.record() in the script.",
+    "distkit progress": "distkit progress was removed: read the JSON reports that distkit grade "
+    "writes, for example with pandas.",
     "distkit clusters": "distkit clusters was removed: every cluster ends with its kernel. "
     "cluster.stop() ends one earlier.",
     "dk.Cluster(keep=…)": "dk.Cluster(keep=…) was removed: leave it out. Every cluster ends with "

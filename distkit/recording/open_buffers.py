@@ -65,7 +65,7 @@ class OpenBuffers(TorchFunctionMode):
     def add(
         self, work: Any, pending: Pending, reads: Tensors, writes: Tensors, counts: Tensors = ()
     ) -> None:
-        """A call has begun, and its caller goes on.
+        """Watch the buffers of an asynchronous call.
 
         Args:
             work: what the caller waits for.
@@ -85,7 +85,7 @@ class OpenBuffers(TorchFunctionMode):
         self.refresh()
 
     def remove(self, work: Any) -> None:
-        """A call has been waited for."""
+        """Stop watching the buffers of a call that was waited for."""
         if (found := self._open.pop(id(work), None)) is not None:
             if _is_changed(found[1]):
                 _note(found[1], "", writes=True)

@@ -20,6 +20,8 @@ from distkit.gone import FORMER, GONE
         ("export script lesson.ipynb train", "torchrun"),
         ("lab-hosts --forward 8888", "as root"),
         ("doctor --port 45001", "free ports"),
+        ("doctor --port=45001", "free ports"),
+        ("progress reports", "JSON"),
         ("clusters --stop mine", "cluster.stop"),
     ],
 )
@@ -29,6 +31,13 @@ def test_a_removed_command_says_what_to_do_instead(
     assert cli.main(command.split()) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("distkit: distkit ") and "was removed: " in said and instead in said
+
+
+def test_a_removed_option_after_two_dashes_belongs_to_the_users_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli.main(["replay", "no-such-file", "--", "doctor", "--port"])
+    assert "was removed" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", FORMER)

@@ -302,8 +302,8 @@ def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSp
     if isinstance(given, OptimizerSpec):
         if options:
             raise KVStoreError(
-                "set_optimizer got an OptimizerSpec and options of its own. Put the options into "
-                "the specification."
+                "an OptimizerSpec was given with more options. Put all options into the "
+                "specification."
             )
         return given
     if isinstance(given, torch.optim.Optimizer):
