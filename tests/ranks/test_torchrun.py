@@ -429,10 +429,8 @@ dist.all_reduce(x)
 def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
     script, word = tmp_path / "goes_on.py", tmp_path / "word"
     script.write_text(GOES_ON)
-    running = subprocess.Popen(
-        [*DISTKIT, "trace", "--", *TWO, str(script), str(word)], cwd=tmp_path
-    )
-    try:
+    command = [*DISTKIT, "trace", "--", *TWO, str(script), str(word)]
+    with background(command, cwd=tmp_path) as running:
         run = dk.hosts.follow(tmp_path / "trace", timeout=LONG)
         heard: list[Event] = []
         ended = threading.Event()
@@ -442,7 +440,6 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
         assert isinstance(run, Live)
         word.touch()
         assert ended.wait(LONG)
-    finally:
         running.wait(LONG)
     late = dk.hosts.follow(tmp_path / "trace")
     over: list[list[Event]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -35,6 +35,9 @@ def background(command: list[str], **options: Any) -> Iterator[subprocess.Popen[
             yield process
         finally:
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
 
 
 def until_line(process: subprocess.Popen[str], end: str) -> Iterator[str]:

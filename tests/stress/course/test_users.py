@@ -27,7 +27,12 @@ def test_users_at_once_all_finish_the_lesson(
     if limits.memory() < users * EACH:
         pytest.skip(f"needs {users * EACH / 1e9:.0f} GB of memory")
     folders = [tmp_path / str(user) for user in range(users)]
-    codes = [process.wait() for process in [*map(start, folders)]]
+    processes = [*map(start, folders)]
+    try:
+        codes = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     logs = [folder.joinpath("log").read_text()[-2000:] for folder in folders]
     assert not [log for log, code in zip(logs, codes, strict=True) if code]
     assert not leftovers()
