@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,41 +139,39 @@ HOSTILE = WASTEFUL | {
 
 
 def classroom(folder: Path, students: int, say: Callable[[str], None]) -> tuple[list[str], int]:
-    """Results that are not as they should be, and how often a pickle was read."""
+    """Results that are not as they should be, and how often a pickle was read.
+
+    Every other exercise of each tenth submission does harm, in turn of every kind.
+    """
     harm, reports = itertools.cycle(HOSTILE), folder / "reports"
-    kinds = [next(harm) if n % 10 == 0 else "" for n in range(students)]
+    kinds = [
+        {name: next(harm) for name in [*TASKS][::2]} if n % 10 == 0 else {} for n in range(students)
+    ]
     files = [folder / f"{n:03}.py" for n in range(students)]
-    for file, kind in zip(files, kinds, strict=True):
-        texts = [_answer(name, kind, reports) for name in TASKS]
+    for file, mine in zip(files, kinds, strict=True):
+        texts = [
+            harmful(task, mine[name], reports) if name in mine else solved(task)
+            for name, task in TASKS.items()
+        ]
         file.write_text("\n\n".join(texts))
     lost = []
-    for kind, report in zip(kinds, grade(files, reports), strict=True):
-        say(f"course: submission {report.submission}, {kind or 'well-meant'}")
-        lost += [f"{report.submission}: {what}" for what in _wrong(report.criteria, kind)]
-    for kind, file in zip(kinds, files, strict=True):
+    for mine, report in zip(kinds, grade(files, reports), strict=True):
+        say(f"course: submission {report.submission}, {'hostile' if mine else 'well-meant'}")
+        lost += [f"{report.submission}: {what}" for what in _wrong(report.criteria, mine)]
+    for mine, file in zip(kinds, files, strict=True):
         on_disk = json.loads((reports / f"{file.stem}.json").read_text())
-        lost += [f"{file.stem}, at last: {what}" for what in _wrong(on_disk["criteria"], kind)]
+        lost += [f"{file.stem}, at last: {what}" for what in _wrong(on_disk["criteria"], mine)]
     mark = folder / "MARK"
     return lost, len(mark.read_text().splitlines()) if mark.exists() else 0
 
 
-def _is_hostile(name: str) -> bool:
-    """Every other exercise of a hostile submission does harm, all else is right."""
-    return [*TASKS].index(name) % 2 == 0
-
-
-def _answer(name: str, kind: str, reports: Path) -> str:
-    hostile = kind and _is_hostile(name)
-    return harmful(TASKS[name], kind, reports) if hostile else solved(TASKS[name])
-
-
-def _wrong(rows: list[dict[str, Any]], kind: str) -> Iterator[str]:
+def _wrong(rows: list[dict[str, Any]], kinds: Mapping[str, str]) -> Iterator[str]:
     """The mistakes in the report on a submission."""
     for name in TASKS:
         of = [row for row in rows if row["criterion"].startswith(f"{name}.")]
         passed = bool(of) and all(row["status"] in ("pass", "blocked") for row in of)
-        if not of or passed == (bool(kind) and _is_hostile(name)):
-            yield f"{name} ({kind or 'right'}): {[row['message'] for row in of]}"
+        if not of or passed == (name in kinds):
+            yield f"{name} ({kinds.get(name, 'right')}): {[row['message'] for row in of]}"
 
 
 def harmful(task: Task, kind: str, reports: Path) -> str:

@@ -1,4 +1,4 @@
-"""Thirty submissions, a tenth of them hostile."""
+"""Thirty submissions; a tenth of them does harm of every kind."""
 
 from __future__ import annotations
 
