@@ -14,7 +14,7 @@ from statistics import median
 
 from tests.stress.bugs.page import page
 from tests.stress.bugs.stock import MODES, Stock, ask_all
-from tests.stress.bugs.suite import Case, Score, Verdict, cases, judge, right, threads
+from tests.stress.bugs.suite import Case, Score, Verdict, cases, judge, right, themes, threads
 
 
 def main() -> None:
@@ -31,10 +31,12 @@ def main() -> None:
         parser.error("--page takes no patterns: the page is about all programs")
     chosen = [
         case
-        for case in [*cases(), *threads()]
+        for case in [*cases(), *threads(), *(themes() if options.patterns else ())]
         if not options.patterns
         or any(re.search(p, text) for p in options.patterns for text in (case.name, case.cls))
     ]
+    if not chosen:
+        parser.error("no program has such a name or class")
     with tempfile.TemporaryDirectory() as folder:
         if options.stock:
             _ask_torch(chosen, Path(folder), all_of_them=not options.patterns)

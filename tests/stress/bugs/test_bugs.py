@@ -8,8 +8,18 @@ import pytest
 
 from tests.stress.bugs.suite import Case, cases, judge, themes, threads
 
+#: It reads a buffer through an array that it has made before, past every hook of torch.
+NUMPY = "use_numpy_of_open_irecv"
+UNSEEN = pytest.mark.xfail(strict=True, reason="no hook sees it: docs/decisions, 15")
 
-@pytest.mark.parametrize("case", [*cases(), *threads(), *themes()], ids=lambda case: case.name)
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=UNSEEN if case.name == NUMPY else ())
+        for case in [*cases(), *threads(), *themes()]
+    ],
+)
 def test_program_is_explained_rightly(case: Case, tmp_path: Path) -> None:
     verdict = judge(case, tmp_path)
     assert verdict.wrong == [], verdict.shown
