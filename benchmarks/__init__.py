@@ -1,4 +1,4 @@
-"""Measurements of distkit, each compared with other programs, in the same run on the same machine.
+"""Measurements of distkit, with other programs beside it in the same run where there are some.
 
 A benchmark is a module with a table of figures and a function ``measure(reps, say)``. Contenders
 take turns (A B A B), medians are compared, and a slow machine fails nothing: a figure says which of

@@ -31,10 +31,14 @@ FIGURES = {
         absolute=True,
     ),
     "interrupt": Figure(
-        "interrupt of a hung run to a usable cluster", "s", must=0.5, aim=0.1, absolute=True
+        "interrupt of a hung run to a usable cluster, median", "s", must=0.5, aim=0.1, absolute=True
     ),
     "stop": Figure(
-        "interrupt of an endless loop to a usable cluster", "s", must=0.5, aim=0.1, absolute=True
+        "interrupt of an endless loop to a usable cluster, median",
+        "s",
+        must=0.5,
+        aim=0.1,
+        absolute=True,
     ),
 }
 

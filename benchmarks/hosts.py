@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -79,6 +80,7 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
             lab.slow(host, RATE)
         say("hosts: slow lines")
         samples |= run(lab, "reducing")[0]
+    samples["left"] = [sum(samples["left"])]  # one process of one trial is too many
     return fill(FIGURES, samples), samples
 
 
@@ -125,8 +127,9 @@ def _break(how: str) -> dict[str, float]:
             job.kill()
         else:
             lab.cut("beta")
-            select.select([job.stdout], [], [], GONE)
-            found["partition"] = json.loads(job.stdout.readline())["at"] - began
+            ready, _, _ = select.select([job.stdout], [], [], GONE)
+            at = json.loads(job.stdout.readline())["at"] if ready else math.inf
+            found["partition"] = at - began
         while (left := _left(lab, how)) and time.monotonic() < began + GONE:
             time.sleep(0.05)
         job.kill()
@@ -147,9 +150,9 @@ def _left(lab: Laboratory, how: str) -> int:
 # -- jobs on the head ------------------------------------------------------------------------------
 
 
-def tell(**words: Any) -> None:
+def print_json(**fields: Any) -> None:
     """Print a line of JSON."""
-    print(json.dumps(words), flush=True)
+    print(json.dumps(fields), flush=True)
 
 
 def total() -> float:
@@ -169,7 +172,7 @@ def ours() -> None:
 
     with dk.Cluster(hosts=EACH) as cluster:
         results = cluster.run(total).results
-        tell(seconds=time.perf_counter() - began, results=results)
+        print_json(seconds=time.perf_counter() - began, results=results)
 
 
 def theirs() -> None:
@@ -189,7 +192,7 @@ def theirs() -> None:
         address = client[:].apply_sync(_address, "head")[0]
         replies = [client[i].apply_async(_join, rank, address) for rank, i in enumerate(client.ids)]
         results = [reply.get() for reply in replies]
-        tell(seconds=time.perf_counter() - began, results=results)
+        print_json(seconds=time.perf_counter() - began, results=results)
 
 
 def _address(towards: str) -> str:
@@ -226,11 +229,11 @@ def working() -> None:
     with dk.Cluster(hosts=EACH) as cluster:
         cluster.run(total)
         run = cluster.submit(_for_ever)
-        tell(working=True)
+        print_json(working=True)
         try:
             run.wait()
         except dk.errors.RunError as error:
-            tell(at=time.monotonic(), error=str(error))
+            print_json(at=time.monotonic(), error=str(error))
 
 
 def _hang() -> None:
@@ -254,7 +257,7 @@ def hanging() -> None:
             try:
                 cluster.run(_hang)
             except dk.errors.DeadlockError as error:
-                tell(seconds=time.monotonic() - began, error=str(error))
+                print_json(seconds=time.monotonic() - began, error=str(error))
 
 
 def _times() -> Samples:
@@ -288,7 +291,7 @@ def reducing() -> None:
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:
-        tell(**cluster.run(_times).results[0])
+        print_json(**cluster.run(_times).results[0])
 
 
 if __name__ == "__main__":
