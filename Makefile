@@ -47,7 +47,7 @@ check: $(VENV)/.installed-test ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-test ## start-up, memory, recording and clean-up, beside their references
+bench: $(VENV)/.installed-test ## start-up, memory, recording and more, beside their references
 	@$(BIN)/distkit bench all
 
 bugs: $(VENV)/.installed  ## the bug suite's scores, printed and in docs/bugs.md; first in plain torch with ARGS=--stock

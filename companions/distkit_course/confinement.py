@@ -39,7 +39,7 @@ def confine() -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Bound the memory of this process to so many bytes more than it has now, on Linux."""
+    """Limit the memory of this process to so many bytes above its use now, on Linux."""
     if sys.platform == "linux":
         _limit(resource.RLIMIT_DATA, psutil.Process().memory_info().data + more)
 

@@ -84,7 +84,7 @@ def _saved(trace: Trace | None) -> bytes:
 
 
 def row(name: str, status: str, of: int, message: str) -> dict[str, Any]:
-    """A row of a report: one criterion, and its points of so many."""
+    """A row of a report: a criterion, its points and their maximum."""
     points = of if status == PASS else 0
     said = message[:LONGEST]
     return {"criterion": name, "status": status, "points": points, "max": of, "message": said}

@@ -19,7 +19,7 @@ def best_order(hosts: Sequence[str]) -> list[int]:
 
 
 def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
-    """Who has its right neighbour on another machine sends all its messages there."""
+    """A rank whose right neighbour is on another machine sends all its messages there."""
     n = len(hosts)
     crossings = sum(hosts[rank] != hosts[(rank + 1) % n] for rank in range(n))
     return crossings * 2 * (n - 1) * nbytes / n

@@ -101,7 +101,7 @@ def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int,
 
 #: Rounds in a game, and random games of each kind.
 ROUNDS, GAMES = 3, 60
-#: Of a game that went wrong, the last so many messages are shown.
+#: The number of messages shown from the end of a failed game.
 TOLD = 7
 
 #: The kinds of games, the simplest first: in words, whether it is synchronous, and how often

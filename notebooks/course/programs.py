@@ -28,7 +28,7 @@ def staged(x: Tensor) -> None:
 
 
 def stop_together(loss: Tensor, limit: float) -> bool:
-    """What every rank knows decides: the mean of all losses."""
+    """The mean of all losses decides, which is the same on every rank."""
     total = loss.clone()
     dist.all_reduce(total)
     return bool(total / dist.get_world_size() < limit)
