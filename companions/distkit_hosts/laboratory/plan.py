@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import distkit
-from distkit.errors import LaboratoryError
+from distkit import errors
 from distkit_hosts.laboratory import network
 
 #: Folders that every host has to itself, and their modes.
@@ -35,14 +34,16 @@ def check_names(hosts: Sequence[str]) -> list[str]:
     """
     for host in hosts:
         if not _NAME.fullmatch(host) or host == "localhost":
-            raise LaboratoryError(
+            raise errors.LaboratoryError(
                 f"{host!r} cannot be a host's name. Use lower-case letters, digits and '-'; "
                 "'localhost' has a meaning already."
             )
         if list(hosts).count(host) > 1:
-            raise LaboratoryError(f"there are two hosts {host!r}: each needs a name of its own.")
+            raise errors.LaboratoryError(
+                f"there are two hosts {host!r}: each needs a name of its own."
+            )
     if not 1 <= len(hosts) <= 200:
-        raise LaboratoryError(f"a laboratory has 1 to 200 hosts; got {len(hosts)}.")
+        raise errors.LaboratoryError(f"a laboratory has 1 to 200 hosts; got {len(hosts)}.")
     return list(hosts)
 
 
@@ -55,7 +56,7 @@ def user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        raise LaboratoryError(
+        raise errors.LaboratoryError(
             f"SSH and Slurm need a user's name, and user {os.getuid()} has none in /etc/passwd. "
             "Add a line for this user there."
         ) from None
@@ -63,7 +64,7 @@ def user() -> str:
 
 def shared_folders(more: Iterable[str | Path]) -> list[str]:
     """The folders that all hosts see, wherever they are: what a rank needs, and more."""
-    checkout = Path(distkit.__file__).parents[1]
+    checkout = Path(errors.__file__).parents[1]
     paths = [sys.prefix, sys.base_prefix, checkout, Path.home(), Path.cwd(), *more]
     return [str(Path(path).expanduser().resolve()) for path in paths]
 
