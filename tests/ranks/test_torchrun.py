@@ -59,6 +59,7 @@ for step in range(3):
     dist.all_reduce(torch.ones(2))
     if step == 1 and rank == 1 and start == "0":
         os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
 """
 
 HANGS = """
@@ -88,6 +89,7 @@ dist.init_process_group("gloo")
 dist.barrier()
 with dk.trouble(delay={1: 0.5}):
     dist.barrier()
+dist.destroy_process_group()
 """
 
 ON_A_DEVICE = """
@@ -153,6 +155,7 @@ import torch.distributed as dist, torch.multiprocessing as mp
 def work(rank):
     dist.init_process_group("gloo", "file://{folder}/store", rank=rank, world_size=2)
     dist.barrier()
+    dist.destroy_process_group()
 
 if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
@@ -275,6 +278,7 @@ while not over:
     over.fill_(dist.get_rank() == 0 and Path(sys.argv[1]).exists())
     dist.all_reduce(over)
     time.sleep(0.05)
+dist.destroy_process_group()
 """
 
 HOLDS = """
@@ -423,6 +427,7 @@ dist.all_reduce(x)
 while not Path(sys.argv[1]).exists():
     time.sleep(0.05)
 dist.all_reduce(x)
+dist.destroy_process_group()
 """
 
 
