@@ -283,13 +283,14 @@ class Attached:
     def _hear_signals(self) -> None:
         """Have the interpreter write down which signal ends the rank, also out of a call of C++.
 
-        What the signal does stays as it is.
+        What the signal does stays as it is. Only the frames of the thread that the signal reaches
+        are written: those of another change meanwhile, and reading them can crash the process.
         """
         self._tells_crashes = not faulthandler.is_enabled()
         if self._tells_crashes:
             faulthandler.enable(self._fault)
         for number in _ENDING:
-            faulthandler.register(number, self._fault, chain=True)
+            faulthandler.register(number, self._fault, all_threads=False, chain=True)
 
     def _hear_no_signals(self) -> None:
         for number in _ENDING:
