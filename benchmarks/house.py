@@ -37,7 +37,7 @@ LINES = {
     "distkit/views": Line(6_127, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(3_516, 3_200),
+    "companions/distkit_hosts": Line(3_522, 3_200),
     "companions/distkit_simulation": Line(1_851, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
     "notebooks/course": Line(1_180, 1_200),
@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: The same for sums, and for what is counted otherwise.
 TOTALS = {
     "all of distkit": Line(23_985, 15_000),
-    "the whole product": Line(34_401, 25_000),
+    "the whole product": Line(34_407, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(222, 150),
     "names at the top level": Line(28, 23),

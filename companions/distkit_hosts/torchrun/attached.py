@@ -142,7 +142,9 @@ class Attached:
         wires = Wires()
         releases = Releases(wires, wires.sever)
         try:
-            line = Line(releases, self._set_stepped, lambda: self._recorder.hurry())
+            line = Line(
+                releases, self._set_stepped, lambda: self._recorder.hurry(), self._defer_sigterm
+            )
         except (StartError, OSError):  # it is recorded all the same
             return None
         wires.note_groups()
@@ -291,6 +293,10 @@ class Attached:
             faulthandler.enable(self._fault)
         for number in _ENDING:
             faulthandler.register(number, self._fault, all_threads=False, chain=True)
+
+    def _defer_sigterm(self) -> None:
+        """Ignore SIGTERM until the exit: a launcher sends it as soon as another rank has exited."""
+        faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
 
     def _hear_no_signals(self) -> None:
         for number in _ENDING:

@@ -38,18 +38,24 @@ class Line:
         stepped: called with True when the rank is to be paused before each communication, with
             False when that is over.
         hurry: called when somebody waits: has :meth:`take_up` called, and events told.
+        released: called when the notebook ends the program, before anything else.
 
     Raises:
         StartError, OSError: there can be no such line here.
     """
 
     def __init__(
-        self, releases: Releases, stepped: Callable[[bool], None], hurry: Callable[[], None]
+        self,
+        releases: Releases,
+        stepped: Callable[[bool], None],
+        hurry: Callable[[], None],
+        released: Callable[[], None],
     ) -> None:
         folders.sweep(tempfile.gettempdir())
         folder, self._held = folders.make()
         self.path = f"{folder}/{_NAME}"
         self._releases, self._stepped, self._hurry = releases, stepped, hurry
+        self._released = released
         self._new: Channel | None = None  # taken up, and not greeted
         self._channel: Channel | None = None
         self._is_stepped = False
@@ -121,6 +127,8 @@ class Line:
                 gate.arrived = self._hurry
             self._set_stepped(True)
             return
+        if word == "release":
+            self._released()
         self._releases.obey(word, run, *what)
         if (word, *what) == ("go", None):
             self._set_stepped(False)
