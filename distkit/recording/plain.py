@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -19,14 +20,26 @@ _Fields = tuple[int | None, str, int, tuple[int, ...], str, int | None, str, Any
 #: An event with the number of its fields in their place.
 Numbered = tuple[int, Op, State, float, int, Values | None]
 
-_pack = msgspec.msgpack.Encoder(enc_hook=str).encode
+
+def _builtin(value: Any) -> Any:
+    """NumPy's scalars as Python's numbers; the text of any other object."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    # numpy.bool is not registered as a number
+    return bool(value) if type(value).__name__ in ("bool", "bool_") else str(value)
+
+
+_pack = msgspec.msgpack.Encoder(enc_hook=_builtin).encode
 _rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[Numbered]]).decode
 
 
 def encode(value: Any) -> bytes:
     """Pack numbers, text, bytes, None, dataclasses, and lists, tuples and dicts of them.
 
-    Any other object, and an integer of more than 64 bits, is replaced by its text.
+    NumPy's scalars become Python's numbers. Any other object, and an integer of more than 64 bits,
+    is replaced by its text.
     """
     try:
         return _pack(value)

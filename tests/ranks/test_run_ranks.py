@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -462,3 +463,12 @@ def test_a_pickle_that_a_rank_sends_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(msgspec.MsgspecError):
         dk.run_ranks(program, 1, raw=True)
     assert not mark.exists()
+
+
+def test_numpy_numbers_are_recorded_as_numbers() -> None:
+    def loop() -> None:
+        for _ in dk.progress(iter(range(2)), total=np.int64(2)):
+            pass
+
+    steps = [e.attributes["steps"] for e in dk.run_ranks(loop, 1).trace.events]
+    assert steps == [2] * 4
