@@ -24,7 +24,7 @@ from distkit.cluster.processes.channel import Channel
 #: How many numbers the controller may use for its sockets; it uses 18.
 PORTS = 20
 
-#: The exit status of the controller when a process that it had started has ended.
+#: The exit status of the controller when its heart monitor has ended.
 CHILD_ENDED = 90
 
 
@@ -63,17 +63,14 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
         with suppress(FileExistsError):
             Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
-    signal.signal(signal.SIGCHLD, _end_with_child)
+
+    def end_with_monitor(number: int, frame: object) -> None:
+        """Without a heart monitor calls still reach ranks, but no new rank registers."""
+        if not app.heartmonitor_process.is_alive():
+            os._exit(CHILD_ENDED)
+
+    signal.signal(signal.SIGCHLD, end_with_monitor)  # before start(), which forks the monitor
     app.start()
-
-
-def _end_with_child(number: int, frame: object) -> None:
-    """End the controller when a process that it has started ends, such as its heart monitor.
-
-    Without that one calls still reach ranks, but a new rank never registers.
-    """
-    if os.waitpid(-1, os.WNOHANG)[0]:
-        os._exit(CHILD_ENDED)
 
 
 def _places(profile: str, folder: str) -> list[str]:
