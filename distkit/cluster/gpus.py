@@ -125,7 +125,7 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
 
     Args:
         found: the answer of :func:`distkit.cluster.machine.gpus`.
-        torch: its versions of CUDA and NCCL; empty if nobody asked it.
+        torch: its versions of CUDA and NCCL; empty if it did not answer.
     """
     devices = [gpu for each in found["found"] for gpu in _devices(each)]
     usable, obstacle = _visible(devices, found.get("visible"))
@@ -189,7 +189,8 @@ def _is_meant(gpu: Gpu, name: str) -> bool:
 
 def _no_torch(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Obstacle | None:
     if "cuda" not in torch:
-        return None
+        what = "torch did not answer, so its CUDA version is unknown"
+        return Obstacle("torch", what, "Make import torch work.")
     if not torch["cuda"]:
         return Obstacle("torch", "torch is built without CUDA", "Install torch with CUDA.")
     driver = found.get("driver", "")

@@ -25,8 +25,8 @@ _DRIVER = Path("/proc/driver/nvidia")
 #: What nvidia-smi is asked of each GPU; the name comes last, since it may contain a comma.
 _ASKED = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
 
-#: nvidia-smi answers within this time [s].
-_SMI_TIMEOUT = 20.0
+#: nvidia-smi answers within this time [s]; with a cold driver it takes most of it.
+SMI_TIMEOUT = 20.0
 
 Json = dict[str, Any]
 
@@ -140,9 +140,9 @@ def _smi(*options: str) -> list[str]:
     """
     command = ["nvidia-smi", *options]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise OSError(f"nvidia-smi does not answer within {_SMI_TIMEOUT:.0f} s") from None
+        raise OSError(f"nvidia-smi does not answer within {SMI_TIMEOUT:.0f} s") from None
     if ran.stdout.startswith("No devices"):
         return []
     if ran.returncode:

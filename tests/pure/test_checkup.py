@@ -101,6 +101,7 @@ ALONE = [
     ("torch.missing", "failure", "-m pip install torch", put(packages={"torch": None})),
     ("ipyparallel.missing", "failure", "is missing on beta", put(packages={"ipyparallel": None})),
     ("torch.broken", "failure", "libcudart", put(torch={"error": "OSError: libcudart.so.12"})),
+    ("torch.slow", "warning", "took more than 20 s", put(torch={"slow": 20})),
     ("torch.gloo", "failure", "built without gloo", put(torch={"gloo": False})),
     ("gpus.driver", "warning", "Reboot", put(gpus={"error": "Driver/library version mismatch"})),
 ]
@@ -135,6 +136,7 @@ GPUS: Json = {
         ({}, {}, "2 ranks: nccl: every rank has a GPU of its own; 4 ranks: gloo: ranks 0 and 2"),
         ({}, {}, "dk.Cluster(2) would use NCCL"),
         ({}, {"visible": ""}, "no GPU can be used here: CUDA_VISIBLE_DEVICES='' names none"),
+        ({"error": "OSError"}, {}, "here: torch did not answer, so its CUDA version"),
         ({"cuda": None}, {}, "no GPU can be used here: torch is built without CUDA. Install torch"),
         ({}, {"driver": "550.54"}, "the driver 550.54 is too old for CUDA 13.0"),
         ({}, {"found": [*GPUS["found"], {"index": 2, "error": "GPU is lost"}]}, "GPU 2 here does"),
@@ -145,7 +147,8 @@ GPUS: Json = {
 def test_gpus(torch: Json, gpus: Json, said: str) -> None:
     machine = healthy("login", "10.0.0.1")
     machine["gpus"] = {**GPUS, **gpus}
-    machine["torch"].update({"cuda": "13.0", "nccl": [2, 29, 7], **torch})
+    known = {"version": "2.13.0", "cuda": "13.0", "nccl": [2, 29, 7]}
+    machine["torch"] = torch if "error" in torch else known | torch
     assert said in " ".join(str(Report(Facts({HERE: machine}))).split())
 
 

@@ -23,6 +23,7 @@ from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 from distkit_hosts.checkup.hosts import (
     CONNECT,
+    EXAMINE,
     FIRST,
     PATIENCE,
     Host,
@@ -34,9 +35,6 @@ from distkit_hosts.checkup.report import Report
 
 #: Round trips by which a clock is read.
 TRIPS = 20
-
-#: Importing torch may take this long, cold, from a network disk [s].
-IMPORT = 25.0
 
 
 def doctor(
@@ -113,8 +111,8 @@ class Reach:
 def alone() -> Facts:
     """The facts about this machine."""
     with Hosts({HERE: own_command()}, _unable) as hosts:
-        machines = hosts.ask("machine", patience=FIRST)
-        torch = hosts.ask("torch", patience=IMPORT)
+        machines = hosts.ask("machine", patience=EXAMINE)
+        torch = hosts.ask("torch", patience=probe.IMPORT + PATIENCE)
     return Facts({HERE: {**machines[HERE], "torch": torch[HERE]}})
 
 
@@ -162,11 +160,11 @@ class _Examination:
 
     def run(self, commands: dict[str, list[str]]) -> None:
         """All steps."""
-        facts = self.facts
+        stages = ("machines", "names", "ports", "connections", "clocks", "files", "torch")
         with Hosts(commands, self.lost) as self.hosts:
-            self.say("machines")
-            facts.machines.update(self.hosts.ask("machine", patience=FIRST))
-            for stage in ("names", "ports", "connections", "clocks", "files", "torch"):
+            self.say("ssh")
+            self.hosts.ask("clock", patience=FIRST)
+            for stage in stages:
                 self.stage = stage
                 self.say(stage)
                 getattr(self, stage)()
@@ -176,6 +174,10 @@ class _Examination:
         if label == HERE:
             _unable(label, words)
         self.facts.lost[label] = {"words": words, "stage": self.stage}
+
+    def machines(self) -> None:
+        """What each machine has."""
+        self.facts.machines.update(self.hosts.ask("machine", patience=EXAMINE))
 
     def names(self) -> None:
         """Who knows whom by which address; and the address that counts."""
@@ -266,7 +268,7 @@ class _Examination:
 
     def torch(self) -> None:
         """Import torch everywhere."""
-        for label, found in self.hosts.ask("torch", patience=IMPORT).items():
+        for label, found in self.hosts.ask("torch", patience=probe.IMPORT + PATIENCE).items():
             self.facts.machines[label]["torch"] = found
 
 

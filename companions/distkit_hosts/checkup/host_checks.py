@@ -146,7 +146,11 @@ def _packages(host: str, machine: Json) -> Iterator[Check]:
 
 def _torch(host: str, machine: Json) -> Iterator[Check]:
     torch = machine.get("torch", {})
-    if machine["packages"]["torch"] and "error" in torch:
+    if "slow" in torch:
+        what = f"importing torch {on(host)} took more than {torch['slow']} s."
+        remedy = "Look at the load there, and whether its folder is on a slow network disk."
+        yield warning("torch.slow", what, remedy, host)
+    elif machine["packages"]["torch"] and "error" in torch:
         what = f"torch {on(host)} does not import: {torch['error']}."
         yield failure("torch.broken", what, "Install it again there.", host)
     elif not torch.get("gloo", True):

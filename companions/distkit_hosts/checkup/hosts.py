@@ -19,11 +19,14 @@ from distkit.cluster import machine
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import Json
 
-#: ssh itself gives up after this long [s]; a host's first answer may take this long.
+#: ssh gives up after this long; the first answer takes at most this long [s].
 CONNECT, FIRST = 5, 10.0
 
-#: Any other answer may take this long [s].
+#: Any other answer takes at most this long [s].
 PATIENCE = 3 * probe.PATIENCE
+
+#: A machine's GPUs are found by two calls of nvidia-smi; all facts about it take at most this [s].
+EXAMINE = 2 * machine.SMI_TIMEOUT + PATIENCE
 
 #: What is sent to every machine.
 SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))

@@ -56,6 +56,9 @@ START = (
 #: A connection, a name or a datagram may take this long [s].
 PATIENCE = 2.0
 
+#: Importing torch may take this long, cold, from a network disk [s].
+IMPORT = 20
+
 #: Packages whose versions are asked for.
 PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywidget", "numpy")
 
@@ -167,9 +170,9 @@ def torch() -> Json:
     )
     command = [sys.executable, "-c", code]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT)
     except subprocess.TimeoutExpired:
-        return {"slow": 20}
+        return {"slow": IMPORT}
     if ran.returncode:
         return {"error": (ran.stderr.strip().splitlines() or [f"exit {ran.returncode}"])[-1]}
     answer: Json = json.loads(ran.stdout.splitlines()[-1])
