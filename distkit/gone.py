@@ -1,14 +1,27 @@
 """Names, commands and options that this release no longer has, and what to do instead."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_OUTSIDE = (
+    "run the notebook on this machine, where dk.Cluster(hosts=…, **lab.options()) has its ranks on "
+    "the hosts of lab = dk.hosts.Laboratory()."
+)
+
 #: By the full name, with the module that had it; an option by its call.
 GONE = {
     "distkit export": "distkit export was removed: call init_process_group('gloo') before your "
     "function, and start the file with torchrun, or run it as it is with cluster.run('train.py').",
     "distkit doctor --port": "distkit doctor --port was removed: leave it out. The doctor connects "
     "all machines in both directions at free ports, which gloo, NCCL and servers take, too.",
-    "distkit lab-hosts --forward": "distkit lab-hosts --forward was removed: as root a browser on "
-    "this machine reaches the head at the address that distkit lab-hosts prints; let the program "
-    "there listen on it.",
+    "distkit lab-hosts --forward": f"distkit lab-hosts --forward was removed: {_OUTSIDE}",
+    "dk.hosts.Laboratory(outside=…)": "dk.hosts.Laboratory(outside=…) was removed: leave it out, "
+    f"and {_OUTSIDE}",
+    "Laboratory.forward": f"Laboratory.forward was removed: {_OUTSIDE}",
+    "dk.hosts.doctor(ports=…)": "dk.hosts.doctor(ports=…) was removed: leave it out. The doctor "
+    "connects all machines in both directions at free ports, which gloo, NCCL and servers take, "
+    "too.",
     "distkit.hangs": "import distkit does not load hangs: write from distkit import hangs.",
     "distkit.attach": "distkit.attach was removed: start the ranks with distkit trace -- torchrun "
     "…, or call dk.hosts.record() in the script.",
@@ -85,3 +98,10 @@ FORMER = {
     }.items()
     for name in names.split()
 }
+
+
+def refuse(call: str, options: Iterable[str]) -> None:
+    """Raise a TypeError that says what to do instead of the first of these options of a call."""
+    for option in options:
+        unknown = f"{call} got an unexpected keyword argument {option!r}"
+        raise TypeError(GONE.get(f"{call}({option}=…)", unknown))

@@ -18,7 +18,7 @@ from distkit.gone import FORMER, GONE
     ("command", "instead"),
     [
         ("export script lesson.ipynb train", "torchrun"),
-        ("lab-hosts --forward 8888", "as root"),
+        ("lab-hosts --forward 8888", "lab.options"),
         ("doctor --port 45001", "free ports"),
         ("doctor --port=45001", "free ports"),
         ("progress reports", "JSON"),
@@ -61,6 +61,22 @@ def test_a_removed_name_says_what_to_do_instead() -> None:
 def test_a_removed_name_of_kvstore_says_what_to_do_instead(name: str) -> None:
     with pytest.raises(AttributeError, match="was removed: "):
         getattr(kvstore, name.rpartition(".")[2])
+
+
+@pytest.mark.parametrize(
+    ("call", "option", "instead"),
+    [(dk.hosts.Laboratory, "outside", "lab.options"), (dk.hosts.doctor, "ports", "free ports")],
+)
+def test_a_removed_option_of_hosts_says_what_to_do_instead(
+    call: Any, option: str, instead: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"{option}=…\) was removed: .*{instead}"):
+        call(**{option: [1]})
+
+
+def test_a_removed_method_of_a_laboratory_says_what_to_do_instead() -> None:
+    with pytest.raises(AttributeError, match=r"forward was removed: .*lab.options"):
+        dk.hosts.Laboratory.__new__(dk.hosts.Laboratory).forward  # noqa: B018
 
 
 @pytest.mark.parametrize("name", [n for n in GONE if n.startswith(("KVStore.", "Trainer."))])

@@ -16,9 +16,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
+from typing import Any
 
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
+from distkit.gone import refuse
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 from distkit_hosts.checkup.hosts import (
@@ -44,6 +46,7 @@ def doctor(
     ssh_args: Sequence[str] = (),
     python: str | None = None,
     say: Callable[[str], None] = lambda stage: None,
+    **removed: Any,
 ) -> Report:
     """Examine this machine, or several and the ways between them, before ranks run there.
 
@@ -56,15 +59,18 @@ def doctor(
         ssh_args: its options, such as ``["-F", "lab.config"]``.
         python: the Python on the hosts; if not given, this one where it is there, or python3.
         say: called with the name of each step that begins.
+        **removed: options of former versions, for their error messages.
 
     Raises:
         DistkitError: a host is named twice, or there is no ssh here.
+        TypeError: an option was removed; the message says what to do instead.
 
     Example:
         >>> report = dk.hosts.doctor()                             # doctest: +SKIP
         >>> dk.hosts.doctor(hosts=["alpha", "beta"]).failures      # doctest: +SKIP
         []
     """
+    refuse("dk.hosts.doctor", removed)
     if not hosts:
         return Report(alone())
     reach = Reach(tuple(ssh_cmd), tuple(ssh_args), python)

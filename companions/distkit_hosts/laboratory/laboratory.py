@@ -17,6 +17,7 @@ from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
+from distkit.gone import GONE, refuse
 from distkit_hosts.laboratory import network, slurm, starting
 from distkit_hosts.laboratory.plan import Plan, check_names, shared_folders
 from distkit_hosts.laboratory.ssh import Ssh
@@ -106,7 +107,9 @@ class Laboratory:
         skew: Mapping[str, int] | None = None,
         shared: Sequence[str | Path] = (),
         private: Mapping[str, Sequence[str | Path]] | None = None,
+        **removed: Any,
     ) -> None:
+        refuse("dk.hosts.Laboratory", removed)
         #: The names of all hosts, the head first.
         self.hosts = check_names([head, *hosts] if head else hosts)
         self._addresses = network.addresses(self.hosts)
@@ -132,6 +135,10 @@ class Laboratory:
             self._write_names(host)
         self._keeper, self._pids = starting.start(self._plan.for_keeper(), held)
         self._faults, self._ssh = Faults(), Ssh(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do instead of what was removed."""
+        raise AttributeError(GONE.get(f"Laboratory.{name}", f"no attribute {name!r}"))
 
     def run(
         self, host: str, argv: Sequence[str | Path], **options: Any
