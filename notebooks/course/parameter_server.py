@@ -1,9 +1,8 @@
-"""The parameter server's exercises: the push handler, whom a pull waits for, which bound.
+"""Exercises on the parameter server: the push handler, the staleness rule, and its bound.
 
-All are judged beside the real rule and the real server. A push handler gets messages in random
-orders: gradient i is 1 at place i and 0 elsewhere, and the value their sum, so it tells how often
-each gradient has been applied. For a staleness bound a worker's seconds are counted, not waited
-for: the messages come in the order of their times.
+The judges compare answers with the library's rule and server. A push handler receives messages in
+random orders. Gradient i is 1 at index i and 0 elsewhere, so the value, their sum, shows how often
+each gradient was applied. The staleness bound is tried in simulated time: nobody waits.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Server:
 
 
 def push_handler(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
-    """A push has arrived. Returns the workers whose waiting pulls are answered now."""
+    """Handle a push, and return the workers whose waiting pulls are answered now."""
     if (worker, number) in server.seen:  # its answer was lost, so it came again
         return []
     server.seen.add((worker, number))
@@ -77,17 +76,17 @@ def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
 
 
 def staleness_bound(step: float, pause: float) -> int:
-    """While one worker pauses the others make ``pause / step`` gradients, rounded up."""
+    """Return the gradients that the others make during a pause: ``pause / step``, rounded up."""
     return math.ceil(pause / step)
 
 
 def round_ends(arrivals: Sequence[float], backup: int) -> float:
-    """The last gradient that the round needs completes it."""
+    """Return when the last gradient that the round needs arrives."""
     return sorted(arrivals)[len(arrivals) - backup - 1]
 
 
 def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """A push is known if it was applied, or if its worker has settled it."""
+    """Drop pushes that were applied before, or that their worker has settled."""
     seen, settled, applied = set[tuple[int, int]](), dict[int, int](), []
     for worker, number, below in pushes:
         if (worker, number) not in seen and number >= settled.get(worker, 0):
@@ -101,7 +100,7 @@ def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int,
 
 #: Rounds in a game, and random games of each kind.
 ROUNDS, GAMES = 3, 60
-#: The number of messages shown from the end of a failed game.
+#: Number of messages shown from the end of a failed game.
 TOLD = 7
 
 #: The kinds of games, the simplest first: in words, whether it is synchronous, and how often
@@ -116,7 +115,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A message, and what the real server made of it.
+    """A message, and the effect that it has on the real server.
 
     Args:
         pull: whether it is a pull, else a push.
@@ -144,7 +143,7 @@ class Step:
 
 
 class Real:
-    """The library's server with one key; it plays along."""
+    """The library's server with one key: the reference in a game."""
 
     def __init__(self, sync: bool, workers: int) -> None:
         self.rule = Synchronous() if sync else Asynchronous()
@@ -155,7 +154,7 @@ class Real:
         self.sync, self.workers, self._asked = sync, workers, 0
 
     def take(self, pull: bool, worker: int, number: int, again: bool) -> Step:
-        """A message, and what comes of it."""
+        """Send a message to the server, and note the effect."""
         self._asked += 1
         entry = self.server.entries["w"]
         if pull:
@@ -395,7 +394,7 @@ def _applied(push: Handled, steps: list[Step]) -> str:
 
 
 def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: float) -> str:
-    """The mistake in a gradient that was applied so many times."""
+    """The mistake in how often a gradient was applied."""
     which = f"push {number} of worker {worker}"
     if not times.is_integer():
         return (
@@ -430,9 +429,9 @@ def _missing(step: Step) -> str:
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.02, 0.1), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
 #: Workers, gradients of each, and the gradient after which worker 0 pauses.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
-#: What comes at the same moment is taken in this order.
+#: The order of messages of the same time.
 PUSH, PULL = 0, 1
-#: In what an answer may be.
+#: Types that an answer may have.
 COLLECTIONS = (set, frozenset, list, tuple)
 
 
@@ -552,27 +551,27 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
 
 
 def counts_twice(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
-    """Remembers no push."""
+    """Forget earlier pushes, so that a repeated one counts again."""
     server.seen.clear()
     return push_handler(server, worker, number, gradient)
 
 
 def averages(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
-    """Divides, which the learning rate does."""
+    """Divide the gradient by the number of workers."""
     if server.sync:
         gradient = gradient / server.workers
     return push_handler(server, worker, number, gradient)
 
 
 def waits_for_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
-    """Updates at once."""
+    """Update with each gradient, before the round is complete."""
     server.update(gradient)
     answered, server.waiting = server.waiting, []
     return answered
 
 
 def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
-    """Updates, and lets all wait."""
+    """Update without answering the waiting pulls."""
     waiting = list(server.waiting)
     push_handler(server, worker, number, gradient)
     server.waiting = waiting
@@ -580,7 +579,7 @@ def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -
 
 
 def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
-    """The next round begins with the gradients of this one."""
+    """Keep the gradients of this round for the next one."""
     kept = {**server.inbox, worker: gradient}
     answered = push_handler(server, worker, number, gradient)
     server.inbox.update(kept)
@@ -588,17 +587,17 @@ def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) 
 
 
 def waits_at_the_bound(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Exactly bound is allowed."""
+    """Wait for workers that are exactly ``bound`` behind, too."""
     return {w for w in clocks if w != worker and clocks[w] <= clocks[worker] - bound}
 
 
 def waits_for_those_ahead(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """In both directions."""
+    """Wait for workers that are too far ahead, too."""
     return {w for w in clocks if abs(clocks[w] - clocks[worker]) > bound}
 
 
 def waits_for_all_behind(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
-    """Whatever the bound."""
+    """Wait for every worker that is behind, and ignore the bound."""
     return {w for w in clocks if clocks[w] < clocks[worker]}
 
 
@@ -611,7 +610,7 @@ def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) 
     return "it drops one too many" if inside else ""
 
 
-#: Two workers' pushes: repeated, of the same numbers, settled, and late.
+#: Pushes of two workers: repeated ones, equal numbers, settled numbers, late ones.
 _PUSHES = [
     ([(0, 1, 0), (0, 1, 0)],),
     ([(0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 1, 0)],),
@@ -632,7 +631,7 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
 
 
 def forgets_settled(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """What is settled and was never seen is applied."""
+    """Apply pushes that their worker has settled, unless they were applied before."""
     return [*dict.fromkeys(pushes)]
 
 
