@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import AS_ROOT, HOSTS, ROOT, laboratory
+from benchmarks.driver import open_mpi_environ
+from benchmarks.hosts import HOSTS, ROOT, laboratory
 from distkit_hosts.laboratory import Laboratory
+from tests.support.laboratories import needs
 
 #: The environment of a site by its launcher.
 SITES = {
@@ -22,6 +24,13 @@ SITES = {
     "mpi": {"DISTKIT_ENGINES": "mpi", "DISTKIT_HOSTS": ",".join(HOSTS)},
     "slurm": {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"options": "--spread-job"}'},
 }
+
+#: The programs of launchers, which may be missing.
+LAUNCHERS = [
+    "ssh",
+    pytest.param("mpi", marks=needs("mpiexec", "openmpi-bin")),
+    pytest.param("slurm", marks=needs("slurmctld", "slurm-wlm")),
+]
 
 #: The lessons.
 LESSONS = sorted(p for n in (0, 1, 2, 3, 4, 12) for p in ROOT.glob(f"notebooks/{n:02}_*.ipynb"))
@@ -33,14 +42,22 @@ PATIENCE = 300
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Laboratory]:
     with laboratory() as lab:
-        lab.slurm()
         yield lab
+
+
+@pytest.fixture(scope="module")
+def slurm(lab: Laboratory) -> None:
+    lab.slurm()
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
-@pytest.mark.parametrize("launcher", SITES)
-def test_lesson_runs_unchanged_on_three_hosts(lab: Laboratory, launcher: str, lesson: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_lesson_runs_unchanged_on_three_hosts(
+    lab: Laboratory, launcher: str, lesson: Path, request: pytest.FixtureRequest
+) -> None:
+    if launcher == "slurm":
+        request.getfixturevalue("slurm")
     assert run(lab, launcher, lesson) == ""
 
 
@@ -48,8 +65,7 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
     """Run a lesson on the head of a laboratory; what went wrong, "" for nothing."""
     folder = f"/tmp/{launcher}"  # the head's own
     environ = {
-        **os.environ,
-        **AS_ROOT,
+        **open_mpi_environ(),
         **SITES[launcher],
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "companions")]),
         "IPYTHONDIR": f"{folder}/ipython",
