@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Say, take_turns
+from benchmarks.driver import Say, open_mpi_environ, take_turns
 from benchmarks.figure import Figure, fill
 
 #: Ranks, and what is reduced: bytes of float32, and calls per repetition.
@@ -124,14 +123,13 @@ def open_mpi() -> dict[str, float]:
     there = importlib.util.find_spec("mpi4py") is not None and mpiexec.exists()
     if not (there and shutil.which("unshare") and shutil.which("ip")):
         return {}
-    allowed = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
     # its launcher listens on every network: it gets one of its own, with nobody else in it
     alone = ["unshare", "--map-root-user", "--net"]
     alone += ["sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
     ranks = [str(mpiexec), "--oversubscribe", "-n", str(RANKS), sys.executable]
     out = subprocess.check_output(
         [*alone, *ranks, "-c", _MPI_PROGRAM, json.dumps(SIZES)],
-        env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm"},
+        env=open_mpi_environ() | {"OMPI_MCA_btl": "self,sm"},
         timeout=300,
     )
     return dict(json.loads(out))

@@ -36,6 +36,12 @@ def take_turns(
     return dict(samples)
 
 
+def open_mpi_environ() -> dict[str, str]:
+    """This environment, and what lets Open MPI run programs for root."""
+    allowed = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]
+    return {**os.environ, **dict.fromkeys(allowed, "1")}
+
+
 #: Carried by every process that a driver starts, directly or not.
 MARK = "DISTKIT_BENCH"
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.driver import Samples, Say, take_turns
+from benchmarks.driver import Samples, Say, open_mpi_environ, take_turns
 from benchmarks.figure import Figure, fill
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 
 #: What belongs to a cluster, in the command lines of processes.
 _OURS = ("distkit.cluster.hosts.agent", "processes/boot.py", "ipyparallel")
-
-#: Open MPI runs nothing for root without these.
-AS_ROOT = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
 
 FIGURES = {
     "ours / theirs": Figure(
@@ -96,7 +93,7 @@ def laboratory() -> Iterator[Laboratory]:
 
 def begin(lab: Laboratory, job: str) -> subprocess.Popen[str]:
     """Start a job on the head."""
-    environ = {**os.environ, **AS_ROOT}
+    environ = open_mpi_environ()
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "companions")])
     command = [sys.executable, "-m", "benchmarks.hosts", job]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
