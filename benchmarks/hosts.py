@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.driver import Samples, Say, open_mpi_environ, take_turns
 from benchmarks.figure import Figure, fill
+from distkit.errors import LaboratoryError
 
 if TYPE_CHECKING:
     from distkit_hosts.laboratory import Laboratory
@@ -62,6 +63,15 @@ FIGURES = {
 
 
 def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+    """All figures; none, and the reason, where there can be no laboratory."""
+    try:
+        samples = _samples(reps, say)
+    except LaboratoryError as error:
+        return fill(FIGURES, {}, note=f"not measured: {error}"), {}
+    return fill(FIGURES, samples), samples
+
+
+def _samples(reps: int, say: Say) -> Samples:
     """Starts in turn with ipyparallel's; kernels killed and links cut; hangs; all-reduces."""
     samples = take_turns(
         "hosts: start", reps, say, lambda: _start("ours"), lambda: _start("theirs")
@@ -78,7 +88,7 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
         say("hosts: slow lines")
         samples |= run(lab, "reducing")[0]
     samples["left"] = [sum(samples["left"])]  # one process of one trial is too many
-    return fill(FIGURES, samples), samples
+    return samples
 
 
 @contextmanager
