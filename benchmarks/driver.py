@@ -42,6 +42,14 @@ def open_mpi_environ() -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(allowed, "1")}
 
 
+def torch_timeout(nccl: bool = False) -> float:
+    """Default time after which torch gives up a collective [s]; the error names no rank."""
+    from torch.distributed import constants
+
+    nccls = constants.default_pg_nccl_timeout if nccl else None  # None in a build without NCCL
+    return (nccls or constants.default_pg_timeout).total_seconds()
+
+
 #: Carried by every process that a driver starts, directly or not.
 MARK = "DISTKIT_BENCH"
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.driver import Driver, Say, take_turns
+from benchmarks.driver import Driver, Say, take_turns, torch_timeout
 from benchmarks.figure import Figure
 from benchmarks.memory import pss
 from benchmarks.train import torchrun
@@ -28,9 +28,6 @@ RANKS, SIZE, WITHIN = 4, 64 << 20, 5.0
 
 #: Steps of training before the clock starts, and while it runs; calls of the all-reduce.
 WARM, STEPS, CALLS = 3, 30, 3
-
-#: How long torch waits before it ends a call of NCCL, and names nobody [s].
-STOCK = 600.0
 
 #: Samples of ours, and of the reference.
 Pair = tuple[list[float], list[float]]
@@ -281,7 +278,7 @@ def _finding(device: str, reps: int) -> Pair:
             except DeadlockError:
                 blocked = [e.time for e in run.trace if e.state == "blocked"]
                 found.append(time.monotonic() - max(blocked))
-    return found, [STOCK]
+    return found, [torch_timeout(nccl=True)]
 
 
 def _interrupting(device: str, reps: int) -> Pair:
@@ -297,7 +294,7 @@ def _interrupting(device: str, reps: int) -> Pair:
             cluster.interrupt()
             cluster.submit(abs, -1).wait()
             found.append(time.perf_counter() - begun)
-    return found, [STOCK]
+    return found, [torch_timeout(nccl=True)]
 
 
 # -- traces --------------------------------------------------------------------------------------

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.driver import Samples, Say, take_turns
+from benchmarks.driver import Samples, Say, take_turns, torch_timeout
 from benchmarks.figure import Figure, fill
 from distkit.errors import DeadlockError
 
 #: Interrupts in a row for each repetition.
 INTERRUPTS = 15
-
-#: How long torch itself waits before it gives up, and names nobody [s].
-STOCK = 1800.0
 
 FIGURES = {
     "finding / torch": Figure(
@@ -64,7 +61,7 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
             lambda: {"interrupt": _hung(three), "stop": _endless(three)},
         )
     turns = [*zip(*found.values(), strict=True)]
-    samples: Samples = {"finding": [*map(max, turns)], "torch": [STOCK], **times}
+    samples: Samples = {"finding": [*map(max, turns)], "torch": [torch_timeout()], **times}
     samples["median"] = [seconds for turn in turns for seconds in turn]
     return fill(FIGURES, samples), {**samples, "by program": found}
 
