@@ -106,8 +106,8 @@ _TEXTS = "Watched(begin())", "begin(); None", "tell()", "cluster.stop()"
 _OPEN = "{:,} events: Timeline(trace) to first picture"
 
 FIGURES = {
-    "open 100000": Figure(_OPEN.format(SIZES[0]), "ms", must=510, absolute=True),
-    "open 1000000": Figure(_OPEN.format(SIZES[1]), "ms", must=1680, absolute=True),
+    "open 100000": Figure(_OPEN.format(SIZES[0]), "ms"),
+    "open 1000000": Figure(_OPEN.format(SIZES[1]), "ms"),
     "frame": Figure(
         "pan and zoom at 100,000 events: a frame", "ms", must=33.4, aim=16.8, absolute=True
     ),  # two frames of a 60 Hz screen, and one
