@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from distkit.kvstore.protocol.messages import (
     LIFE,
     AddressBook,
+    Copy,
     Departed,
+    Error,
     Init,
     Leave,
     Note,
@@ -18,6 +20,7 @@ from distkit.kvstore.protocol.messages import (
     Register,
     Reply,
     RollCall,
+    error,
 )
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
@@ -85,6 +88,16 @@ def test_requests_that_overtake_the_address_book_are_kept() -> None:
     assert shard.handle(init(0), 2) == []
     (reply,) = shard.hear(book(0))
     assert isinstance(reply, Reply)
+
+
+def test_a_failed_backup_is_reported_to_every_worker_that_asks() -> None:
+    shard = ServerSession(NODE)
+    shard.hear(AddressBook(0, 2, 1, Terms("dist_sync", 100, replication=2), {0: "", 1: ""}))
+    (copy,) = shard.handle(init(0), 2)
+    assert isinstance(copy, Copy)
+    answers = [*shard.hear(error(copy, "server 1 is out of memory")), *shard.handle(init(0, 1), 2)]
+    assert [(type(a), a.node) for a in answers] == [(Error, 0), (Error, 1)]
+    assert all("server 0 cannot go on: server 1 is out of memory" in a.text for a in answers)
 
 
 # -- nodes that end -----------------------------------------------------------------

@@ -237,6 +237,6 @@ def ended(how: str) -> str:
     return how if SILENT in how else f"has ended ({how})"
 
 
-def error(request: Request, text: object) -> Error:
+def error(request: Message, text: object) -> Error:
     """A refusal of this request."""
     return Error(request.run, request.node, request.number, str(text))

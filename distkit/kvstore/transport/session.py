@@ -27,11 +27,13 @@ from distkit.kvstore.protocol.messages import (
     Change,
     Copy,
     Departed,
+    Error,
     Message,
     Register,
     Reply,
     Request,
     RollCall,
+    error,
     stale,
 )
 from distkit.kvstore.protocol.server import KVServer
@@ -110,6 +112,7 @@ class ServerSession:
 
     def _clear(self) -> None:
         self.begun = False  # the scheduler has said who is there
+        self.refusal = ""  # why it serves nobody in this run
         self.stores: dict[int, KVServer] = {}
         self.replicas: dict[int, KVServer] = {}
         self.backup = Backup(self.run, self.node.id)
@@ -125,7 +128,7 @@ class ServerSession:
         """Answer a worker's request to server ``to``, or a server whose backup this is."""
         if request.run != self.run:
             return [] if isinstance(request, Copy) else [stale(request, self.run)]
-        if not self.begun:
+        if not self.begun and not self.refusal:
             self._early.append((request, to))
             return []
         return self._serve(request, to)
@@ -143,7 +146,15 @@ class ServerSession:
                 return self._depart(answer)
             case Reply() if answer.run == self.run:
                 return self.backup.arrived(answer.number)
+            case Error() if answer.run == self.run:
+                return self._refuse(answer.text)
         return []
+
+    def _refuse(self, why: str) -> list[Message]:
+        """The scheduler or the backup has failed: refuse what waits here and what comes."""
+        self.refusal = f"server {self.node.index} cannot go on: {why}"
+        early, self._early = self._early, []
+        return [error(m, self.refusal) for m in [*(m for m, _ in early), *self.backup.lost()]]
 
     def _open(self, book: AddressBook) -> list[Message]:
         """Serve from now on, first those who were told before this server was."""
@@ -163,6 +174,8 @@ class ServerSession:
     def _serve(self, request: Request, to: int) -> list[Message]:
         if isinstance(request, Copy):
             return self._follow(request)
+        if self.refusal:
+            return [error(request, self.refusal)]
         if to != self.node.id:
             return [*self._in_place_of(to).handle(request)]
         copies = self.backup.copy(request)
