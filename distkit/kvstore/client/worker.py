@@ -129,7 +129,7 @@ class KVStore:
     ) -> None:
         #: The name it was created by; how many workers share it; this one's number, from 0.
         self.type, self.num_workers, self.rank = type, num_workers, requests.node
-        self.bigarray_bound, self._mode = bound, canonical(type)
+        self._mode = canonical(type)
         place = "device" if self._mode.endswith("_device") else "host"
         self._where = "stay" if self._mode == "device" else place  # devices' gradients are added
         self._requests, self._scheduler = requests, scheduler

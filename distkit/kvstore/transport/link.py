@@ -36,7 +36,7 @@ class Line:
         heartbeat_timeout: float = 0.0,
     ) -> None:
         self.socket = open_socket(context, zmq.DEALER, keys, heartbeat_timeout)
-        self.ends, self.endpoint = Ends(self.socket), endpoint
+        self.ends = Ends(self.socket)
         pool = memory.shared() if endpoint.startswith("ipc://") else None
         self.exchange = Exchange(pool, writable=False)
         self.socket.connect(endpoint)

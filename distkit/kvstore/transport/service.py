@@ -328,11 +328,8 @@ class Service:
         """
         found = [m for m in messages if isinstance(m, Request)]
         nodes = {m.node for m in messages}
-        if (
-            len(found) < len(messages)
-            or len(nodes) > 1
-            or not nodes <= {*range(self.node.scheduler)}
-        ):
+        known = range(self.node.scheduler)
+        if len(found) < len(messages) or len(nodes) > 1 or not all(n in known for n in nodes):
             raise KVStoreError(f"requests of nodes {nodes}: there are none such here.")
         return found
 
