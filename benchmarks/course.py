@@ -1,4 +1,4 @@
-"""The course: how long each lesson takes, its memory, and how soon the first picture is there."""
+"""The course: each lesson's duration and memory, and the time to its first picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unittest.mock import patch
 import nbformat
 
 from benchmarks import lab
-from benchmarks.driver import MARK, Samples, Say, end, marked
+from benchmarks.driver import MARK, Log, Samples, kill_marked, marked
 from benchmarks.figure import Figure, figure, fill
 from benchmarks.memory import pss
 from distkit.errors import DistkitError
@@ -26,13 +26,13 @@ from distkit.pytest_plugin import NotebookFailed, execute
 LESSONS = sorted(Path(__file__).parents[1].glob("notebooks/[0-9]*.ipynb"))
 FIRST = next(path for path in LESSONS if path.name.startswith("01_"))
 
-#: From one look at the memory to the next [s].
+#: Interval between two samples of the memory [s].
 PERIOD = 0.3
 
 _MEMORY = "peak memory (PSS) of kernel and ranks"
 
 FIGURES = {
-    "all": Figure(f"all {len(LESSONS)} lessons, one after the other", "min", must=6, absolute=True),
+    "all": Figure(f"all {len(LESSONS)} lessons in sequence", "min", must=6, absolute=True),
     "failed": Figure("lessons that fail", "lessons", must=0, absolute=True),
     "left": Figure("processes left after the course", "processes", must=0, absolute=True),
     "most": Figure(f"{_MEMORY}: the largest lesson", "MB", must=1500, aim=900, absolute=True),
@@ -47,8 +47,8 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Every lesson once; the first one opened ``reps`` times in a warm JupyterLab."""
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Run every lesson once; open the first one ``reps`` times in a warm JupyterLab."""
     seconds, peaks, failed = {}, {}, {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, _marked(folder) as mark:
         for path in LESSONS:
@@ -56,9 +56,9 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
             with _peak(mark) as peak:
                 failed[path.stem] = _run(path)
             peaks[path.stem], seconds[path.stem] = max(peak), time.perf_counter() - began
-            say(f"course: {path.stem}: {seconds[path.stem]:.0f} s {failed[path.stem]}")
+            log(f"course: {path.stem}: {seconds[path.stem]:.0f} s {failed[path.stem]}")
         left = len(marked(mark))
-        end(mark)
+        kill_marked(mark)
     why = lab.missing()
     samples: Samples = {
         "all": [sum(seconds.values()) / 60],
@@ -66,7 +66,7 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
         "left": [left],
         "most": [max(peaks.values())],
         "first": [peaks[FIRST.stem]],
-        "opening": [] if why else _opened(reps, say),
+        "opening": [] if why else _opened(reps, log),
     }
     each = [figure(f"lesson {name}", "s", [seconds[name]]) for name in seconds]
     details = {"seconds": seconds, "peaks": peaks, "failed": failed}
@@ -75,34 +75,34 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
 
 @contextmanager
 def _marked(folder: str) -> Iterator[str]:
-    """An environment for kernels that reads nothing of the user's, with a mark of its own."""
+    """Isolate kernels from the user's Jupyter settings and mark their processes."""
     mark, compiled = uuid.uuid4().hex, str(Path(folder, "compiled"))
-    around = {MARK: mark, "TORCHINDUCTOR_CACHE_DIR": compiled}
-    with patch.dict(os.environ, {**around, **lab.surroundings(Path(folder))}):
+    environ = {MARK: mark, "TORCHINDUCTOR_CACHE_DIR": compiled}
+    with patch.dict(os.environ, {**environ, **lab.isolated_environment(Path(folder))}):
         yield mark
 
 
 @contextmanager
 def _peak(mark: str) -> Iterator[list[float]]:
-    """Memory of the processes with this mark, looked at again and again [MB]."""
-    found, over = [0.0], threading.Event()
+    """Sample the memory of the processes with this mark [MB]."""
+    samples, stopped = [0.0], threading.Event()
 
     def watch() -> None:
-        while not over.wait(PERIOD):
-            with suppress(OSError, DistkitError):  # one has just ended
-                found.append(sum(pss(p.pid) for p in marked(mark)) / 1e6)
+        while not stopped.wait(PERIOD):
+            with suppress(OSError, DistkitError):  # a process has just ended
+                samples.append(sum(pss(p.pid) for p in marked(mark)) / 1e6)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield found
+        yield samples
     finally:
-        over.set()
+        stopped.set()
         watcher.join()
 
 
 def _run(lesson: Path) -> str:
-    """Run a lesson; what went wrong, "" for nothing."""
+    """Run a lesson and return its error, or ""."""
     notebook = nbformat.read(lesson, as_version=4)  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(prefix="bench-") as here:
         try:
@@ -112,16 +112,16 @@ def _run(lesson: Path) -> str:
     return ""
 
 
-def _opened(reps: int, say: Say) -> list[float]:
-    """Seconds, with a new kernel each time; the first one warms the caches."""
+def _opened(reps: int, log: Log) -> list[float]:
+    """Seconds to the first picture, each in a new kernel; an extra first run warms the caches."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = shutil.copytree(FIRST.parent, Path(folder, "notebooks"))
-        environ = {**os.environ, **lab.surroundings(Path(folder))}
+        environ = {**os.environ, **lab.isolated_environment(Path(folder))}
         with lab.serve(root, Path(folder), environ) as server, lab.browse() as browser:
             for turn in range(reps + 1):
                 seconds.append(_open(browser, server))
-                say(f"course: lesson 1 opened, {turn} of {reps}: {seconds[-1]:.1f} s")
+                log(f"course: lesson 1 opened, {turn} of {reps}: {seconds[-1]:.1f} s")
     return seconds[1:]
 
 

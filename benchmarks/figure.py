@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A number with its reference; without values it is a row of a benchmark's table.
+    """A measured number with its reference; without values, a row of a benchmark's table.
 
     Args:
         name: what is measured.
@@ -26,8 +26,8 @@ class Figure:
         reference: what it is compared with.
         reference_value: the reference's median.
         must: the upper limit of value over reference, or of the value if ``absolute``.
-        aim: a lower limit of the same kind, to aim at.
-        absolute: the limits hold for the value itself.
+        aim: a stricter limit of the same kind.
+        absolute: the limits apply to the value itself.
         note: why there is no value.
     """
 
@@ -45,7 +45,7 @@ class Figure:
     note: str = ""
 
     def of(self, samples: Sequence[float], against: Sequence[float] = (), note: str = "") -> Figure:
-        """The figure with the medians of repetitions; ``note`` says why there are none.
+        """The figure with the medians of these samples; ``note`` explains why there are none.
 
         >>> start = Figure("start", "s", reference="stock", must=0.25)
         >>> start.of([2.0, 1.0, 3.0], [8.0, 10.0]).reached
@@ -72,7 +72,7 @@ class Figure:
 
     @property
     def reached(self) -> str:
-        """The better of the two limits that the number keeps; "" when it has no limits."""
+        """The stricter of the two limits that the number meets; "" without limits."""
         if self.must is None and self.aim is None:
             return ""
         number = self.value if self.absolute else self.ratio
@@ -95,18 +95,18 @@ def figure(
     against: Sequence[float] | None = None,
     **limits: Any,
 ) -> Figure:
-    """A figure whose name or limits are known only after the measurement."""
+    """A figure with a name or limits that depend on the measurement."""
     return Figure(name, unit, reference=reference, **limits).of(samples, against or ())
 
 
 def fill(
     table: Mapping[str, Figure], samples: Mapping[str, Sequence[float]], note: str = ""
 ) -> list[Figure]:
-    """A benchmark's table with its values.
+    """Fill a benchmark's table with its values.
 
     Args:
         table: the figures by the names of their samples, ``"ours"`` or ``"ours / reference"``.
-        samples: repetitions by name; what is missing was not measured.
+        samples: repetitions by name; a missing one was not measured.
         note: why samples are missing.
 
     >>> table = {"one / two": Figure("one", "s", reference="two", must=0.6)}
@@ -121,7 +121,7 @@ def fill(
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on, and how busy it was before."""
+    """The machine, its software, and its load before the measurement."""
     from distkit import __version__
     from distkit.cluster import limits
 
@@ -132,7 +132,7 @@ def machine() -> dict[str, Any]:
         "load_before": [round(x, 2) for x in os.getloadavg()],
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ipyparallel")},
-        "distkit": __version__,  # it may run from a checkout, not installed
+        "distkit": __version__,  # may run from a checkout, without being installed
     }
 
 
@@ -159,7 +159,7 @@ class Report:
 
 
 def _paragraph(figure: Figure) -> str:
-    """A figure in three lines that fit 80 columns."""
+    """A figure as three lines of at most 80 columns."""
     against = f", {figure.note}" if figure.note else ""
     if figure.ratio is not None:
         against = f" = {_short(figure.ratio)} of {figure.reference}: "

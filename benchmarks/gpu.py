@@ -1,7 +1,7 @@
-"""GPU ranks beside their references. Without a GPU every figure says so, or the CPU stands in.
+"""GPU ranks beside their references. Without a GPU, figures are marked unproven or use the CPU.
 
-A stand-in runs the same code on the CPU, so that it works when somebody has a GPU; its numbers say
-nothing about one, and their names say that it was the CPU.
+A stand-in runs the same code on the CPU to test the benchmark itself. Its numbers say nothing about
+a GPU, and their names carry the stand-in.
 """
 
 from __future__ import annotations
@@ -17,42 +17,45 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.driver import Driver, Say, take_turns, torch_timeout
+from benchmarks.driver import Driver, Log, take_turns
 from benchmarks.figure import Figure
 from benchmarks.memory import pss
 from benchmarks.train import torchrun
 from distkit.errors import DistkitError
 
-#: Ranks that share a GPU; bytes of the large all-reduce; how long memory may take to go [s].
+#: Ranks that share a GPU; bytes of the large all-reduce; time allowed for freeing memory [s].
 RANKS, SIZE, WITHIN = 4, 64 << 20, 5.0
 
-#: Steps of training before the clock starts, and while it runs; calls of the all-reduce.
+#: Warm-up steps, timed steps of training, and calls of the all-reduce.
 WARM, STEPS, CALLS = 3, 30, 3
 
-#: Samples of ours, and of the reference.
+#: torch's default timeout of an NCCL call; its error names no rank [s].
+STOCK = 600.0
+
+#: distkit's samples, and the reference's.
 Pair = tuple[list[float], list[float]]
 
 
 class Row(NamedTuple):
-    """A figure, and its measurement on a device with this many repetitions."""
+    """A figure and the function that measures it on a device, with a number of repetitions."""
 
     figure: Figure
     measure: Callable[[str, int], Pair]
 
 
-def measure(reps: int, say: Say, stand_in: str = "") -> tuple[list[Figure], dict[str, Any]]:
-    """All of :data:`ROWS`; with ``stand_in="cpu"`` on the CPU."""
-    found, there = [], bool(stand_in or gpus())
+def measure(reps: int, log: Log, stand_in: str = "") -> tuple[list[Figure], dict[str, Any]]:
+    """Measure all :data:`ROWS`; with ``stand_in="cpu"`` on the CPU."""
+    found, present = [], bool(stand_in or gpus())
     for row in ROWS:
-        say(f"gpu: {row.figure.name}")
+        log(f"gpu: {row.figure.name}")
         found.append(
-            measured(row, reps, stand_in) if there else row.figure.of([], note="unproven: no GPU")
+            measured(row, reps, stand_in) if present else row.figure.of([], note="unproven: no GPU")
         )
-    return found, {"stand_in": stand_in, **surroundings()}
+    return found, {"stand_in": stand_in, **environment()}
 
 
 def measured(row: Row, reps: int, stand_in: str = "") -> Figure:
-    """A figure; one that fails says why, and does not keep the others from being measured."""
+    """Measure a figure; a failure becomes its note, and the next figure is measured."""
     figure = row.figure
     if stand_in:
         name = f"{figure.name} [stand-in: {stand_in}]"
@@ -64,21 +67,25 @@ def measured(row: Row, reps: int, stand_in: str = "") -> Figure:
 
 
 def gpus() -> int:
-    """GPUs that torch counts by NVML: CUDA stays untouched in this process, which starts ranks."""
+    """Number of GPUs by NVML: this process starts ranks and must not initialize CUDA."""
     import torch
 
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def surroundings() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Date, GPUs, driver, and torch with its CUDA and NCCL."""
     import torch
 
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    command = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.total,driver_version",
+        "--format=csv,noheader",
+    ]
     found = ""
     with suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.check_output(asked, text=True, timeout=60)
+        found = subprocess.check_output(command, text=True, timeout=60)
     has_nccl = hasattr(torch._C, "_nccl_version")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -91,7 +98,7 @@ def surroundings() -> dict[str, Any]:
 
 # -- starting and ending -------------------------------------------------------------------------
 
-#: The answers: seconds to the first all_reduce, then the ranks' processes, with 64 MiB there each.
+#: Replies with the seconds to the first all_reduce and the ranks' pids; each rank holds 64 MiB.
 _CLUSTER = """
 def first(device):
     import torch, torch.distributed as dist
@@ -108,11 +115,11 @@ device = sys.stdin.readline().strip()
 start = time.monotonic()
 cluster = distkit.Cluster(4, device=device)
 cluster.run(first, device)
-answer([time.monotonic() - start, cluster.run(keep, device).results])
-asked()
+reply([time.monotonic() - start, cluster.run(keep, device).results])
+request()
 cluster.stop()
-answer(0)
-asked()
+reply(0)
+request()
 """
 
 _TORCHRUN = """
@@ -127,7 +134,7 @@ dist.destroy_process_group()
 def _start(device: str, reps: int) -> Pair:
     def ours() -> dict[str, float]:
         with Driver(_CLUSTER) as driver:
-            return {"ours": driver.ask(device)[0]}
+            return {"ours": driver.request(device)[0]}
 
     def theirs() -> dict[str, float]:
         begun = time.monotonic()
@@ -144,15 +151,15 @@ def _leaving(killed: bool, device: str, reps: int) -> Pair:
 
 
 def _left(device: str, killed: bool) -> float:
-    """MiB in use that were not before, within 5 s after the cluster's end or its kernel's."""
+    """MiB still in use 5 s after the cluster or its kernel ended."""
     before = _used(device, [])
     with Driver(_CLUSTER) as driver:
-        _, ranks = driver.ask(device)
+        _, ranks = driver.request(device)
         if killed:
             driver.process.kill()
             driver.process.wait()
         else:
-            driver.ask()  # it has stopped the cluster, and waits
+            driver.request()  # the cluster is stopped, and its kernel waits
         end = time.monotonic() + WITHIN
         while (left := _used(device, ranks) - before) > 0 and time.monotonic() < end:
             time.sleep(0.05)
@@ -160,19 +167,19 @@ def _left(device: str, killed: bool) -> float:
 
 
 def _used(device: str, ranks: list[int]) -> float:
-    """Bytes in use on the GPUs; for the CPU those of these processes."""
+    """Bytes in use on the GPUs; for the CPU, by these processes."""
     if device == "cpu":
         return float(sum(map(_pss, ranks)))
     from distkit.cluster import machine
 
-    there = [gpu for gpu in machine.gpus()["found"] if "error" not in gpu]  # not one that is lost
-    return float(sum(gpu["total"] - gpu["free"] for gpu in there))
+    usable = [gpu for gpu in machine.gpus()["found"] if "error" not in gpu]
+    return float(sum(gpu["total"] - gpu["free"] for gpu in usable))
 
 
 def _pss(pid: int) -> int:
     try:
         return pss(pid)
-    except (OSError, DistkitError):  # it has ended
+    except (OSError, DistkitError):  # the process has ended
         return 0
 
 
@@ -193,7 +200,7 @@ def _training(ranks: int, device: str, reps: int) -> Pair:
 
 
 def train(device: str, steps: int) -> float:
-    """On each rank: seconds for one step of DDP with a small convolutional network."""
+    """On each rank: seconds per step of DDP with a small convolutional network."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -206,17 +213,17 @@ def train(device: str, steps: int) -> float:
     y = torch.randint(10, (32,), device=device)
     for step in range(WARM + steps):
         if step == WARM:
-            _done(device)
+            _synchronize(device)
             begun = time.perf_counter()
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    _done(device)
+    _synchronize(device)
     return (time.perf_counter() - begun) / steps
 
 
-def _done(device: str) -> None:
-    """Wait until the GPU has finished, on all ranks."""
+def _synchronize(device: str) -> None:
+    """Wait until the GPUs of all ranks have finished."""
     import torch
     import torch.distributed as dist
 
@@ -238,7 +245,7 @@ def _reducing(device: str, reps: int) -> Pair:
 
 
 def reduce(device: str, size: int) -> tuple[float, float]:
-    """On each rank: seconds for one all-reduce of ``size`` bytes, by shared memory and by gloo."""
+    """On each rank: seconds per all-reduce of ``size`` bytes, by shared memory and by gloo."""
     import torch
     import torch.distributed as dist
 
@@ -248,18 +255,18 @@ def reduce(device: str, size: int) -> tuple[float, float]:
 
     def seconds(call: Callable[..., Any]) -> float:
         call(x)
-        _done(device)
+        _synchronize(device)
         begun = time.perf_counter()
         for _ in range(CALLS):
             call(x)
-        _done(device)
+        _synchronize(device)
         return (time.perf_counter() - begun) / CALLS
 
     return seconds(dk.algorithms.shared_memory_all_reduce), seconds(dist.all_reduce)
 
 
 def receive(device: str) -> None:
-    """Each of two ranks waits for the other's message; the value is used, so that it waits."""
+    """Each of two ranks waits for the other; using the received value synchronizes with the GPU."""
     import torch
     import torch.distributed as dist
 
@@ -304,10 +311,10 @@ def _interrupting(device: str, reps: int) -> Pair:
 
 
 def record(folder: Path, device: str) -> list[str]:
-    """Record runs for those who have no GPU; the names of the files.
+    """Record GPU runs, to be viewed without a GPU; return the names of the files.
 
-    Four ranks that train on one GPU, one rank with NCCL, a hang, and ranks with a GPU each where
-    there are several.
+    The runs: four ranks that train on one GPU, one rank with NCCL, a hang, and one rank per GPU
+    if there are several.
     """
     from distkit import Cluster
 
@@ -329,9 +336,9 @@ def record(folder: Path, device: str) -> list[str]:
     return saved
 
 
-_PLAIN = "the same not recorded"
+_PLAIN = "the same without recording"
 
-#: The figures: one table for the measurements, the report and docs/measured/README.md.
+#: The figures, used by the measurements, the report and docs/measured/README.md.
 ROWS = [
     Row(
         Figure(
@@ -369,9 +376,9 @@ ROWS = [
     ),
     Row(
         Figure(
-            "hang of GPU ranks to its finding",
+            "hang of GPU ranks to the error",
             "s",
-            reference="torch's own timeout, which names nobody",
+            reference="torch's timeout, which names no rank",
             must=2.0,
             absolute=True,
         ),
@@ -381,7 +388,7 @@ ROWS = [
         Figure(
             "interrupt of hung GPU ranks to a usable cluster",
             "s",
-            reference="torch's own timeout",
+            reference="torch's timeout",
             must=3.0,
             absolute=True,
         ),

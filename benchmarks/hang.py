@@ -1,22 +1,25 @@
-"""How soon hangs are explained, and how soon an interrupted cluster is usable again."""
+"""Time to explain a hang, and time until an interrupted cluster is usable again."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from benchmarks.driver import Samples, Say, take_turns, torch_timeout
+from benchmarks.driver import Log, Samples, take_turns
 from benchmarks.figure import Figure, fill
 from distkit.errors import DeadlockError
 
-#: Interrupts in a row for each repetition.
+#: Interrupts for each repetition.
 INTERRUPTS = 15
+
+#: torch's default timeout; its error names no rank [s].
+STOCK = 1800.0
 
 FIGURES = {
     "finding / torch": Figure(
         "last rank blocking to the error, the slowest of the catalogue",
         "s",
-        reference="torch's own timeout, which names nobody",
+        reference="torch's timeout, which names no rank",
         must=2.0,
         aim=0.5,
         absolute=True,
@@ -40,8 +43,8 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Every hang of the catalogue ``reps`` times; then interrupts in a row."""
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Run every hang of the catalogue ``reps`` times, then interrupt hung and endless runs."""
     import distkit as dk
     from distkit.hangs import ALL
 
@@ -51,13 +54,13 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
         found = take_turns(
             "hang",
             reps,
-            say,
+            log,
             lambda: {case.title: _finding(clusters[case.ranks], case) for case in hangs},
         )
         times = take_turns(
             "hang: interrupts",
             reps * INTERRUPTS,
-            say,
+            log,
             lambda: {"interrupt": _hung(three), "stop": _endless(three)},
         )
     turns = [*zip(*found.values(), strict=True)]
@@ -67,7 +70,7 @@ def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _finding(cluster: Any, case: Any) -> float:
-    """Seconds from the last rank's blocking to the error."""
+    """Seconds from the moment the last rank blocks to the error."""
     run = cluster.submit(case.program)
     try:
         run.wait(60)
@@ -77,17 +80,17 @@ def _finding(cluster: Any, case: Any) -> float:
 
 
 def _hung(cluster: Any) -> float:
-    """Seconds from the interrupt of a hung run until the next run has ended."""
+    """Seconds from the interrupt of a hung run to the end of the next run."""
     from distkit.hangs import ring_of_recvs
 
     cluster.submit(ring_of_recvs, wait_forever=True)
-    while not cluster.diagnose():  # until it hangs
+    while not cluster.diagnose():
         time.sleep(0.02)
     return _interrupt(cluster)
 
 
 def _endless(cluster: Any) -> float:
-    """The same for ranks that communicate all the time."""
+    """The same for ranks that communicate in an endless loop."""
 
     def all_reduces() -> None:
         import torch
@@ -103,7 +106,7 @@ def _endless(cluster: Any) -> float:
 
 
 def _interrupt(cluster: Any) -> float:
-    """Seconds until the next run has ended."""
+    """Seconds from an interrupt to the end of the next run."""
     started = time.perf_counter()
     cluster.interrupt()
     cluster.submit(abs, -1).wait()

@@ -1,6 +1,6 @@
 """Ranks on three machines, in a laboratory of hosts made of namespaces.
 
-``python -m benchmarks.hosts JOB`` is what runs on the laboratory's head; it prints JSON.
+The laboratory's head runs ``python -m benchmarks.hosts JOB``, which prints JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.driver import Samples, Say, open_mpi_environ, take_turns
+from benchmarks.driver import Log, Samples, take_turns
 from benchmarks.figure import Figure, fill
 from distkit.errors import LaboratoryError
 
@@ -28,27 +28,30 @@ HOSTS = ("alpha", "beta", "gamma")
 EACH = dict.fromkeys(HOSTS, 2)
 ROOT = Path(__file__).resolve().parents[1]
 
-#: By how much beta's clock is ahead, and how long processes have to end [s].
-SKEW, GONE = 5, 5.0
+#: Offset of beta's clock, and time allowed for processes to end [s].
+SKEW, EXIT_GRACE = 5, 5.0
 
-#: What each host sends at most, and receives at most; bytes that are reduced, and how often.
+#: Bandwidth limit of each host, in each direction; bytes of the all-reduce, and repetitions.
 RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 
-#: What belongs to a cluster, in the command lines of processes.
+#: Substrings of the command lines of a cluster's processes.
 _OURS = ("distkit.cluster.hosts.agent", "processes/boot.py", "ipyparallel")
+
+#: Environment variables that Open MPI needs to run as root.
+AS_ROOT = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
 
 FIGURES = {
     "ours / theirs": Figure(
-        "3 x 2 ranks by SSH, to the first all_reduce",
+        "start of 3 x 2 ranks by SSH to the first all_reduce",
         "s",
         reference="ipyparallel's SSH cluster, torch, gloo",
         must=0.5,
         aim=0.25,
     ),
-    "hang": Figure("hang over 3 hosts, to its error", "s", absolute=True, must=2.0, aim=0.5),
-    "partition": Figure("silent partition, to its message", "s", absolute=True, must=5.0, aim=2.0),
+    "hang": Figure("hang over 3 hosts to its error", "s", absolute=True, must=2.0, aim=0.5),
+    "partition": Figure("silent partition to its error", "s", absolute=True, must=5.0, aim=2.0),
     "left": Figure(
-        f"processes left {GONE:.0f} s after the kernel was killed, or a link cut",
+        f"processes left {EXIT_GRACE:.0f} s after the kernel was killed or a link was cut",
         "processes",
         absolute=True,
         must=0,
@@ -56,44 +59,35 @@ FIGURES = {
     "hierarchical / gloo": Figure(
         f"hierarchical all-reduce of 4 MB, 3 x 2 ranks over {RATE}",
         "s",
-        reference="gloo's own ring",
+        reference="gloo's ring",
         must=1 / 1.3,
     ),
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """All figures; none, and the reason, where there can be no laboratory."""
-    try:
-        samples = _samples(reps, say)
-    except LaboratoryError as error:
-        return fill(FIGURES, {}, note=f"not measured: {error}"), {}
-    return fill(FIGURES, samples), samples
-
-
-def _samples(reps: int, say: Say) -> Samples:
-    """Starts in turn with ipyparallel's; kernels killed and links cut; hangs; all-reduces."""
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Time starts beside ipyparallel's, kills and cut links, hangs, and all-reduces."""
     samples = take_turns(
-        "hosts: start", reps, say, lambda: _start("ours"), lambda: _start("theirs")
+        "hosts: start", reps, log, lambda: _start("ours"), lambda: _start("theirs")
     )
     for turn in range(reps):
         for how in ("kill", "cut"):
-            say(f"hosts: {how}, {turn + 1} of {reps}")
+            log(f"hosts: {how}, {turn + 1} of {reps}")
             for name, value in _break(how).items():
                 samples.setdefault(name, []).append(value)
     with laboratory() as lab:
-        samples["hang"] = [line["seconds"] for line in run(lab, "hanging")]
+        samples["hang"] = [line["seconds"] for line in run_job(lab, "hanging")]
         for host in HOSTS:
             lab.slow(host, RATE)
-        say("hosts: slow lines")
-        samples |= run(lab, "reducing")[0]
-    samples["left"] = [sum(samples["left"])]  # one process of one trial is too many
-    return samples
+        log("hosts: limited bandwidth")
+        samples |= run_job(lab, "reducing")[0]
+    samples["left"] = [sum(samples["left"])]  # a single process left in a single trial counts
+    return fill(FIGURES, samples), samples
 
 
 @contextmanager
 def laboratory() -> Iterator[Laboratory]:
-    """Three hosts, one with a clock of its own, that let each other in."""
+    """Three hosts with SSH access to each other; one has a skewed clock."""
     from distkit_hosts.laboratory import Laboratory
 
     with Laboratory(HOSTS, skew={"beta": SKEW}) as lab:
@@ -101,32 +95,32 @@ def laboratory() -> Iterator[Laboratory]:
         yield lab
 
 
-def begin(lab: Laboratory, job: str) -> subprocess.Popen[str]:
-    """Start a job on the head."""
-    environ = open_mpi_environ()
+def start_job(lab: Laboratory, job: str) -> subprocess.Popen[str]:
+    """Start a job on the head node."""
+    environ = {**os.environ, **AS_ROOT}
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "companions")])
     command = [sys.executable, "-m", "benchmarks.hosts", job]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     return lab.popen("head", command, cwd=ROOT, env=environ, **pipes)
 
 
-def run(lab: Laboratory, job: str) -> list[dict[str, Any]]:
-    """The lines of a job."""
-    out, _ = begin(lab, job).communicate(timeout=300)
+def run_job(lab: Laboratory, job: str) -> list[dict[str, Any]]:
+    """Run a job and return the lines of JSON it printed."""
+    out, _ = start_job(lab, job).communicate(timeout=300)
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def _start(who: str) -> dict[str, float]:
+def _start(contender: str) -> dict[str, float]:
     with laboratory() as lab:
-        (line,) = run(lab, who)
+        (line,) = run_job(lab, contender)
     assert line["results"] == [6.0] * 6, line
-    return {who: line["seconds"]}
+    return {contender: line["seconds"]}
 
 
 def _break(how: str) -> dict[str, float]:
-    """The processes left after :data:`GONE`; the seconds until the loss of a host is reported."""
+    """The processes left after :data:`EXIT_GRACE`, and the seconds until the loss is reported."""
     with laboratory() as lab:
-        job = begin(lab, "working")
+        job = start_job(lab, "working")
         assert job.stdout is not None
         job.stdout.readline()
         began, found = time.monotonic(), {}
@@ -134,10 +128,10 @@ def _break(how: str) -> dict[str, float]:
             job.kill()
         else:
             lab.cut("beta")
-            ready, _, _ = select.select([job.stdout], [], [], GONE)
+            ready, _, _ = select.select([job.stdout], [], [], EXIT_GRACE)
             at = json.loads(job.stdout.readline())["at"] if ready else math.inf
             found["partition"] = at - began
-        while (left := _left(lab, how)) and time.monotonic() < began + GONE:
+        while (left := _left(lab, how)) and time.monotonic() < began + EXIT_GRACE:
             time.sleep(0.05)
         job.kill()
         job.communicate()
@@ -145,13 +139,13 @@ def _break(how: str) -> dict[str, float]:
 
 
 def _left(lab: Laboratory, how: str) -> int:
-    """What is left; the fork server of a living kernel is on the head."""
+    """Count processes of the cluster; on the head only if the kernel was killed."""
     listed = [
         lab.run(host, ["ps", "-eo", "args"], capture_output=True, text=True).stdout
         for host in lab.hosts
         if host != "head" or how == "kill"
     ]
-    return sum(any(o in line for o in _OURS) for text in listed for line in text.splitlines())
+    return sum(any(part in line for part in _OURS) for text in listed for line in text.splitlines())
 
 
 # -- jobs on the head ------------------------------------------------------------------------------
@@ -173,7 +167,7 @@ def total() -> float:
 
 
 def ours() -> None:
-    """Start, and the first all-reduce."""
+    """distkit: start a cluster and run its first all-reduce."""
     began = time.perf_counter()
     import distkit as dk
 
@@ -183,7 +177,7 @@ def ours() -> None:
 
 
 def theirs() -> None:
-    """The same by hand: ipyparallel's own SSH cluster, torch, gloo."""
+    """The same with ipyparallel's SSH cluster, torch and gloo."""
     began = time.perf_counter()
     import ipyparallel
     from traitlets.config import Config
@@ -202,13 +196,13 @@ def theirs() -> None:
         print_json(seconds=time.perf_counter() - began, results=results)
 
 
-def _address(towards: str) -> str:
-    """This host's own address on the way to another."""
+def _address(target: str) -> str:
+    """The address of this host that routes to another."""
     import socket  # on an engine
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((towards, 9))
-        return str(way.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))
+        return str(probe.getsockname()[0])
 
 
 def _join(rank: int, address: str) -> float:
@@ -224,18 +218,18 @@ def _join(rank: int, address: str) -> float:
     return float(x)
 
 
-def _for_ever() -> None:
+def _reduce_forever() -> None:
     while True:
         total()
 
 
 def working() -> None:
-    """Work until it is killed, or a machine is lost."""
+    """Communicate until this process is killed or a machine is lost."""
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:
         cluster.run(total)
-        run = cluster.submit(_for_ever)
+        run = cluster.submit(_reduce_forever)
         print_json(working=True)
         try:
             run.wait()
@@ -254,7 +248,7 @@ def _hang() -> None:
 
 
 def hanging() -> None:
-    """How long a hang lasts over three machines."""
+    """Time hangs over three machines."""
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:
@@ -268,7 +262,7 @@ def hanging() -> None:
 
 
 def _times() -> Samples:
-    """On each rank: seconds of all-reduces, in turn, until the last rank is done."""
+    """On each rank: seconds of all-reduces, in turn, to the end of the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -289,12 +283,12 @@ def _times() -> Samples:
         hierarchical = seconds(lambda: dk.algorithms.use_algorithm("shared_memory"))
         return {"hierarchical": hierarchical, "gloo": seconds(nullcontext)}
 
-    turn()  # connections are made
+    turn()  # warm-up: opens connections
     return take_turns("all-reduce", TIMES, lambda line: None, turn)
 
 
 def reducing() -> None:
-    """How long all-reduces take between the machines."""
+    """Time all-reduces between the machines."""
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:

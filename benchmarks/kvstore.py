@@ -1,9 +1,9 @@
 """The parameter server beside MXNet 1.9.1's, in turn on the same arrays, model and machine.
 
-MXNet wants a Python of its own: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
+MXNet needs a separate Python: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
 the path of that Python in ``DISTKIT_MXNET_PYTHON``. Without it the reference is a loopback ZeroMQ
-socket that echoes the same bytes: how far the parameter server is from bare messages.
-TensorFlow trains the same model beside both, see :mod:`benchmarks.kvstore_tensorflow`.
+socket that echoes the same bytes.
+TensorFlow trains the same model, see :mod:`benchmarks.kvstore_tensorflow`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,36 @@ from benchmarks.figure import Figure, figure
 #: Workers and servers.
 CLUSTERS = ((2, 1), (4, 2))
 
-#: What is timed, in which mode: bytes of a push and pull and how often, or steps of training.
+#: Round trips by mode and bytes, with their number; steps of training by mode.
 TRIPS = {("dist_sync", 4 << 20): 12, ("dist_sync", 64 << 20): 2, ("dist_async", 1 << 10): 300}
 STEPS = {"dist_sync": 150, "dist_async": 150}
 BATCH, RATE = 32, 0.1
 
-#: Upper limits of our time over MXNet's: must and aim.
+#: Upper limits of distkit's time over MXNet's: must and aim.
 _LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
 
-#: Contenders: seconds of each of their turns, by size and by "step" of training.
+#: Each contender's seconds in every turn, by size and by "step" of training.
 Seconds = dict[Any, list[float]]
 Turns = dict[str, Seconds]
 OURS = "ours"
 
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Seconds per call of the slowest worker; ``reps`` turns of each contender."""
+def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
+    """Measure seconds per call of the slowest worker in ``reps`` turns of each contender."""
     figures: list[Figure] = []
     details: dict[str, Any] = {}
     for workers, servers in CLUSTERS:
         for mode in STEPS:
             trips = {size: n for (m, size), n in TRIPS.items() if m == mode}
-            turns = _turns(workers, servers, mode, trips, reps, say)
+            turns = _turns(workers, servers, mode, trips, reps, log)
             where = f"{workers} workers + {servers} server{'s' * (servers > 1)}, {mode}"
             figures += _figures(where, workers, turns)
             details[where] = {
-                f"{what}, {who}": {"us": [1e6 * s for s in times], "median_us": 1e6 * median(times)}
-                for who, found in turns.items()
+                f"{what}, {name}": {
+                    "us": [1e6 * s for s in times],
+                    "median_us": 1e6 * median(times),
+                }
+                for name, found in turns.items()
                 for what, times in found.items()
             }
     return figures, details
@@ -57,25 +60,25 @@ def _turns(
     mode: str,
     trips: dict[int, int],
     reps: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Turns:
-    """Each contender's seconds: ours, MXNet's or the echo's, TensorFlow's."""
+    """Each contender's seconds: distkit, MXNet or the echo, TensorFlow."""
     from distkit.cluster.cluster import Cluster
 
     turns: Turns = {OURS: {}}
     data, jobs = kvstore_peers.digits(), {"trips": trips, "steps": STEPS[mode]}
     mxnet, tensorflow = map(os.environ.get, ("DISTKIT_MXNET_PYTHON", "DISTKIT_TENSORFLOW_PYTHON"))
     with (
-        kvstore_peers.peer(mxnet, workers, servers, mode, data) as peer,
+        kvstore_peers.reference(mxnet, workers, servers, mode, data) as reference,
         kvstore_tensorflow.tensorflow(tensorflow, workers, servers, data) as other,
         Cluster(workers=workers, servers=servers) as cluster,
     ):
         for rep in range(reps):
-            say(f"kvstore: {workers} + {servers}, {mode}, {rep + 1} of {reps}")
+            log(f"kvstore: {workers} + {servers}, {mode}, {rep + 1} of {reps}")
             for job in jobs.items():
                 run = cluster._submit(on_worker, (mode, job, data), {}, record=False).wait()
                 _add(turns[OURS], run.results)
-                _add(turns.setdefault(peer.name, {}), peer.turn(job))
+                _add(turns.setdefault(reference.name, {}), reference.turn(job))
             if other is not None:
                 _add(turns.setdefault(kvstore_tensorflow.NAME, {}), [other.turn(STEPS[mode])])
     return turns
@@ -87,9 +90,9 @@ def _add(seconds: Seconds, results: list[dict[Any, float]]) -> None:
 
 
 def _figures(where: str, workers: int, turns: Turns) -> list[Figure]:
-    """Each of our times beside that of MXNet or the echo, a step beside TensorFlow's, too."""
+    """distkit's times beside those of MXNet or the echo; a step also beside TensorFlow's."""
     found = []
-    peer = kvstore_peers.MXNET if kvstore_peers.MXNET in turns else kvstore_peers.ECHO
+    reference = kvstore_peers.MXNET if kvstore_peers.MXNET in turns else kvstore_peers.ECHO
     for what, seconds in turns[OURS].items():
         limits: dict[str, Any] = {}
         if what == "step":
@@ -100,16 +103,18 @@ def _figures(where: str, workers: int, turns: Turns) -> list[Figure]:
             rate = 2 * int(what) / median(seconds) / 1e6
             name = f"push + pull of {_size(int(what))}, {where} ({rate:,.4g} MB/s per worker)"
             limits = dict(zip(("must", "aim"), _LIMITS[int(what)], strict=True))
-        if peer != kvstore_peers.MXNET:
-            limits = {}  # they hold for MXNet
-        found.append(figure(name, "us", _us(seconds), peer, _us(turns[peer].get(what)), **limits))
+        if reference != kvstore_peers.MXNET:
+            limits = {}  # the limits apply to MXNet only
+        found.append(
+            figure(name, "us", _us(seconds), reference, _us(turns[reference].get(what)), **limits)
+        )
         if what == "step":
             found += _beside_tensorflow(name, seconds, turns.get(kvstore_tensorflow.NAME, {}))
     return found
 
 
 def _beside_tensorflow(name: str, seconds: list[float], theirs: Seconds) -> list[Figure]:
-    """A step beside a step of TensorFlow's, and beside one of ten in a call of its coordinator."""
+    """A step beside TensorFlow's, with one and with ten steps per call of its coordinator."""
     if not theirs:
         return [figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, must=1 / 3, aim=0.1)]
     limits: dict[str, dict[str, float]] = {"step": {"must": 1 / 3, "aim": 0.1}}
@@ -177,14 +182,14 @@ def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
 
     seconds = _timed(kv, step, steps)
     right = (model(torch.tensor(images)).argmax(1) == torch.tensor(labels)).float().mean()
-    assert right > 0.5, f"the model did not learn: {right:.0%} right"
+    assert right > 0.5, f"the model did not learn: accuracy {right:.0%}"
     return seconds
 
 
 def _timed(kv: Any, call: Callable[[], None], calls: int) -> float:
     import time
 
-    for _ in range(max(3, calls // 5)):  # connections are made, memory is touched
+    for _ in range(max(3, calls // 5)):  # warm-up: opens connections, touches memory
         call()
     kv.barrier()
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the parameter server is compared with: MXNet's, or an echo of the same bytes."""
+"""References for the parameter server: MXNet's, or an echo of the same bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from distkit.errors import DistkitError
 MXNET = "MXNet 1.9.1's"
 ECHO = "a bare ZeroMQ echo's (MXNet's: set DISTKIT_MXNET_PYTHON)"
 
-#: A program for MXNet's Python: for each line that comes in, a job is done and timed.
+#: A program for MXNet's Python: runs and times a job for each line of its input.
 _MXNET_PROGRAM = """
 import json, os, sys, time
-answers = os.fdopen(os.dup(1), "w")
+replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-import mxnet as mx      # a server or the scheduler stays in here until the end
+import mxnet as mx      # servers and the scheduler run inside this import
 if os.environ["DMLC_ROLE"] != "worker":
     sys.exit()
 from mxnet import autograd, gluon
@@ -96,18 +96,18 @@ for line in sys.stdin:
     kind, what = json.loads(line)
     if kind not in jobs:
         jobs[kind] = {"trips": trips, "steps": train}[kind]()
-    answers.write(json.dumps(jobs[kind](what)) + "\\n")
-    answers.flush()
+    replies.write(json.dumps(jobs[kind](what)) + "\\n")
+    replies.flush()
 """
 
 
-class Peer(Protocol):
-    """A contender, ready to take its turns."""
+class Reference(Protocol):
+    """A running reference."""
 
     name: str
 
     def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Do a job; each worker's seconds."""
+        """Run a job and return each worker's seconds."""
 
 
 def digits() -> tuple[Any, Any]:
@@ -121,34 +121,38 @@ def digits() -> tuple[Any, Any]:
 
 
 @contextmanager
-def peer(python: str | None, workers: int, servers: int, mode: str, data: Any) -> Iterator[Peer]:
-    """MXNet where its Python is known, else an echo."""
+def reference(
+    python: str | None, workers: int, servers: int, mode: str, data: Any
+) -> Iterator[Reference]:
+    """MXNet if its Python is configured, else an echo."""
     if python is None:
-        yield Echo(workers)
+        yield Echo()
         return
     with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
-        gangs = [Gang(python, workers, servers, mode, data, Path(folder)) for _ in range(2)]
+        clusters = [
+            MXNetCluster(python, workers, servers, mode, data, Path(folder)) for _ in range(2)
+        ]
         try:
-            yield Pair(*gangs)
+            yield MXNet(*clusters)
         finally:
-            for gang in gangs:
-                gang.close()
+            for cluster in clusters:
+                cluster.close()
 
 
-class Pair:
-    """Two gangs of MXNet: one for round trips, one for training, each with its optimizer."""
+class MXNet:
+    """Two clusters of MXNet with separate optimizers: for round trips and for training."""
 
     name = MXNET
 
-    def __init__(self, trips: Gang, steps: Gang) -> None:
-        self._gangs = {"trips": trips, "steps": steps}
+    def __init__(self, trips: MXNetCluster, steps: MXNetCluster) -> None:
+        self._clusters = {"trips": trips, "steps": steps}
 
     def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Do a job; each worker's seconds."""
-        return self._gangs[job[0]].turn(job)
+        """Run a job and return each worker's seconds."""
+        return self._clusters[job[0]].turn(job)
 
 
-class Gang:
+class MXNetCluster:
     """MXNet's scheduler, servers and workers, on the loopback interface."""
 
     def __init__(
@@ -159,7 +163,7 @@ class Gang:
         from benchmarks.kvstore import BATCH, RATE
 
         np.savez(folder / "digits.npz", x=data[0], y=data[1])
-        said = json.dumps([mode, str(folder / "digits.npz"), BATCH, RATE])
+        arguments = json.dumps([mode, str(folder / "digits.npz"), BATCH, RATE])
         self._log = (folder / "log").open("ab")
         common = {
             **os.environ,
@@ -178,7 +182,7 @@ class Gang:
         ]
         self._processes = [
             subprocess.Popen(
-                [python, "-c", _MXNET_PROGRAM, said],
+                [python, "-c", _MXNET_PROGRAM, arguments],
                 stderr=self._log,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -190,18 +194,18 @@ class Gang:
         self._workers = self._processes[-workers:]
 
     def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Do a job; each worker's seconds."""
+        """Run a job and return each worker's seconds."""
         for process in self._workers:
             _pipe(process.stdin).write(json.dumps(job).encode() + b"\n")
         lines = [_pipe(process.stdout).readline() for process in self._workers]
         if not all(lines):
-            said = Path(self._log.name).read_text(errors="replace")[-1000:]
-            raise DistkitError(f"MXNet gave no answer. Its last words:\n{said}")
+            log = Path(self._log.name).read_text(errors="replace")[-1000:]
+            raise DistkitError(f"MXNet did not reply; the end of its log:\n{log}")
         found = [json.loads(line) for line in lines]
         return [{k if k == "step" else int(k): v for k, v in result.items()} for result in found]
 
     def close(self) -> None:
-        """End them: workers first, the others follow by themselves or are ended."""
+        """Close the inputs, and kill the processes that have not ended 5 s later."""
         for process in self._processes:
             _pipe(process.stdin).close()
         for process in self._processes:
@@ -215,15 +219,12 @@ class Gang:
 
 
 class Echo:
-    """A socket that sends back what it gets, for one asker on each of ``workers`` threads."""
+    """A socket that sends back what it receives."""
 
     name = ECHO
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-
     def turn(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Seconds of one worker's echoes; nothing of training."""
+        """Seconds of one worker's round trips; it does not train."""
         kind, what = job
         if kind != "trips":
             return [{}]
@@ -231,7 +232,7 @@ class Echo:
 
 
 def _echo(size: int, calls: int) -> float:
-    """Seconds until as many bytes are there and back."""
+    """Seconds of a round trip of ``size`` bytes."""
     import zmq
 
     with (
@@ -247,11 +248,11 @@ def _echo(size: int, calls: int) -> float:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        said = bytes(size)
+        message = bytes(size)
         for call in range(calls + 1):
             if call == 1:
                 start = time.perf_counter()
-            near.send(said, copy=False)
+            near.send(message, copy=False)
             near.recv(copy=False)
         seconds = (time.perf_counter() - start) / calls
         thread.join()

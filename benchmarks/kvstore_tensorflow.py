@@ -1,8 +1,8 @@
-"""TensorFlow's ParameterServerStrategy, training the digits MLP: asynchronous, as it only is.
+"""TensorFlow's ParameterServerStrategy, which is always asynchronous, training the digits MLP.
 
-It wants a Python of its own: ``pip install tensorflow-cpu``, and the path of that Python in
-``DISTKIT_TENSORFLOW_PYTHON``; and Linux with unshare and ip, since its servers listen on every
-network: they get one of their own, with nobody else in it.
+It needs ``pip install tensorflow-cpu`` in a separate Python, the path of that Python in
+``DISTKIT_TENSORFLOW_PYTHON``, and Linux with unshare and ip: its servers listen on all interfaces
+and run in a network namespace.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from distkit.errors import DistkitError
 NAME = "TensorFlow's ParameterServerStrategy"
 MISSING = f"{NAME}: set DISTKIT_TENSORFLOW_PYTHON"
 
-#: Training steps in one call of the coordinator: its tutorial's one, and several, which it may.
+#: Training steps per call of the coordinator: one, as in its tutorial, and several.
 CALLS = {"step": 1, "ten steps a call": 10}
 
-#: Starts servers and workers, coordinates them; for each line that comes in, steps are timed.
+#: Starts and coordinates servers and workers; times steps for each line of its input.
 _PROGRAM = """
 import json, os, socket, subprocess, sys, threading, time
-answers = os.fdopen(os.dup(1), "w")
+replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 workers, servers, path, batch, rate, calls = json.loads(sys.argv[1])
 
@@ -103,8 +103,8 @@ for line in sys.stdin:
         found[what] = (time.perf_counter() - start) / (each * count)
     hidden = np.maximum(x @ w1.numpy() + b1.numpy(), 0)
     found["right"] = float(((hidden @ w2.numpy() + b2.numpy()).argmax(1) == y).mean())
-    answers.write(json.dumps(found) + "\\n")
-    answers.flush()
+    replies.write(json.dumps(found) + "\\n")
+    replies.flush()
 for child in children:
     child.stdin.close()
 for child in children:
@@ -112,11 +112,19 @@ for child in children:
 os._exit(0)
 """
 
-ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+_NETNS = [
+    "unshare",
+    "--map-root-user",
+    "--net",
+    "sh",
+    "-c",
+    'ip link set lo up; exec "$@"',
+    "sh",
+]
 
 
 class TensorFlow:
-    """Its coordinator, servers and workers, in a network of their own."""
+    """A coordinator, servers and workers in a network namespace."""
 
     def __init__(self, python: str, workers: int, servers: int, data: Any, folder: Path) -> None:
         import numpy as np
@@ -124,7 +132,7 @@ class TensorFlow:
         from benchmarks.kvstore import BATCH, RATE
 
         np.savez(folder / "digits.npz", x=data[0], y=data[1])
-        said = [workers, servers, str(folder / "digits.npz"), BATCH, RATE, CALLS]
+        arguments = [workers, servers, str(folder / "digits.npz"), BATCH, RATE, CALLS]
         program = f"program = {_PROGRAM!r}\nexec(program)"
         environ = {
             "CUDA_VISIBLE_DEVICES": "",
@@ -136,7 +144,7 @@ class TensorFlow:
         }
         self._log = (folder / "log").open("ab")
         self._process = subprocess.Popen(
-            [*ALONE, python, "-c", program, json.dumps(said)],
+            [*_NETNS, python, "-c", program, json.dumps(arguments)],
             stderr=self._log,
             env=environ,
             stdin=subprocess.PIPE,
@@ -145,20 +153,20 @@ class TensorFlow:
         )
 
     def turn(self, steps: int) -> dict[str, float]:
-        """Seconds per step of each worker, by how many there are in a call."""
+        """Seconds per step of a worker, by the number of steps in a call."""
         stdin, stdout = self._pipes()
         stdin.write(json.dumps(steps).encode() + b"\n")
         line = stdout.readline()
         if not line:
-            said = Path(self._log.name).read_text(errors="replace")[-1000:]
-            raise DistkitError(f"TensorFlow gave no answer. Its last words:\n{said}")
+            log = Path(self._log.name).read_text(errors="replace")[-1000:]
+            raise DistkitError(f"TensorFlow did not reply; the end of its log:\n{log}")
         found: dict[str, float] = json.loads(line)
         right = found.pop("right")
-        assert right > 0.5, f"TensorFlow's model did not learn: {right:.0%} right"
+        assert right > 0.5, f"TensorFlow's model did not learn: accuracy {right:.0%}"
         return found
 
     def close(self) -> None:
-        """The coordinator ends when nobody asks any more, and then the others."""
+        """Close the input: the coordinator ends, then the other processes."""
         stdin, stdout = self._pipes()
         stdin.close()
         try:
@@ -178,13 +186,13 @@ class TensorFlow:
 def tensorflow(
     python: str | None, workers: int, servers: int, data: Any
 ) -> Iterator[TensorFlow | None]:
-    """TensorFlow where its Python is known."""
+    """TensorFlow if its Python is configured."""
     if python is None:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
-        it = TensorFlow(python, workers, servers, data, Path(folder))
+        cluster = TensorFlow(python, workers, servers, data, Path(folder))
         try:
-            yield it
+            yield cluster
         finally:
-            it.close()
+            cluster.close()

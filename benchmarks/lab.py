@@ -1,4 +1,4 @@
-"""A real JupyterLab and a real browser: for measurements, and for the tests of what is seen."""
+"""Runs a real JupyterLab and browser, for measurements and browser tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from urllib.request import urlopen
 
 from distkit.errors import DistkitError
 
-#: Where JupyterLab keeps what it knows about its user; all of it below one folder here.
+#: Environment variables of JupyterLab's folders, and their names in an isolated home.
 _FOLDERS = {
     "JUPYTER_CONFIG_DIR": "config",
     "JUPYTER_DATA_DIR": "data",
@@ -32,7 +32,7 @@ _FOLDERS = {
     "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
 }
 
-#: What tools for tests bring to every JupyterLab beside them, and users do not have.
+#: Disables the JupyterLab extensions of test tools, which users do not have.
 _FOREIGN = {
     "config/jupyter_server_config.json": {
         "ServerApp": {
@@ -55,7 +55,7 @@ _FOREIGN = {
     },
 }
 
-#: In the page: whether the notebook in front is open and its kernel has nothing to do.
+#: In the page: whether the active notebook is open and its kernel is idle.
 IDLE = """() => {
     const panel = window.jupyterapp?.shell.currentWidget;
     return panel?.context?.isReady && panel.sessionContext?.session?.kernel?.status === 'idle';
@@ -71,11 +71,11 @@ class Lab:
     root: Path
 
     def address(self, notebook: str) -> str:
-        """Where a notebook opens, alone."""
+        """The URL that opens a single notebook."""
         return f"{self.url}/lab/tree/{notebook}?reset&token={self.token}"
 
     def ready(self) -> bool:
-        """True if it answers."""
+        """True if the server answers."""
         try:
             with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
                 return True
@@ -83,12 +83,12 @@ class Lab:
             return False
 
 
-def surroundings(home: Path) -> dict[str, str]:
-    """The environment of a JupyterLab that reads and writes nothing of the user's."""
-    # answers the question about news in advance: it would lie over the notebook
+def isolated_environment(home: Path) -> dict[str, str]:
+    """Environment variables of a JupyterLab that does not touch the user's settings."""
+    # answers the prompt about news, which would cover the notebook
     news = "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    asked = {"fetchNews": "false", "checkForUpdates": False}
-    for name, settings in {news: asked, **_FOREIGN}.items():
+    preferences = {"fetchNews": "false", "checkForUpdates": False}
+    for name, settings in {news: preferences, **_FOREIGN}.items():
         file = home / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
@@ -97,28 +97,28 @@ def surroundings(home: Path) -> dict[str, str]:
 
 @contextmanager
 def serve(
-    root: Path, home: Path, environ: dict[str, str], before: Sequence[str] = ()
+    root: Path, home: Path, environ: dict[str, str], prefix: Sequence[str] = ()
 ) -> Iterator[Lab]:
     """Run JupyterLab on a free port of the loopback interface.
 
     Args:
         root: the folder with the notebooks.
         home: a folder for the log.
-        environ: the server's whole environment, with :func:`surroundings`.
-        before: a command that becomes the one that it is given.
+        environ: the server's whole environment, with :func:`isolated_environment`.
+        prefix: a command that executes its arguments.
 
     Raises:
-        DistkitError: it ended three times, or did not answer within two minutes; the message has
-            its log.
+        DistkitError: JupyterLab ended three times or did not answer within two minutes; the
+            message contains its log.
     """
     log = home / "lab.log"
-    running, server = _start(root, log, environ, before)
+    running, server = _start(root, log, environ, prefix)
     try:
-        end, again = time.monotonic() + 120, 2
+        end, retries = time.monotonic() + 120, 2
         while not running.ready():
-            if server.poll() is not None and again:  # another process may have taken its port
-                again -= 1
-                running, server = _start(root, log, environ, before)
+            if server.poll() is not None and retries:  # another process may have taken its port
+                retries -= 1
+                running, server = _start(root, log, environ, prefix)
             elif server.poll() is not None or time.monotonic() > end:
                 raise DistkitError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.1)
@@ -127,19 +127,19 @@ def serve(
         server.terminate()
         try:
             server.wait(60)
-        except subprocess.TimeoutExpired:  # it has too little memory to end
+        except subprocess.TimeoutExpired:  # for lack of memory
             server.kill()
             server.wait()
 
 
 def _start(
-    root: Path, log: Path, environ: dict[str, str], before: Sequence[str]
+    root: Path, log: Path, environ: dict[str, str], prefix: Sequence[str]
 ) -> tuple[Lab, subprocess.Popen[bytes]]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     lab = Lab(f"http://127.0.0.1:{port}", uuid.uuid4().hex, root)
     with log.open("wb") as out:
-        command = [*before, *_command(lab, port)]
+        command = [*prefix, *_command(lab, port)]
         return lab, subprocess.Popen(command, stdout=out, stderr=out, env=environ)
 
 
@@ -164,19 +164,19 @@ def _command(lab: Lab, port: int) -> list[str]:
 
 @cache
 def missing() -> str:
-    """Why there is no browser to look with, in words; "" if there is one."""
+    """The reason why no browser is available, or ""."""
     driver = [sys.executable, "-m", "playwright", "--version"]
     if shutil.which("chromium") and not subprocess.run(driver, capture_output=True).returncode:
         return ""
     return (
-        "no browser to look with. On Debian: apt-get install chromium libatomic1, "
+        "no browser available. On Debian: apt-get install chromium libatomic1, "
         "and pip install playwright"
     )
 
 
 @contextmanager
 def browse() -> Iterator[Any]:
-    """Debian's chromium, without a window, driven by Playwright."""
+    """Run Debian's chromium headless under Playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -195,7 +195,7 @@ def command(page: Any, name: str, **args: str) -> Any:
 
 
 def run_cell(page: Any, index: int) -> None:
-    """Run a cell of the notebook in front to its end."""
+    """Run a cell of the active notebook to its end."""
     page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
     command(page, "notebook:run-cell")
     page.wait_for_function(IDLE, timeout=120_000)
@@ -205,11 +205,11 @@ def run_cell(page: Any, index: int) -> None:
 def open_notebook(
     *cells: str, height: int = 900, files: Callable[[Path], object] = lambda root: None
 ) -> Iterator[tuple[Any, Path]]:
-    """Open a notebook with these cells in a JupyterLab of its own.
+    """Open a notebook with these cells in a new JupyterLab.
 
     Args:
         cells: their sources.
-        height: of the page, which is 1280 wide.
+        height: height of the page, whose width is 1280 [px].
         files: writes other files into the notebook's folder.
 
     Yields:
@@ -220,7 +220,7 @@ def open_notebook(
         root.mkdir()
         files(root)
         (root / "bench.ipynb").write_text(notebook(*cells))
-        environ = {**os.environ, **surroundings(Path(folder))}
+        environ = {**os.environ, **isolated_environment(Path(folder))}
         with serve(root, Path(folder), environ) as server, browse() as browser:
             page = browser.new_page(viewport={"width": 1280, "height": height})
             page.goto(server.address("bench.ipynb"))

@@ -1,7 +1,7 @@
-"""How much memory the processes of a four-rank cluster take: the sum of their PSS.
+"""Memory of the processes of a four-rank cluster: the sum of their PSS.
 
-PSS (proportional set size) divides each page by the number of processes that map it, so that what
-forked ranks share counts once. Linux only.
+PSS (proportional set size) divides each page by the number of processes that map it: memory shared
+by forked ranks counts once. Linux only.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import Any
 
 import psutil
 
-from benchmarks.driver import Driver, Say, take_turns
+from benchmarks.driver import Driver, Log, take_turns
 from benchmarks.figure import Figure, fill
 from benchmarks.start import FIRST, STOCK
 from distkit.errors import DistkitError
 
-#: From the first all_reduce until memory is read [s].
+#: Delay between the first all_reduce and the measurement [s].
 SETTLE = 1.0
 
-#: A cluster that is idle, and then runs.
+#: A cluster that is first idle and then running.
 CLUSTER = (
     FIRST
     + """
-def often():
+def reduce_forever():
     import torch, torch.distributed as dist
     while True:
         dist.all_reduce(torch.ones(1000))
 
-asked()
+request()
 cluster = distkit.Cluster(4)
 cluster.run(first)
-answer("idle")
-asked()
-run = cluster.submit(often)
+reply("idle")
+request()
+run = cluster.submit(reduce_forever)
 while len(run.trace) < 100:
     time.sleep(0.01)
-answer("running")
-asked()
+reply("running")
+request()
 cluster.interrupt()
 """
 )
@@ -60,29 +60,29 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """PSS and number of the processes that a driver started, the driver itself not counted."""
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Measure PSS and number of the processes that a driver started, without the driver."""
     if not Path("/proc/self/smaps_rollup").exists():
         raise DistkitError("bench memory reads /proc/PID/smaps_rollup, which Linux has (>= 4.14).")
-    samples = take_turns("memory", reps, say, _ours, _stock)
+    samples = take_turns("memory", reps, log, _ours, _stock)
     return fill(FIGURES, samples), samples
 
 
 def _ours() -> dict[str, float]:
     with Driver(CLUSTER) as driver:
-        idle = _below(driver)
-        running, _ = _below(driver)
+        idle = _descendants(driver)
+        running, _ = _descendants(driver)
     return {"idle": idle[0], "processes": idle[1], "running": running}
 
 
 def _stock() -> dict[str, float]:
     with Driver(STOCK) as driver:
-        return dict(zip(("stock", "stock processes"), _below(driver), strict=True))
+        return dict(zip(("stock", "stock processes"), _descendants(driver), strict=True))
 
 
-def _below(driver: Driver) -> tuple[float, float]:
-    """Memory [MB] and number of the processes below a driver at its next answer."""
-    driver.ask()
+def _descendants(driver: Driver) -> tuple[float, float]:
+    """Memory [MB] and number of a driver's descendants at its next reply."""
+    driver.request()
     time.sleep(SETTLE)
     below = psutil.Process(driver.process.pid).children(recursive=True)
     return sum(pss(p.pid) for p in below) / 1e6, len(below)
@@ -93,4 +93,4 @@ def pss(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    raise DistkitError(f"/proc/{pid}/smaps_rollup has no line with Pss.")
+    raise DistkitError(f"/proc/{pid}/smaps_rollup has no Pss line.")

@@ -1,4 +1,4 @@
-"""The simulator's speed, and how well calibrated models predict what is measured here."""
+"""The simulator's speed, and the error of calibrated predictions on this machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.driver import Say, take_turns
+from benchmarks.driver import Log, take_turns
 from benchmarks.figure import Figure, fill
 
 RANKS, MANY = 4096, 1_000_000
 
-#: Groups of ranks and tensors [bytes] that are predicted and measured.
+#: Numbers of ranks and sizes of tensors [bytes] to predict and measure.
 GROUPS = (2, 3, 4, 8)
 TENSORS = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 
-#: Ranks, and samples of each, for which the speed-up of training is predicted.
-SPEED_UP: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
+#: Ranks and batch sizes for which to predict the speedup of training.
+SPEEDUP: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
 
 FIGURES = {
     "ring": Figure(
@@ -43,25 +43,25 @@ FIGURES = {
         aim=10,
         absolute=True,
     ),
-    "speed-up": Figure(
-        "error of the predicted speed-up of training", "%", must=20, aim=10, absolute=True
+    "speedup": Figure(
+        "error of the predicted speedup of training", "%", must=20, aim=10, absolute=True
     ),
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Time the simulator and the closed forms, then predict and measure in turns."""
     import distkit as dk
 
-    samples = take_turns("simulate", reps, say, _speed)
+    samples = take_turns("simulate", reps, log, _speed)
     rows = []
     for n in GROUPS:
-        say(f"simulate: predicting and measuring {n} ranks")
+        log(f"simulate: predicting and measuring {n} ranks")
         rows += predicted(n, TENSORS, reps)
-    say("simulate: predicting and measuring the speed-up of training")
-    ups = dk.simulation.speedups(dk.sweep(parts, **SPEED_UP))
+    log("simulate: predicting and measuring the speedup of training")
+    speedups = dk.simulation.speedups(dk.sweep(parts, **SPEEDUP))
     samples["error"] = _errors(rows)
-    samples["speed-up"] = _errors([row for row in ups if row["ranks"] > 1])
+    samples["speedup"] = _errors([row for row in speedups if row["ranks"] > 1])
     return fill(FIGURES, samples), {**samples, "predictions": rows}
 
 
@@ -89,9 +89,9 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]:
-    """Every algorithm on ``n`` ranks: what the calibrated model says, and what it takes [s].
+    """Predict and measure every algorithm on ``n`` ranks [s].
 
-    Calibration and measurement take turns on the same ranks, so that both see the same machine.
+    Calibration and measurement alternate on the same ranks, under the same load.
     """
     import distkit as dk
     from distkit_simulation import cost, finish_times
@@ -116,7 +116,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
 def take_turns_on_rank(
     names: Sequence[str], tensors: Sequence[int], sizes: Sequence[int], reps: int
 ) -> tuple[Any, Any]:
-    """On each rank: a batch of the calibration, a batch of every algorithm, and again."""
+    """On each rank: alternate a batch of the calibration and a batch of every algorithm."""
     import torch
 
     from distkit.algorithms.catalogue import ALL_REDUCES
@@ -136,7 +136,7 @@ def take_turns_on_rank(
 
 
 def parts(batch: int) -> dict[str, float]:
-    """On a rank: the seconds of the parts of a training step."""
+    """On a rank: seconds of each part of a training step."""
     import torch
     import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""How soon ranks are ready: to their first all_reduce, cold and warm; DDP; imports."""
+"""Time until ranks are ready: to the first all_reduce, cold and warm; DDP; imports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Driver, Say, take_turns
+from benchmarks.driver import Driver, Log, take_turns
 from benchmarks.figure import Figure, fill
 from benchmarks.house import size
 
-#: Warm runs, and imports, for each repetition of the slow measurements.
+#: Warm runs and imports for each repetition of the slow measurements.
 WARM, IMPORTS = 12, 4
 
 FIRST = """
@@ -32,18 +32,18 @@ import distkit
 CLUSTER = (
     FIRST
     + """
-asked()
+request()
 start = time.monotonic()
 cluster = distkit.Cluster(4)
 cluster.run(first)
-answer(time.monotonic() - start)
-while asked():
+reply(time.monotonic() - start)
+while request():
     start = time.monotonic()
-    answer(seconds(cluster.run(first), start))
+    reply(seconds(cluster.run(first), start))
 """
 )
 
-#: The same with ipyparallel's own cluster and what its user writes to make ranks of engines.
+#: The same with ipyparallel's cluster and hand-written code that turns engines into ranks.
 STOCK = """
 def first(rank, store):
     import torch, torch.distributed as dist
@@ -51,17 +51,17 @@ def first(rank, store):
     dist.all_reduce(torch.ones(1))
 
 import logging, ipyparallel
-asked()
+request()
 start = time.monotonic()
 cluster = ipyparallel.Cluster(n=4, log_level=logging.ERROR)
 client = cluster.start_and_connect_sync()
 calls = [client[r].apply_async(first, r, folder + "/store") for r in range(4)]
 [call.get() for call in calls]
-answer(time.monotonic() - start)
-while asked():
+reply(time.monotonic() - start)
+while request():
     start = time.monotonic()
     client[:].apply_sync(os.getpid)
-    answer(time.monotonic() - start)
+    reply(time.monotonic() - start)
 client.close()
 cluster.stop_cluster_sync()
 """
@@ -69,13 +69,13 @@ cluster.stop_cluster_sync()
 RUN_RANKS = (
     FIRST
     + """
-while asked():
+while request():
     start = time.monotonic()
-    answer(seconds(distkit.run_ranks(first, 4), start))
+    reply(seconds(distkit.run_ranks(first, 4), start))
 """
 )
 
-#: accelerate, in a process that has imported torch, as a notebook has.
+#: accelerate in a process that has imported torch, like a notebook.
 ACCELERATE = """
 import socket
 from pathlib import Path
@@ -89,15 +89,15 @@ def first():
     Path(folder, f"rank{dist.get_rank()}").write_text(repr(time.monotonic()))
     dist.destroy_process_group()
 
-while asked():
+while request():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     start = time.monotonic()
     notebook_launcher(first, num_processes=4, use_port=str(port))
-    answer(max(float(file.read_text()) for file in Path(folder).glob("rank*")) - start)
+    reply(max(float(file.read_text()) for file in Path(folder).glob("rank*")) - start)
 """
 
-#: The first run with DDP of a cluster that has had nothing to do for five seconds.
+#: The first DDP run of a cluster that was idle for five seconds.
 DDP = (
     FIRST
     + """
@@ -107,17 +107,17 @@ def train():
     net = DistributedDataParallel(torch.nn.Linear(4, 4))
     net(torch.ones(2, 4)).sum().backward()
 
-asked()
+request()
 cluster = distkit.Cluster(2)
 cluster.run(first)
 time.sleep(5)
 start = time.monotonic()
 cluster.run(train)
-answer(time.monotonic() - start)
+reply(time.monotonic() - start)
 """
 )
 
-#: The files of distkit's modules that four ranks and their parent have loaded.
+#: The files of distkit's modules loaded by four ranks and their parent.
 MODULES = (
     FIRST
     + """
@@ -126,9 +126,9 @@ def loaded():
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("distkit")]
     return [m.__file__ for m in modules]
 
-asked()
+request()
 found = distkit.run_ranks(loaded, 4).results
-answer(sorted({*loaded(), *sum(found, [])}))
+reply(sorted({*loaded(), *sum(found, [])}))
 """
 )
 
@@ -169,14 +169,14 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """``reps`` fresh processes of each contender, then warm ones."""
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Measure ``reps`` fresh processes of each contender, then warm ones."""
     programs = {"cluster": CLUSTER, "stock": STOCK, "ddp": DDP}
-    samples = take_turns("start: fresh processes", reps, say, lambda: _fresh(programs))
-    samples |= _warm(reps * WARM, say)
-    samples |= take_turns("start: imports", reps * IMPORTS, say, _imports)
+    samples = take_turns("start: fresh processes", reps, log, lambda: _fresh(programs))
+    samples |= _warm(reps * WARM, log)
+    samples |= take_turns("start: imports", reps * IMPORTS, log, _imports)
     with Driver(MODULES) as driver:
-        files = driver.ask()
+        files = driver.request()
     samples |= {"modules": [len(files)], "statements": [sum(size(Path(f)) for f in files)]}
     return fill(FIGURES, samples, "reference missing: pip install accelerate"), samples
 
@@ -185,27 +185,27 @@ def _fresh(programs: dict[str, str]) -> dict[str, float]:
     found = {}
     for name, program in programs.items():
         with Driver(program) as driver:
-            found[name] = float(driver.ask())
+            found[name] = float(driver.request())
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return {**found, "torch": time.monotonic() - start}
 
 
-def _warm(reps: int, say: Say) -> dict[str, list[float]]:
-    """Warm processes, taking turns; the first two turns warm them up."""
+def _warm(reps: int, log: Log) -> dict[str, list[float]]:
+    """Measure warm processes in turn, after two turns of warm-up."""
     programs = {"run": CLUSTER, "run_ranks": RUN_RANKS}
     if find_spec("accelerate") is not None:
         programs["accelerate"] = ACCELERATE
     with ExitStack() as stack:
         drivers = {name: stack.enter_context(Driver(text)) for name, text in programs.items()}
         samples = take_turns(
-            "start: warm", reps + 2, say, lambda: {n: d.ask() for n, d in drivers.items()}
+            "start: warm", reps + 2, log, lambda: {n: d.request() for n, d in drivers.items()}
         )
     return {name: seconds[2:] for name, seconds in samples.items()}
 
 
 def _imports() -> dict[str, float]:
-    """Import times in fresh interpreters, without the interpreter's own start."""
+    """Import times in fresh interpreters, without interpreter startup."""
     program = "from time import perf_counter as now\nstart = now()\nimport {}\nprint(now() - start)"
     return {
         name: float(subprocess.check_output([sys.executable, "-c", program.format(name)]))

@@ -1,4 +1,4 @@
-"""Stepping: how long a step takes from Python, and from a click in JupyterLab to its picture."""
+"""Duration of a step from Python, and from a click in JupyterLab to the updated view."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks import lab
-from benchmarks.driver import Driver, Say, take_turns
+from benchmarks.driver import Driver, Log, take_turns
 from benchmarks.figure import Figure, fill
 from benchmarks.start import STOCK
 
 RANKS = 4
 
-#: The cell whose cockpit is clicked through.
+#: The cell that displays the cockpit.
 _CELL = f"""
 import distkit as dk
 from benchmarks.step import reduce_often
@@ -44,7 +44,7 @@ FIGURES = {
         must=1.0,
     ),
     "p95": Figure(
-        "click on Next in JupyterLab to the picture, 95th percentile",
+        "click on Next in JupyterLab to the updated view, 95th percentile",
         "ms",
         must=120,
         absolute=True,
@@ -52,19 +52,19 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """``reps`` steps of an all-reduce on four ranks, from Python and by clicks."""
-    samples = _calls(reps, say)
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Time ``reps`` steps of an all-reduce on four ranks, from Python and by clicks."""
+    samples = _calls(reps, log)
     why = lab.missing()
     if not why:
-        say(f"step: {reps} clicks in JupyterLab")
+        log(f"step: {reps} clicks in JupyterLab")
         samples["clicks"] = _clicks(reps)
         samples["p95"] = [p95(samples["clicks"])]
     return fill(FIGURES, samples, why), samples
 
 
 def reduce_often(count: int) -> None:
-    """The program that is stepped: ``count`` all-reduces of eight numbers."""
+    """The stepped program: ``count`` all-reduces of eight numbers."""
     import torch
     import torch.distributed as dist
 
@@ -73,8 +73,8 @@ def reduce_often(count: int) -> None:
         dist.all_reduce(x)
 
 
-def _calls(reps: int, say: Say) -> dict[str, list[float]]:
-    """Milliseconds of each next(), and of ipyparallel's round trips in between."""
+def _calls(reps: int, log: Log) -> dict[str, list[float]]:
+    """Milliseconds of each next(), alternating with ipyparallel's round trips."""
     import distkit as dk
 
     def step() -> dict[str, float]:
@@ -83,9 +83,9 @@ def _calls(reps: int, say: Say) -> dict[str, list[float]]:
         return {"next": 1e3 * (time.perf_counter() - started)}
 
     with Driver(STOCK) as stock, dk.Cluster(RANKS) as cluster:
-        stock.ask()  # it starts
+        stock.request()  # starts the cluster
         stepper = cluster.step(reduce_often, reps + 1)
-        samples = take_turns("step", reps, say, step, lambda: {"apply": 1e3 * stock.ask()})
+        samples = take_turns("step", reps, log, step, lambda: {"apply": 1e3 * stock.request()})
         stepper.finish()
     return samples
 

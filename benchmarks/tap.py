@@ -1,8 +1,8 @@
-"""What recording costs: steps of DDP and single all-reduces on two ranks, recorded and not.
+"""Overhead of recording: steps of DDP and single all-reduces on two ranks, with and without.
 
-The ratio of the times is what a user feels, and it is noisy: on few cores a step mostly waits for
-threads to be woken. The processor time of the rank's threads is quieter. It leaves out gloo's
-polling thread, which spins while its rank is late: it measures the other rank.
+The ratio of wall times is what a user notices, but it is noisy: on few cores a step mostly waits
+for threads to wake up. The CPU time of the rank's threads is more stable. It excludes gloo's
+polling thread, whose CPU time depends on the other rank.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Say, take_turns
+from benchmarks.driver import Log, take_turns
 from benchmarks.figure import Figure, fill
 
-#: The thread of gloo that polls the sockets.
+#: gloo's thread that polls the sockets.
 POLLING = "gloo_tcp_loop"
 
-#: Calls before the clock starts; while it runs, steps of DDP and all-reduces; an all-reduce's size.
+#: Warm-up calls; timed steps of DDP and all-reduces; numbers in an all-reduce.
 WARM, STEPS, CALLS, NUMBERS = 50, 300, 1000, 9_000
 
-_PLAIN = "the same not recorded"
+_PLAIN = "the same without recording"
 _STEP = "step of DDP on the digits, 2 ranks, recorded"
 
 FIGURES = {
     "step / plain step": Figure(_STEP, "ms", reference=_PLAIN, must=1.05, aim=1.02),
     "step cpu / plain step cpu": Figure(
-        f"processor time of the {_STEP}", "ms", reference=_PLAIN, must=1.1, aim=1.05
+        f"CPU time of the {_STEP}", "ms", reference=_PLAIN, must=1.1, aim=1.05
     ),
     "call cpu / plain call cpu": Figure(
-        "processor time of a recorded all_reduce of 36 kB", "ms", reference=_PLAIN
+        "CPU time of a recorded all_reduce of 36 kB", "ms", reference=_PLAIN
     ),
     "added": Figure(
-        "processor time that recording adds to an all_reduce of 36 kB",
+        "CPU time that recording adds to an all_reduce of 36 kB",
         "ms",
         must=0.1,
         aim=0.05,
@@ -42,16 +42,16 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """``reps`` runs of each kind, recorded and not in turn."""
-    samples = take_turns("tap", reps, say, lambda: _run(True), lambda: _run(False))
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Alternate ``reps`` runs of each kind with and without recording."""
+    samples = take_turns("tap", reps, log, lambda: _run(True), lambda: _run(False))
     pairs = zip(samples["call cpu"], samples["plain call cpu"], strict=True)
     samples["added"] = [recorded - plain for recorded, plain in pairs]
     return fill(FIGURES, samples), samples
 
 
 def _run(record: bool) -> dict[str, float]:
-    """Milliseconds of the slower rank, and processor milliseconds of both in the mean."""
+    """Wall milliseconds of the slower rank and mean CPU milliseconds of both."""
     import distkit as dk
 
     kind = "" if record else "plain "
@@ -63,7 +63,7 @@ def _run(record: bool) -> dict[str, float]:
 
 
 def reduce() -> tuple[float, float]:
-    """On each rank: seconds and processor seconds of one all-reduce."""
+    """On each rank: seconds and CPU seconds of one all-reduce."""
     import torch
     import torch.distributed as dist
 
@@ -72,7 +72,7 @@ def reduce() -> tuple[float, float]:
 
 
 def train() -> tuple[float, float]:
-    """On each rank: seconds and processor seconds of one step."""
+    """On each rank: seconds and CPU seconds of one step."""
     import torch
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
@@ -109,7 +109,7 @@ def _timed(call: Callable[[int], object], calls: int) -> tuple[float, float]:
 
 
 def _busy() -> float:
-    """Processor seconds of this process's threads so far; of all but gloo's polling on Linux."""
+    """CPU seconds of this process so far, on Linux without gloo's polling thread."""
     if not Path("/proc/self/schedstat").exists():
         return time.process_time()
     nanoseconds = 0
@@ -117,6 +117,6 @@ def _busy() -> float:
         try:
             if thread.joinpath("comm").read_text().strip() != POLLING:
                 nanoseconds += int(thread.joinpath("schedstat").read_text().split()[0])
-        except OSError:  # it has just ended
+        except OSError:  # the thread has just ended
             continue
     return nanoseconds / 1e9

@@ -1,7 +1,7 @@
 """Samples per second of synchronous SGD, beside DDP under torchrun and MXNet's dist_sync.
 
-MXNet wants a Python of its own, named by ``DISTKIT_MXNET_PYTHON`` (see kvstore.py). The figures are
-microseconds per sample, so that limits are upper ones.
+MXNet needs a separate Python, named by ``DISTKIT_MXNET_PYTHON`` (see kvstore.py). The figures are
+microseconds per sample: lower is better.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kvstore_peers
-from benchmarks.driver import Say, take_turns
+from benchmarks.driver import Log, take_turns
 from benchmarks.figure import Figure, fill
 
-#: Ranks; samples of each and step; steps of one turn; the learning rate.
+#: Ranks; batch size of a rank; steps per turn; learning rate.
 RANKS, BATCH, STEPS, RATE = 4, 32, 300, 0.2
 
 _NAME = f"sync-SGD, digits MLP, {RANKS} ranks: time per sample"
 
 FIGURES = {
     "auto / ddp": Figure(_NAME, "us", reference="DDP, torchrun, gloo", must=1 / 3, aim=1 / 6),
-    "auto / alone": Figure(_NAME, "us", reference="no communication", aim=1 / 0.8),
+    "auto / no reduce": Figure(_NAME, "us", reference="no communication", aim=1 / 0.8),
     "auto / mxnet": Figure(
         _NAME,
         "us",
@@ -38,18 +38,20 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """``reps`` turns of each contender on the same machine."""
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Run ``reps`` turns of each contender on the same machine."""
     contenders: list[Callable[[], dict[str, float]]] = [_ours, _ddp]
     with ExitStack() as stack:
         if python := os.environ.get("DISTKIT_MXNET_PYTHON"):
             data = kvstore_peers.digits()
-            mxnet = stack.enter_context(kvstore_peers.peer(python, RANKS, RANKS, "dist_sync", data))
+            mxnet = stack.enter_context(
+                kvstore_peers.reference(python, RANKS, RANKS, "dist_sync", data)
+            )
             contenders.append(
                 lambda: {"mxnet": max(r["step"] for r in mxnet.turn(("steps", STEPS)))}
             )
-        seconds = take_turns("train", reps, say, *contenders)
-    each = {who: [1e6 * s / (RANKS * BATCH) for s in found] for who, found in seconds.items()}
+        seconds = take_turns("train", reps, log, *contenders)
+    each = {name: [1e6 * s / (RANKS * BATCH) for s in found] for name, found in seconds.items()}
     return fill(FIGURES, each), each
 
 
@@ -61,7 +63,7 @@ def _ours() -> dict[str, float]:
 
 
 def steps_on_rank() -> dict[str, float]:
-    """On a rank: seconds per step with distkit's default choice of all-reduce, and without one."""
+    """On a rank: seconds per step with distkit's default all-reduce, and without communication."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -73,7 +75,10 @@ def steps_on_rank() -> dict[str, float]:
     batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))[:-1]
     found = {}
     with dk.algorithms.use_algorithm("auto"):
-        for how, all_reduce in (("auto", dist.all_reduce), ("alone", lambda tensor: None)):
+        for how, all_reduce in (
+            ("auto", dist.all_reduce),
+            ("no reduce", lambda tensor: None),
+        ):
             net = dk.demos.model()
             for step in range(STEPS + 20):
                 if step == 20:
@@ -87,7 +92,7 @@ def steps_on_rank() -> dict[str, float]:
     return found
 
 
-#: The same training as PyTorch's tutorial writes it; prints the seconds of a step.
+#: The same training as in PyTorch's tutorial; prints the seconds per step.
 DDP = """
 import sys, time
 import torch
@@ -114,8 +119,8 @@ for step in range(int(steps) + 20):
     optimizer.zero_grad()
     F.cross_entropy(net(images), labels).backward()
     optimizer.step()
-sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")  # at once, also unbuffered
-dist.barrier()  # gloo may abort in a rank whose peers are gone
+sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")  # in one write
+dist.barrier()  # gloo may abort a rank whose peers have ended
 dist.destroy_process_group()
 """
 
@@ -126,7 +131,7 @@ def _ddp() -> dict[str, float]:
 
 
 def torchrun(program: str, ranks: int, *arguments: object) -> str:
-    """The output of a program under torchrun."""
+    """Run a program under torchrun and return its output."""
     with tempfile.TemporaryDirectory(prefix="distkit-bench-") as folder:
         script = Path(folder, "program.py")
         script.write_text(program, "utf-8")

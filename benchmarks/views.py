@@ -1,10 +1,10 @@
-"""The timeline in JupyterLab: when it is drawn, how smoothly it moves, how far a live one lags.
+"""The timeline in JupyterLab: time to the first picture, frame rate, and lag of a live view.
 
-The first picture is timed from running the cell ``Timeline(trace)`` to the screen of a browser
-without a window. A live run is synchronous SGD on four ranks: its *lag* is the time from the
-recording of an event until the browser has painted a picture with it (all processes of a host have
-one clock), its *cost* compares samples/s with and without the view, both recorded. Kernel and
-browser compute on the same processors as the ranks.
+The first picture is timed from running the cell ``Timeline(trace)`` to painting in a headless
+browser. A live run is synchronous SGD on four ranks: its *lag* is the time from the
+recording of an event until the browser has painted it (all processes of a host share one clock),
+its *cost* compares samples/s with and without the view, both recorded. Kernel and
+browser share the CPUs with the ranks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import lab
-from benchmarks.driver import Samples, Say, take_turns
+from benchmarks.driver import Log, Samples, take_turns
 from benchmarks.figure import Figure, fill
 from benchmarks.step import p95
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
-#: Ranks of a long trace, and its events; ranks of the live run, and its steps.
+#: Ranks and events of the long traces; ranks, warm-up steps and steps of the live run.
 RANKS, SIZES = 8, (100_000, 1_000_000)
 LIVE, WARM, STEPS = 4, 50, 1000
 
@@ -40,8 +40,8 @@ _DRAWN = """() => new Promise((resolve) => {
     jupyterapp.commands.execute('notebook:run-cell-and-select-next');
 })"""
 
-#: In the page: show all, then zoom in and out and pan, one turn of the wheel per frame; how long
-#: each frame took [ms].
+#: In the page: show all, then zoom and pan, with one wheel event per frame; resolves with the
+#: duration of each frame [ms].
 _MOVE = """(frames) => new Promise((resolve) => {
     const canvas = [...document.querySelectorAll('[data-drawn] canvas[role]')].at(-1);
     const box = canvas.getBoundingClientRect();
@@ -63,8 +63,8 @@ _MOVE = """(frames) => new Promise((resolve) => {
     requestAnimationFrame(turn);
 })"""
 
-#: In the page: notes ``[patches in the picture, seconds since 1970]`` whenever one was painted.
-_NOTE = """() => {
+#: In the page: appends ``[patches in the picture, seconds since 1970]`` after each paint.
+_WATCH_PAINTS = """() => {
     window.painted = [];
     const after = new MessageChannel();
     after.port1.onmessage = ({ data }) =>
@@ -78,30 +78,30 @@ import json, time
 import distkit as dk
 from benchmarks.views import LIVE, STEPS, WARM, train
 
-def begin(steps=STEPS):
+def submit(steps=STEPS):
     global run, taken
     taken, run = [], cluster.submit(train, WARM, steps)
     return run
 
-def tell():
+def save_result():
     run.wait()
-    told = [taken, sum(run.results), time.time() - time.monotonic()]
-    with open("told.jsonl", "a") as file:
-        print(json.dumps(told), file=file)
+    result = [taken, sum(run.results), time.time() - time.monotonic()]
+    with open("results.jsonl", "a") as file:
+        print(json.dumps(result), file=file)
 
 class Watched(dk.Timeline):
-    def _take(self, events):  # which events are in which patch
+    def _take(self, events):  # notes the events of each patch
         patch = super()._take(events)
         if patch is not None:
             taken.append((self._patches, [e.time for e in events]))
         return patch
 
 cluster = dk.Cluster(LIVE).wait()
-begin(WARM).wait()
+submit(WARM).wait()
 """
-#: The cells after the first, run again and again.
-_WITH, _WITHOUT, _TELL, _STOP = 1, 2, 3, 4
-_TEXTS = "Watched(begin())", "begin(); None", "tell()", "cluster.stop()"
+#: The indices of the cells after the first, and their texts.
+_WITH, _WITHOUT, _SAVE, _STOP = 1, 2, 3, 4
+_TEXTS = "Watched(submit())", "submit(); None", "save_result()", "cluster.stop()"
 
 _OPEN = "{:,} events: Timeline(trace) to first picture"
 
@@ -109,8 +109,12 @@ FIGURES = {
     "open 100000": Figure(_OPEN.format(SIZES[0]), "ms"),
     "open 1000000": Figure(_OPEN.format(SIZES[1]), "ms"),
     "frame": Figure(
-        "pan and zoom at 100,000 events: a frame", "ms", must=33.4, aim=16.8, absolute=True
-    ),  # two frames of a 60 Hz screen, and one
+        "pan and zoom at 100,000 events: time of a frame",
+        "ms",
+        must=33.4,
+        aim=16.8,
+        absolute=True,
+    ),  # two frames and one frame of a 60 Hz screen
     "lag": Figure(
         "live view's lag behind a running 4-rank job, 95th percentile",
         "ms",
@@ -124,16 +128,16 @@ FIGURES = {
 }
 
 
-def measure(reps: int, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """First pictures and frames of long traces, live runs, and the sizes of static pictures."""
+def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Measure first pictures and frames of long traces, live runs, and sizes of static pictures."""
     why = lab.missing()
-    samples = {} if why else {**_in_lab(reps, say), **_live(reps, say)}
+    samples = {} if why else {**_in_lab(reps, log), **_live(reps, log)}
     samples["static"] = [max(map(_static, (100, 1_000, SIZES[0])))]
     return fill(FIGURES, samples, why), samples
 
 
 def long_trace(events: int) -> Trace:
-    """A run of messages and all-reduces on eight ranks: three events per operation."""
+    """A trace of messages and all-reduces on eight ranks, with three events per operation."""
     found, at = [], 0.0
     for seq in range(events // (3 * RANKS)):
         reduces = seq % 3 == 2
@@ -160,8 +164,8 @@ def _static(events: int) -> float:
     return len(Timeline(long_trace(events))._svg().encode()) / 1000
 
 
-def _in_lab(reps: int, say: Say) -> Samples:
-    """Milliseconds until traces are drawn, and of frames while the picture moves."""
+def _in_lab(reps: int, log: Log) -> Samples:
+    """Milliseconds to the first picture of traces, and of frames while panning and zooming."""
     found: Samples = {}
     cells = [
         cell
@@ -171,10 +175,10 @@ def _in_lab(reps: int, say: Say) -> Samples:
             *["dk.Timeline(trace)"] * reps,
         )
     ]
-    say("views: writing traces")
+    log("views: writing traces")
     with lab.open_notebook(*cells, files=_write_traces) as (page, _):
         for n in SIZES:
-            say(f"views: {n:,} events, {reps} times")
+            log(f"views: {n:,} events, {reps} times")
             started = time.perf_counter()
             lab.command(page, "notebook:run-cell-and-select-next")
             page.wait_for_function(lab.IDLE, timeout=120_000)
@@ -194,12 +198,12 @@ def _write_traces(root: Path) -> None:
 # -- live ----------------------------------------------------------------------------------------
 
 
-def _live(reps: int, say: Say) -> Samples:
+def _live(reps: int, log: Log) -> Samples:
     """``reps`` pairs of runs: lag [ms] and cost [%] of each."""
     with lab.open_notebook(_SETUP, *_TEXTS) as (page, root):
-        page.evaluate(_NOTE)
+        page.evaluate(_WATCH_PAINTS)
         lab.run_cell(page, 0)
-        found = take_turns("views: live", reps, say, lambda: _pair(page, root / "told.jsonl"))
+        found = take_turns("views: live", reps, log, lambda: _pair(page, root / "results.jsonl"))
         lab.run_cell(page, _STOP)
     return found
 
@@ -207,24 +211,24 @@ def _live(reps: int, say: Say) -> Samples:
 def _pair(page: Any, file: Path) -> dict[str, float]:
     """One run with the view, and one without."""
     page.evaluate("() => { painted.length = 0; }")
-    for cell in (_WITH, _TELL, _WITHOUT, _TELL):
+    for cell in (_WITH, _SAVE, _WITHOUT, _SAVE):
         lab.run_cell(page, cell)
-    seen = page.evaluate("() => painted")
-    (taken, watched, epoch), (_, alone, _) = map(json.loads, file.read_text().splitlines()[-2:])
-    return {"lag": 1e3 * p95(lag(taken, seen, epoch)), "cost": 100 * (1 - watched / alone)}
+    painted = page.evaluate("() => painted")
+    (taken, watched, epoch), (_, unwatched, _) = map(json.loads, file.read_text().splitlines()[-2:])
+    return {"lag": 1e3 * p95(lag(taken, painted, epoch)), "cost": 100 * (1 - watched / unwatched)}
 
 
 def lag(
     taken: Sequence[tuple[int, list[float]]], painted: Sequence[tuple[int, float]], epoch: float
 ) -> list[float]:
-    """Seconds from each event to the first picture with it.
+    """Seconds from each event to the first picture that shows it.
 
     Args:
-        taken: patches by number, and the times of their events on the monotonic clock.
-        painted: how many patches each picture had, and when it was painted, in seconds since 1970.
-        epoch: when the monotonic clock was 0, in seconds since 1970.
+        taken: the number of each patch and the times of its events on the monotonic clock.
+        painted: the number of patches in each picture, and its time in seconds since 1970.
+        epoch: the zero of the monotonic clock in seconds since 1970.
 
-    What was recorded before the first picture is left out: how soon that opens is another figure.
+    Events recorded before the first picture are left out.
 
     >>> lag([(0, [1.0]), (1, [1.5, 2.0]), (2, [3.0])], [(1, 11.2), (2, 12.5), (3, 13.5)], 10.0)
     [1.0, 0.5, 0.5]
@@ -235,7 +239,7 @@ def lag(
 
 
 def train(warm: int, steps: int) -> float:
-    """On each rank: this rank's samples/s of synchronous SGD, after some steps to get warm."""
+    """On each rank: samples/s of synchronous SGD, after warm-up steps."""
     import torch.distributed as dist
     import torch.nn.functional as F
 

@@ -502,9 +502,9 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
     if args.stand_in and args.name != "gpu":
         args.wrong("--stand-in is an option of bench gpu alone")
     names = benchmarks.ALL if args.name == "all" else [args.name]
-    say = partial(print, file=sys.stderr, flush=True)
+    log = partial(print, file=sys.stderr, flush=True)
     options = {"stand_in": args.stand_in} if args.stand_in else {}
-    report = benchmarks.measure(names, args.reps, say, **options)
+    report = benchmarks.measure(names, args.reps, log, **options)
     print(report.to_json() if args.json else report)
 
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from waiting import alive
 
-from benchmarks.lab import Lab, browse, missing, serve, surroundings
+from benchmarks.lab import Lab, browse, isolated_environment, missing, serve
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -179,7 +179,7 @@ def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty configuration: nothing of the user's is read or written."""
     home = tmp_path_factory.mktemp("jupyter")
     with pytest.MonkeyPatch.context() as patch:
-        for name, folder in surroundings(home).items():
+        for name, folder in isolated_environment(home).items():
             patch.setenv(name, folder)
         yield home
 

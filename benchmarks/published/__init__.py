@@ -1,7 +1,7 @@
-"""Published scaling tables beside what the cost model says of them. Nothing is measured here.
+"""Published scaling tables beside the cost model's predictions. Nothing is measured here.
 
-tables.py holds the numbers with their sources; the other modules predict them, one kind of table
-each. Some rows of a table fix the few constants of its machine; they are marked and never scored.
+tables.py holds the numbers with their sources; the other modules predict one kind of table each.
+Some rows of a table determine the constants of its machine; they are marked and never scored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from benchmarks.published import collectives, pipelines, rows, serving, tables, 
 from benchmarks.published.rows import Row
 
 
-def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Predict every row, and score those that fixed no constant; ``reps`` do not matter."""
+def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
+    """Predict every row, and score the rows that determine no constant; ``reps`` is ignored."""
     found = {
         "collectives": collectives.rows(),
         "training": training.rows(),
@@ -23,16 +23,16 @@ def measure(reps: int, say: Callable[[str], None]) -> tuple[list[Figure], dict[s
         "pipelines": pipelines.rows(),
     }
     for name, table in found.items():
-        say(f"published: {name}")
+        log(f"published: {name}")
         for row in table:
-            say(f"    {_line(row)}")
+            log(f"    {_line(row)}")
     details: dict[str, Any] = {
         name: [row.to_dict() for row in table] for name, table in found.items()
     }
     details["not predicted"] = tables.NOT_PREDICTED
     return [
         _figure(
-            "all-reduce, factor off in the geometric mean",
+            "all-reduce, geometric mean error",
             found["collectives"],
             rows.geomean(found["collectives"]),
             15,

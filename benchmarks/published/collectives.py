@@ -1,4 +1,4 @@
-"""All-reduce microbenchmarks: latency, bandwidth, and the protocols in between."""
+"""All-reduce microbenchmarks: latency, bandwidth, and the protocols between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.published.tables import GB, KB, MB
 from distkit_simulation import cost
 from distkit_simulation.network import Link
 
-#: What a regime's line is made of: 1 and K, and √K where chunks are pipelined: with the best
+#: The terms of a regime's line in K bytes: 1 and K, and √K if chunks are pipelined: with the best
 #: number of chunks, (√(latency) + √(K·beta))² has such a term.
 _TERMS: list[Callable[[float], float]] = [lambda k: 1.0, lambda k: k, math.sqrt]
 
@@ -33,7 +33,7 @@ def rows() -> list[Row]:
 
 
 def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]) -> list[Row]:
-    """One line for each protocol, through the sizes named; from its first size on."""
+    """One line for each protocol, fitted through the given sizes and valid from the first on."""
     found = []
     ends = [*(sizes[0] for sizes in regimes[1:]), math.inf]
     for fit, end in zip(regimes, ends, strict=True):
@@ -46,7 +46,7 @@ def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[
 
 
 def _latency() -> list[Row]:
-    """A ring's latency: something, and 2(nodes - 1) hops over the network."""
+    """A ring's latency: a constant and 2(nodes - 1) network hops."""
     nodes = list(tables.P3DN)
     base, hop = solve([[1, 2 * (m - 1)] for m in nodes[:2]], [tables.P3DN[m] for m in nodes[:2]])
     return [
@@ -63,7 +63,7 @@ def _latency() -> list[Row]:
 
 
 def _infiniband() -> list[Row]:
-    """A ring over n workers, its alpha and beta from eight of them."""
+    """A ring over n workers; alpha and beta are fitted on eight."""
     a, b = tables.INFINIBAND[8]
     link = Link(a / cost.ring(8, 0, Link(1, 0)), b / cost.ring(8, 1, Link(0, 1)))
     found = []
@@ -78,7 +78,7 @@ def _infiniband() -> list[Row]:
 
 
 def _roce() -> list[Row]:
-    """A ring fills the network cards; a tree is a tenth below, as NCCL itself assumes."""
+    """A ring saturates the network cards; a tree reaches NCCL's share of that."""
     cards = 4 * 400 / 8
     predicted = {"ring": cards, "tree": tables.NCCL_TREE * cards}
     return [

@@ -1,9 +1,9 @@
-"""Throughput of pipelines: the schedules, played by the simulator, against the Zero Bubble paper.
+"""Throughput of pipelines: simulated schedules against the Zero Bubble paper.
 
 Two sets of rows. In "own constant" each schedule's speed is fitted on its row of 24 micro-batches;
-for ZB-1P also the share of the gradients of weights, which fill its bubble. In "1F1B's constant"
-interleaving is predicted from 1F1B: it sends v times the messages, in the computing thread; what
-a message costs per byte is fitted on one row of the smaller model.
+for ZB-1P also the share of the weights' gradients, which fill its bubble. In "1F1B's constant"
+interleaving is predicted from 1F1B: it sends v times the messages, in the computing thread; the
+cost of a message per byte is fitted on one row of the smaller model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rows() -> list[Row]:
 def seconds(
     order: str, microbatches: int, chunks: int = 1, weights: float = 1 / 3, message: float = 0.0
 ) -> float:
-    """The time of a step whose micro-batches take 1 each on a rank; a message takes ``message``.
+    """The time of a step in units of a rank's time for a micro-batch; ``message`` is a message's.
 
     >>> seconds("1f1b", 1)
     8.0
@@ -50,7 +50,7 @@ def seconds(
 
 
 def chunks(model: str) -> int:
-    """The stages of a rank when it has several: the first and the last have a layer less.
+    """The stages of a rank in interleaved schedules: the first and last stage have one layer less.
 
     >>> chunks("1.5B"), chunks("6.2B")
     (3, 4)
@@ -59,7 +59,7 @@ def chunks(model: str) -> int:
 
 
 def share_of_weights(model: str) -> float:
-    """The share of the gradients of weights, such that 1F1B and ZB-1P compute at the same speed.
+    """The share of the weights' gradients for which 1F1B and ZB-1P compute at the same speed.
 
     The bubble of ZB-1P is (p-1)(F + I - W), as that of 1F1B is (p-1)(F + I + W).
     """
@@ -86,7 +86,7 @@ def _own_constant() -> list[Row]:
 
 
 def _from_1f1b() -> list[Row]:
-    """A message takes longer beside a micro-batch that is computed in less time."""
+    """Scale the time of a message by its size and by the compute time of a micro-batch."""
     small, large = tables.ZERO_BUBBLE
     ratio = _activations(large) / _activations(small) * _work(small) / _work(large)
     message = _message(small)

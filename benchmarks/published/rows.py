@@ -1,4 +1,4 @@
-"""One published number beside its prediction, and how good many of them are."""
+"""A published number beside its prediction, and the errors of many."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Row:
-    """One number of a table; ``fitted`` rows fixed the constants and are not scored.
+    """A number of a table; ``fitted`` rows determine the constants and are not scored.
 
-    ``naive`` is what somebody without a model would say: n times the one-GPU row.
+    ``naive`` is the prediction of perfect scaling: n times the one-GPU row.
     """
 
     table: str
@@ -28,7 +28,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Relative to the published number; positive: too much was predicted.
+        """Relative to the published number; positive if the prediction is too high.
 
         >>> Row("a table", "a case", "s", 2.0, 2.5).error
         0.25
@@ -41,12 +41,12 @@ class Row:
 
 
 def scored(rows: Iterable[Row]) -> list[Row]:
-    """The rows that fixed nothing."""
+    """The rows that determine no constant."""
     return [row for row in rows if not row.fitted]
 
 
 def geomean(rows: Iterable[Row]) -> float:
-    """By which factor predictions are off in the geometric mean, less one.
+    """Geometric mean of the factors by which predictions are off, less one.
 
     Stricter than the geometric mean of errors, which one lucky row can pull to zero.
 
@@ -64,17 +64,17 @@ def median_error(rows: Iterable[Row]) -> float:
 
 
 def naive_error(rows: Iterable[Row]) -> float:
-    """The median of the absolute errors of perfect scaling, on the rows that have it."""
+    """The median of the absolute errors of perfect scaling, over the rows with ``naive``."""
     return median(abs(row.naive / row.published - 1) for row in scored(rows) if row.naive)
 
 
 def worst(rows: Iterable[Row]) -> Row:
-    """The row that is furthest off."""
+    """The row with the largest absolute error."""
     return max(scored(rows), key=lambda row: abs(row.error))
 
 
 def solve(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """As many constants as rows: Σ constant · term = value in each.
+    """Solve for as many constants as rows: Σ constant · term = value in each.
 
     >>> solve([[1, 0], [1, 2]], [3, 7])
     [3.0, 2.0]

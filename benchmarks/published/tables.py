@@ -1,4 +1,4 @@
-"""The numbers, as their authors printed them. Sizes in bytes, times in seconds unless named else.
+"""The numbers as published. Sizes are in bytes and times in seconds unless stated otherwise.
 
 Sources: nccl-tests on 8 A100 and 8 H200: S. Bekman, ml-engineering, network/README.md and
 network/benchmarks. p3dn: J. Kahn, gists a92f4425, 1fb3977e, 3150a1a3. InfiniBand: HKBU-HPML, MG-
@@ -47,14 +47,14 @@ H200 = {
 #: Eight bytes on p3dn (8 V100 each): nodes -> µs.
 P3DN = {2: 163.4, 4: 319.4, 8: 631.3}
 
-#: Lines fitted to 56 Gb/s InfiniBand, T = a + b·bytes: workers -> (a [s], b [s/byte]). With 2 and 4
-#: workers, inside a node, they beat the wire, and are left out.
+#: Lines fitted to 56 Gb/s InfiniBand, T = a + b·bytes: workers -> (a [s], b [s/byte]). The
+#: lines of 2 and 4 workers, inside a node, exceed the bandwidth of the wire and are left out.
 INFINIBAND = {8: (9.75e-5, 3.06e-10), 16: (2.358e-4, 4.06e-10)}
 
-#: NCCL's own constants for the Simple protocol on a ring [µs]: a PCIe hop and a network hop, and
-#: by how much latency grows over several nodes.
+#: NCCL's own constants for the Simple protocol on a ring [µs]: a PCIe hop, a network hop, and
+#: the factor on latency over several nodes.
 NCCL_PCIE, NCCL_NET, NCCL_PLATEAU = 5.7, 9.6, 1.9
-#: … and a tree's bandwidth over that of a ring.
+#: NCCL's ratio of a tree's bandwidth to a ring's.
 NCCL_TREE = 0.9
 
 #: 40 H100 with four 400 Gb/s RoCE cards a node: bus bandwidth [GB/s].
@@ -140,7 +140,7 @@ ZERO_BUBBLE = {
     },
 }
 ZERO_BUBBLE_MICROBATCHES = (24, 32, 64)
-#: … and of each model its layers, its hidden size, and the samples of a micro-batch.
+#: Each model's layers, hidden size, and samples per micro-batch.
 ZERO_BUBBLE_MODELS = {"1.5B": (22, 2304, 6), "6.2B": (30, 4096, 3)}
 
 # -- parameter server ---------------------------------------------------------------------
@@ -166,7 +166,7 @@ PIZ_DAINT = {
     (128, 116): 9219.70,
 }
 
-#: The same on p2.8xlarge, whose workers first add up on the node: (GPUs, servers) -> images/s.
+#: The same on p2.8xlarge, with gradients first summed on each node: (GPUs, servers) -> images/s.
 P2_SERVED = {
     (1, 1): 30.55,
     (8, 1): 230.75,
@@ -176,17 +176,17 @@ P2_SERVED = {
     (128, 16): 3333.20,
 }
 
-#: What is printed somewhere and not predicted here, and why.
+#: Published numbers that are not predicted here, with the reason.
 NOT_PREDICTED = {
     "2 DGX-A100, small messages, 93 µs": "neither size nor protocol is stated; NCCL's constants "
     "allow 22 µs (LL) to 123 µs (Simple)",
-    "10 Gb/s Ethernet lines of MG-WFBP": "they beat the wire's own bandwidth",
+    "10 Gb/s Ethernet lines of MG-WFBP": "they exceed the wire's bandwidth",
     "Summit, double binary trees": "published as a plot only",
     "Horovod over TCP; its 50 % of a parameter server": "servers and TCP streams are not stated",
     "DDP's gains from overlap": "shares of step times that are not stated",
     "BytePS's gains": "the number of CPU machines is not stated; its formula is tested exactly",
     "MLPerf, Tencent, Sony, DAWNBench": "times to train, which mix in epochs",
     "TensorFlow's sparse null steps": "the rows' size is not stated",
-    "Inception-v3 on 200 workers, 17 servers": "no row of one worker to start from",
+    "Inception-v3 on 200 workers, 17 servers": "no row of one worker to fit",
     "Poseidon": "speed-ups without step times",
 }

@@ -1,7 +1,7 @@
-"""Throughput of synchronous training: one GPU's step, and what all-reduce adds to it.
+"""Throughput of synchronous training: one GPU's step plus the exposed all-reduce.
 
 A series is fitted on its one-GPU row and one row of several nodes (MXNet's also on its largest
-single node); the constants hold what part of communication overlap could not hide.
+single node); the constants include the share of communication that overlap does not hide.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _series(
 
 
 def between(per_node: int) -> Term:
-    """What a hierarchical all-reduce sends through a node's card: 2(m-1)/m of the tensor.
+    """The share of the tensor that a hierarchical all-reduce sends through a node's card: 2(m-1)/m.
 
     >>> between(8)(8), between(8)(32)
     (0.0, 1.5)
@@ -61,7 +61,7 @@ def between(per_node: int) -> Term:
 
 
 def bus(per_node: int) -> Term:
-    """What a bus that the GPUs of a node share carries: the tensors of all but one.
+    """The tensors on the bus shared by a node's GPUs: one for each GPU but one.
 
     >>> bus(16)(4), bus(16)(64)
     (3.0, 15.0)
@@ -70,7 +70,7 @@ def bus(per_node: int) -> Term:
 
 
 def _dlperf() -> list[Row]:
-    """Inside the node NVLink is taken as free; the card between nodes is fitted on 32 GPUs."""
+    """NVLink inside a node is free; the card between nodes is fitted on 32 GPUs."""
     gpus = (1, 8, 16, 32)
     return [
         row
@@ -80,7 +80,7 @@ def _dlperf() -> list[Row]:
 
 
 def _mxnet() -> list[Row]:
-    """A bus inside, fitted on one node; a card between, fitted on all sixteen."""
+    """A bus inside a node, fitted on one; a card between nodes, fitted on sixteen."""
     gpus = [2**i for i in range(9)]
     return [
         row
@@ -99,7 +99,7 @@ def _dgx1() -> list[Row]:
 
 
 def _p2() -> list[Row]:
-    """Eight nodes, fitted on all."""
+    """Eight nodes, fitted on all of them."""
     return [
         row
         for name, (batch, *x) in tables.P2.items()
@@ -110,7 +110,7 @@ def _p2() -> list[Row]:
 
 
 def _horovod() -> list[Row]:
-    """From 128 to 512 GPUs only latency grows: NCCL's constants, once for each fused buffer."""
+    """From 128 to 512 GPUs only latency grows, by NCCL's constants for each fused buffer."""
     found = []
     for name, (nbytes, rate, few, many) in tables.HOROVOD.items():
         step = 64 / rate
@@ -126,14 +126,14 @@ def _horovod() -> list[Row]:
 
 
 def _latency(n: int) -> float:
-    """Of NCCL's ring over servers of four GPUs [s]."""
+    """Latency of NCCL's ring over servers of four GPUs [s]."""
     far = 2 * (n // 4 - 1)
     near = 2 * (n - 1) - far
     return 1e-6 * tables.NCCL_PLATEAU * (far * tables.NCCL_NET + near * tables.NCCL_PCIE)
 
 
 def _facebook() -> list[Row]:
-    """A hierarchical all-reduce at wire speed, hidden behind backward but for its last bucket."""
+    """A hierarchical all-reduce at wire speed, overlapped with backward but for its last bucket."""
     backward, step, nbytes = 0.120, 0.180, 100e6
     sync = float(cost.ring(32, nbytes, Link.of(0, 50e9 / 8)))
     predicted = step / (step + float(cost.exposed(sync, backward, buckets=nbytes / 25e6)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 Conv = tuple[int, int, int]  # output channels, height, width
 
-#: The columns of Inception-v3's modules; a number goes on from the column with that many convs of
-#: the one before. Szegedy et al., 2015, as in tf_cnn_benchmarks' inception_model.py.
+#: The columns of Inception-v3's modules (Szegedy et al., 2015), as in tf_cnn_benchmarks.
 _A = [[(64, 1, 1)], [(48, 1, 1), (64, 5, 5)], [(64, 1, 1), (96, 3, 3), (96, 3, 3)]]
 _B = [[(384, 3, 3)], [(64, 1, 1), (96, 3, 3), (96, 3, 3)]]
 _D = [[(192, 1, 1), (320, 3, 3)], [(192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3)]]

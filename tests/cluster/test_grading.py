@@ -19,7 +19,7 @@ import pytest
 from waiting import until
 
 import distkit as dk
-from benchmarks.lab import surroundings
+from benchmarks.lab import isolated_environment
 from distkit.cli import main
 from distkit.errors import DistkitError
 from distkit_course import assignments
@@ -346,7 +346,7 @@ STUDENTS = {
 
 
 def nbgrader(folder: Path, *command: str) -> str:
-    places = surroundings(folder / "jupyter")
+    places = isolated_environment(folder / "jupyter")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # it calls alembic
     ran = subprocess.run(
         [sys.executable, "-m", "nbgrader", *command],

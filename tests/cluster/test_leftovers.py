@@ -245,6 +245,6 @@ def test_a_benchmark_ends_what_it_started_without_its_mark_too() -> None:
     script = "env -i sleep 600 & env -i sh -c 'sleep 600 & sleep 600' & wait"  # as below sshd
     shell = subprocess.Popen(["sh", "-c", script], env={**os.environ, driver.MARK: "unmarked"})
     until(lambda: len(driver.marked("unmarked")) == 5)
-    driver.end("unmarked")
+    driver.kill_marked("unmarked")
     shell.wait(5)
     assert not driver.marked("unmarked")

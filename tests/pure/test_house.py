@@ -45,8 +45,8 @@ SOURCES = {
 def test_lazy_and_type_checking_imports_count() -> None:
     graph = house.imports({name: ast.parse(text) for name, text in SOURCES.items()})
     assert graph["p.a"] == {"p.b"} and graph["p.b"] == {"p.c"} and graph["p.e"] == {"p.a"}
-    assert house.import_circles(graph) == [["p.a", "p.b", "p.c"], ["p.d", "p.d_helper"]]
-    assert house.import_circles({"a": ["b"], "b": []}) == []
+    assert house.import_cycles(graph) == [["p.a", "p.b", "p.c"], ["p.d", "p.d_helper"]]
+    assert house.import_cycles({"a": ["b"], "b": []}) == []
 
 
 SIZES = house.packages(house.ROOT)

@@ -96,8 +96,8 @@ while state := sys.stdin.readline().strip():
     pids = {{name: pid for name, _, pid, *_ in cluster.status().rows}}
     pids["zygote"] = started()[1].pid
     pids["controller"], = {{c.pid for c in started()[1].children()}} - {{*pids.values()}}
-    answer(pids)
-    asked()
+    reply(pids)
+    request()
     unclear = []
     if stepper is not None:
         unclear += attempt(stepper.next)
@@ -109,7 +109,7 @@ while state := sys.stdin.readline().strip():
     unclear += attempt(cluster.stop)
     with distkit.Cluster(2) as another:
         another.wait()
-    answer([unclear, [os.getpid(), *(p.pid for p in started())]])
+    reply([unclear, [os.getpid(), *(p.pid for p in started())]])
 """
 
 
@@ -158,7 +158,7 @@ class Kernels:
         return [*left, *unclear, *self._left(living)]
 
     def _ask(self, line: str = "") -> Any:
-        return self._kernel.ask(line, within=SILENT)
+        return self._kernel.request(line, within=SILENT)
 
     def _replace(self) -> None:
         self._kernel.close()

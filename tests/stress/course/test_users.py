@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab import surroundings
+from benchmarks.lab import isolated_environment
 from distkit.cluster import limits
 
 LESSON = next(Path(__file__).parents[3].glob("notebooks/01_*.ipynb"))
@@ -42,6 +42,6 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir()
     (folder / LESSON.name).write_bytes(LESSON.read_bytes())
     command = [sys.executable, "-m", "jupyter", "execute", f"--timeout={PATIENCE}", LESSON.name]
-    environ = {**os.environ, **surroundings(folder)}
+    environ = {**os.environ, **isolated_environment(folder)}
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
