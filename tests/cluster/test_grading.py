@@ -26,7 +26,7 @@ from distkit_course import assignments
 from distkit_course.assignments import solved
 from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.submissions import read
-from tests.stress.course.classroom import HOSTILE, WASTEFUL, harmful
+from tests.stress.course.classroom import HOSTILE, WASTEFUL, hostile_answer
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RIGHT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
@@ -65,7 +65,7 @@ class Graded:
         self._write(folder, "mark.py", "\ufeff" + "\n" * 200_000 + RIGHT)
         for name in dict.fromkeys(name for name, _ in KINDS.values()):
             harm = {exercise: kind for kind, (of, exercise) in KINDS.items() if of == name}
-            texts = [harmful(TASKS[e], kind, self.reports) for e, kind in harm.items()]
+            texts = [hostile_answer(TASKS[e], kind, self.reports) for e, kind in harm.items()]
             self._write(folder, f"{name}.py", "\n\n".join([*texts, RIGHT]))
         self.id = uuid.uuid4().hex
         ran = subprocess.run(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.stress.bugs.page import EXAMPLES, PUBLISHED, page
-from tests.stress.bugs.stock import MODES, Said, Stock, explains, read
+from tests.stress.bugs.stock import MODES, Stock, StockReport, explains, read
 from tests.stress.bugs.suite import TITLES, Case, Score, Verdict, cases, threads
 
 SUITE = [*cases(), *threads()]
@@ -28,8 +28,8 @@ def verdict(case: Case, shown: str) -> Verdict:
     return Verdict(case, case.kinds[0] if case.kinds and shown else "", bool(shown), shown, 0.1)
 
 
-def stock(said: Said) -> Stock:
-    rows = {case.name: replace(said, source=read(case, [], 1.0).source) for case in SUITE}
+def stock(report: StockReport) -> Stock:
+    rows = {case.name: replace(report, source=read(case, [], 1.0).source) for case in SUITE}
     return Stock("2.13.0", "2026-08-01", 20.0, {mode: rows for mode in MODES})
 
 
@@ -80,8 +80,8 @@ def test_lines_in_tracebacks_are_found_and_the_best_report_is_kept() -> None:
     log = (
         f'  File "/tmp/{case.name}.py", line 9, in program\n  File "/tmp/other.py", line 3, in f\n'
     )
-    said = read(case, [end("raised", (0.1, LOST), (0.2, MISMATCH), log=log)], 20.0)
-    assert said.lines == (f"{case.name}.py:9",) and said.text == MISMATCH
+    report = read(case, [end("raised", (0.1, LOST), (0.2, MISMATCH), log=log)], 20.0)
+    assert report.lines == (f"{case.name}.py:9",) and report.text == MISMATCH
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_text_explains_if_it_names_what_differs(says: str, text: str, explained:
 
 def test_answers_survive_the_file(tmp_path: Path) -> None:
     file = tmp_path / "stock.jsonl"
-    answers = stock(Said("error", MISMATCH, ("a.py:1",), True, 0))
+    answers = stock(StockReport("error", MISMATCH, ("a.py:1",), True, 0))
     answers.save(file)
     assert Stock.load(file) == answers
 
@@ -113,11 +113,11 @@ def test_answers_survive_the_file(tmp_path: Path) -> None:
 def test_a_changed_program_has_to_be_asked_again() -> None:
     changed = replace(SUITE[0], text=SUITE[0].text + "\n")
     with pytest.raises(LookupError, match=r"--stock"):
-        stock(Said("silent", "", (), False, 0)).verdicts("plain", [changed])
+        stock(StockReport("silent", "", (), False, 0)).verdicts("plain", [changed])
 
 
 def test_answers_of_two_versions_of_torch_are_not_mixed() -> None:
-    answers = stock(Said("silent", "", (), False, 0))
+    answers = stock(StockReport("silent", "", (), False, 0))
     with pytest.raises(ValueError, match=r"torch 2\.13\.0"):
         answers.updated(replace(answers, torch="2.14.0"))
 
@@ -129,7 +129,7 @@ def test_page_has_the_scores_the_classes_the_examples_and_the_failures() -> None
     shown = {case.name: " ".join([*case.marked, "root"]) for case in SOME if not case.ok}
     text = page(
         [verdict(case, shown.get(case.name, "")) for case in SOME],
-        stock(Said("timeout", TIMED_OUT, (), False, 0)),
+        stock(StockReport("timeout", TIMED_OUT, (), False, 0)),
     )
     rights = sum(case.ok for case in SOME)
     assert f"| **distkit** | {len(EXAMPLES)} | 1.000 | 1.000 | 1.000 |" in text

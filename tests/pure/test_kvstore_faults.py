@@ -9,7 +9,7 @@ import pytest
 
 from distkit.kvstore.protocol.server import Entry
 from distkit.kvstore.transport.session import Backup, ServerSession
-from tests.stress.kvstore.schedules import at_random
+from tests.stress.kvstore.schedules import random_schedule_errors
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ def test_schedules_at_random_find_what_is_broken(monkeypatch, broken, name, inst
 def is_wrong(seed: int) -> bool:
     """Whether a schedule shows that something is broken: by its rules, or by an exception."""
     try:
-        return bool(at_random(seed))
+        return bool(random_schedule_errors(seed))
     except Exception:
         return True
 
 
 def test_schedules_at_random_find_nothing() -> None:
-    assert [seed for seed in range(100) if at_random(seed)] == []
+    assert [seed for seed in range(100) if random_schedule_errors(seed)] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.stress.bugs.stock import StockVerdict, ask
+from tests.stress.bugs.stock import StockVerdict, run
 from tests.stress.bugs.suite import Case
 
 HEAD = """\
@@ -36,9 +36,9 @@ def case(name: str, ok: bool, body: str) -> Case:
 
 def test_torch_runs_without_distkit_and_a_hang_is_only_a_timeout(tmp_path: Path) -> None:
     programs = [case("right", True, RIGHT), case("hang", False, HANG)]
-    said = ask(programs, "plain", tmp_path, timeout=2.0)
-    right, hang = (StockVerdict(program, said[program.name]) for program in programs)
-    assert (right.said.how, right.said.text) == ("silent", "")
-    assert hang.said.how == "timeout" and "Timed out" in hang.said.text
+    reports = run(programs, "plain", tmp_path, timeout=2.0)
+    right, hang = (StockVerdict(program, reports[program.name]) for program in programs)
+    assert (right.report.how, right.report.text) == ("silent", "")
+    assert hang.report.how == "timeout" and "Timed out" in hang.report.text
     assert not hang.reported and hang.counting_timeouts().reported
     assert hang.right_line and not hang.explained

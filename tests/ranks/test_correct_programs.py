@@ -1,4 +1,4 @@
-"""Random correct programs on real ranks raise no alarm; ``make stress`` has two hundred."""
+"""Random correct programs on real ranks raise no false alarm; ``make stress`` has two hundred."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from distkit.cluster.runs import watchdog
 from distkit.recording import recorder
 from tests.stress import random_programs
-from tests.stress.random_programs import Collective, Message, Program, Round, alarm, play, program
+from tests.stress.random_programs import (
+    Collective,
+    Message,
+    Program,
+    Round,
+    false_alarm,
+    play,
+    program,
+)
 
 SEEDS = st.randoms(use_true_random=False)
 
@@ -21,7 +29,7 @@ SEEDS = st.randoms(use_true_random=False)
 @settings(max_examples=6, deadline=None)
 @given(SEEDS)
 def test_a_correct_program_is_never_accused(chance: Random) -> None:
-    assert alarm(program(chance)) == ""
+    assert false_alarm(program(chance)) == ""
 
 
 def eagerly(rounds: Program) -> None:
@@ -36,7 +44,7 @@ def eagerly(rounds: Program) -> None:
 @given(chance=SEEDS)
 def test_nor_by_a_watcher_without_patience(chance: Random, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "PATIENCE", 0.002)
-    assert alarm(program(chance), play=eagerly) == ""
+    assert false_alarm(program(chance), play=eagerly) == ""
 
 
 def test_the_programs_are_varied() -> None:
@@ -60,7 +68,7 @@ def test_an_incorrect_program_is_accused() -> None:
         mine = [Round(still, (two, one))] if dist.get_rank() == 1 else rounds
         play(mine)
 
-    assert "rank 1 waits for tag 7" in alarm([Round(still, (one, two))], play=crossed)
+    assert "rank 1 waits for tag 7" in false_alarm([Round(still, (one, two))], play=crossed)
 
     def halved(rounds: Program) -> None:
         if dist.get_rank() == 0:
@@ -68,4 +76,4 @@ def test_an_incorrect_program_is_accused() -> None:
         elif dist.get_rank() == 1:
             dist.recv(torch.ones(2), src=0)
 
-    assert "float64[1]" in alarm([], play=halved)
+    assert "float64[1]" in false_alarm([], play=halved)

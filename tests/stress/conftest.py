@@ -1,3 +1,3 @@
-"""Scripts are run by the suites, not imported."""
+"""Excludes scripts, which the suites run as programs."""
 
 collect_ignore = ["programs/scripts"]

@@ -1,4 +1,4 @@
-"""Two processes of a cluster killed, in every pair and state: what stays, and what comes next."""
+"""Kills every pair of a cluster's processes in every state, and checks what is left."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROCESSES = ("kernel", "zygote", "controller", "worker 0", "worker 1", "server 0
 STATES = ("idle", "running", "stepping")
 GAPS = (0.0, 0.01)
 
-#: Time for everything to end [s], and for a kernel to answer [s]; its own waits are shorter.
-WITHIN, SILENT = 5.0, 90.0
+#: Time for everything to end [s], and for a kernel to reply [s]; the kernel's waits are shorter.
+WITHIN, TIMEOUT = 5.0, 90.0
 
 
 class Case(NamedTuple):
@@ -43,7 +43,7 @@ CASES = [
     for gap in GAPS
 ]
 
-#: The kernel: serves one case after the other, until it is killed itself.
+#: The kernel: runs one case after the other until it is killed.
 KERNEL = """
 import tempfile
 os.environ["TMPDIR"] = tempfile.tempdir = {temporary!r}
@@ -54,7 +54,7 @@ def work(steps):
     import subprocess, time
     import torch, torch.distributed as dist
     from distkit import kvstore
-    if steps > 5:  # what a killed rank leaves must end, too
+    if steps > 5:  # a killed rank's child must end, too
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     store = kvstore.create("dist_sync")
     store.init("w", torch.zeros(20_000))
@@ -76,16 +76,16 @@ def attempt(do):
         return [f"{{type(error).__name__}}: {{error}}"]
     return []
 
-def once(cluster):
+def check(cluster):
     assert cluster.submit(work, 2).wait(20).results == [20_000, 20_000]
 
-def started():  # what ranks are forked from, and its parent
+def started():  # the fork server of the ranks, and its parent
     (parent,) = psutil.Process().children()
     return parent, parent.children()[0]
 
 while state := sys.stdin.readline().strip():
     cluster = distkit.Cluster(workers=2, servers=1)
-    once(cluster)
+    check(cluster)
     run = stepper = None
     if state == "running":
         run = cluster.submit(work, 10**6)
@@ -98,26 +98,26 @@ while state := sys.stdin.readline().strip():
     pids["controller"], = {{c.pid for c in started()[1].children()}} - {{*pids.values()}}
     reply(pids)
     request()
-    unclear = []
+    errors = []
     if stepper is not None:
-        unclear += attempt(stepper.next)
+        errors += attempt(stepper.next)
         run = stepper.run
         run.interrupt()
     if run is not None:
-        unclear += attempt(lambda: run.wait(20))
-    unclear += attempt(lambda: once(cluster))
-    unclear += attempt(cluster.stop)
+        errors += attempt(lambda: run.wait(20))
+    errors += attempt(lambda: check(cluster))
+    errors += attempt(cluster.stop)
     with distkit.Cluster(2) as another:
         another.wait()
-    reply([unclear, [os.getpid(), *(p.pid for p in started())]])
+    reply([errors, [os.getpid(), *(p.pid for p in started())]])
 """
 
 
 class Kernels:
-    """A kernel at a time, and another when it was killed.
+    """Runs a kernel, and replaces it when it was killed.
 
     Args:
-        temporary: the folder for temporary files of them all.
+        temporary: the folder for the kernels' temporary files.
     """
 
     def __init__(self, temporary: str) -> None:
@@ -132,46 +132,46 @@ class Kernels:
         return Driver(KERNEL.format(temporary=self._temporary))
 
     def faults(self, case: Case) -> list[str]:
-        """Kill two: what is left after :data:`WITHIN`, and what is not an error of distkit's."""
+        """Kill two processes: return leftovers after :data:`WITHIN` and unexpected errors."""
         before = _segments()
         try:
             found = self._kill(case)
-        except DistkitError as error:  # the kernel hangs, or has no new cluster
+        except DistkitError as error:  # the kernel hangs, or cannot start a new cluster
             found = [str(error)]
             self._replace()
         files = _settled(lambda: [p.name for p in Path(self._temporary).glob("dis*")])
         return [*found, *files, *_settled(lambda: sorted(_segments() - before))]
 
     def _kill(self, case: Case) -> list[str]:
-        pids = {**self._ask(case.state), "kernel": self._kernel.process.pid}
+        pids = {**self._request(case.state), "kernel": self._kernel.process.pid}
         os.kill(pids[case.first], signal.SIGKILL)
         time.sleep(case.gap)
-        with suppress(ProcessLookupError):  # the first one's death was its own
+        with suppress(ProcessLookupError):  # the first kill ended it, too
             os.kill(pids[case.second], signal.SIGKILL)
         left = []
         if case.first == "kernel":
             self._kernel.process.wait()
             left = self._left([])
             self._replace()
-            self._ask("idle")
-        unclear, living = self._ask()
-        return [*left, *unclear, *self._left(living)]
+            self._request("idle")
+        errors, living = self._request()
+        return [*left, *errors, *self._left(living)]
 
-    def _ask(self, line: str = "") -> Any:
-        return self._kernel.request(line, within=SILENT)
+    def _request(self, line: str = "") -> Any:
+        return self._kernel.request(line, within=TIMEOUT)
 
     def _replace(self) -> None:
         self._kernel.close()
         self._kernel = self._fresh()
 
     def _left(self, living: list[int]) -> list[str]:
-        """The kernel's processes that should have ended by now."""
+        """The kernel's processes that should have ended."""
         mark = self._kernel.mark
         return _settled(lambda: [_title(p) for p in marked(mark) if p.pid not in living])
 
 
 def _settled(look: Callable[[], list[str]]) -> list[str]:
-    """What does not go within some seconds."""
+    """What is left after :data:`WITHIN`."""
     end = time.monotonic() + WITHIN
     while (left := look()) and time.monotonic() < end:
         time.sleep(0.02)

@@ -1,8 +1,8 @@
-"""Random programs that are correct by construction: any report about one is a false alarm.
+"""Random programs that are correct by construction: any report is a false alarm.
 
-A program is a list of rounds, in one order for all ranks. Each rank plays its part of every round,
-blocks in some calls and waits for the rest at the end of the round: the rank that is earliest in
-the list can always continue. Nothing synchronizes the rounds: ranks run ahead.
+A program is a list of rounds, in the same order for all ranks. Each rank executes its part of every
+round, blocks in some calls and waits for the others at its end: the rank in the earliest round can
+always continue. Rounds are not synchronized: ranks may run ahead.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Members = tuple[int, ...]
 
 RANKS = 3
 PAIRS: tuple[Members, ...] = ((0, 1), (0, 2), (1, 2))
-#: What a rank computes before a round [s]; the longest is noticed as a wait of the others.
+#: Compute times before a round [s]; the longest is noticed as a wait of the other ranks.
 PAUSES = (0.0, 0.0, 0.0, 0.0, 0.001, 0.02)
 TAGS, SIZES = (0, 0, 1, 7), (1, 3, 1000)
 
 
 @dataclass(frozen=True)
 class Message:
-    """From one rank to another; either end is ``dist.isend`` or ``irecv`` if it waits later."""
+    """A message between two ranks; ends that wait later use ``dist.isend`` or ``irecv``."""
 
     src: int
     dst: int
@@ -49,7 +49,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Collective:
-    """The same call by all members of a group."""
+    """A collective call by all members of a group."""
 
     name: str
     root: int
@@ -60,7 +60,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Round:
-    """What happens next, and how long each rank computes before."""
+    """Steps, and how long each rank computes before them."""
 
     pauses: tuple[float, ...]
     steps: tuple[Message | Collective, ...]
@@ -69,7 +69,7 @@ class Round:
 Program = list[Round]
 
 
-# -- making one -------------------------------------------------------------------------
+# -- generation -------------------------------------------------------------------------
 
 
 def program(chance: Random, rounds: int = 8) -> Program:
@@ -89,7 +89,7 @@ def program(chance: Random, rounds: int = 8) -> Program:
 
 
 def _messages(chance: Random, number: int) -> Iterator[Message]:
-    """Messages in one order for all: the n-th send always meets the n-th receive."""
+    """Messages in the same order on all ranks: the n-th send matches the n-th receive."""
     for value in range(chance.randint(1, 4)):
         src, dst = chance.sample(range(RANKS), 2)
         group = chance.choice([(), (min(src, dst), max(src, dst))])
@@ -98,7 +98,7 @@ def _messages(chance: Random, number: int) -> Iterator[Message]:
 
 
 def _from_anyone(chance: Random, number: int) -> Iterator[Message]:
-    """Messages to one rank, which takes them as they come: under a tag that is nobody else's."""
+    """Messages to one rank from any source, under a unique tag."""
     dst, size = chance.randrange(RANKS), chance.choice(SIZES)
     receives_later = chance.choice([True, False])
     others = [r for r in range(RANKS) if r != dst] * chance.choice([1, 2])
@@ -115,14 +115,14 @@ def _collectives(chance: Random, number: int) -> Iterator[Collective]:
         yield Collective(chance.choice(list(CALLS)), root, chance.choice(SIZES), group, later)
 
 
-# -- playing it on the ranks --------------------------------------------------------------
+# -- execution on the ranks ---------------------------------------------------------------
 
-#: What is left to do at the end of a round.
+#: Completes a step at the end of its round.
 Finish = Callable[[], object]
 
 
 def play(rounds: Program) -> None:
-    """On each rank: play its part of every round, and check what it receives."""
+    """On each rank: execute its part of every round, and check received values."""
     used = {step.group for round in rounds for step in round.steps} - {()}
     groups: dict[Members, Any] = {pair: dist.new_group(pair) for pair in sorted(used)}
     me = dist.get_rank()
@@ -144,7 +144,7 @@ def _send(message: Message, group: Any) -> Finish:
     x = torch.full((message.size,), float(message.value))
     send = dist.isend if message.sends_later else dist.send
     work = send(x, message.dst, group, message.tag)
-    x.sum()  # what is sent may be read meanwhile
+    x.sum()  # a buffer in flight may be read
     return _nothing if work is None else work.wait
 
 
@@ -152,7 +152,7 @@ def _receive(message: Message, group: Any) -> Finish:
     memory, src = torch.empty(3, message.size), None if message.anyone else message.src
     receive, x = dist.irecv if message.receives_later else dist.recv, memory[1]
     work = receive(x, src, group, message.tag)
-    memory[::2].zero_()  # beside it
+    memory[::2].zero_()  # neighbouring memory may be written
 
     def finish() -> None:
         if isinstance(work, dist.Work):
@@ -164,7 +164,7 @@ def _receive(message: Message, group: Any) -> Finish:
 
 
 def _take_part(it: Collective, me: int, group: Any) -> Finish:
-    """Call a collective, on its members only."""
+    """Call a collective on its members."""
     if it.group and me not in it.group:
         return _nothing
     n = len(it.group) or RANKS
@@ -184,7 +184,7 @@ def _list(it: Collective, n: int) -> list[torch.Tensor]:
     return [_ones(it) for _ in range(n)]
 
 
-#: Each collective: called with itself, the group's size, this rank, and the common arguments.
+#: Functions of the collective, the group's size, this rank, and the common arguments.
 CALLS: dict[str, Callable[[Collective, int, int, dict[str, Any]], Any]] = {
     "all_reduce": lambda it, n, me, how: dist.all_reduce(_ones(it), **how),
     "maximum": lambda it, n, me, how: dist.all_reduce(_ones(it), dist.ReduceOp.MAX, **how),
@@ -203,20 +203,20 @@ CALLS: dict[str, Callable[[Collective, int, int, dict[str, Any]], Any]] = {
 }
 
 
-# -- running it under the watcher ---------------------------------------------------------
+# -- run and diagnosis --------------------------------------------------------------------
 
 
-def alarm(rounds: Program, play: Callable[[Program], None] = play) -> str:
-    """Run a program on fresh ranks; what it was wrongly accused of, "" for nothing.
+def false_alarm(rounds: Program, play: Callable[[Program], None] = play) -> str:
+    """Run a program on fresh ranks and return what is reported, or "".
 
-    Besides what the run itself says, its trace is looked at as if it had been cut in the middle.
+    Beginnings of its trace are diagnosed, too, as if the run had hung there.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", CommunicationWarning)
             trace = dk.run_ranks(play, RANKS, rounds).trace
-    except (DeadlockError, CommunicationWarning) as accusation:
-        return str(accusation)
+    except (DeadlockError, CommunicationWarning) as report:
+        return str(report)
     found = [f for f in trace.diagnose() if f.kind is not Kind.STRAGGLER]
     for cut in range(1, 10):
         found += [f for f in _beginning(trace, cut / 10).diagnose() if f.hang]
@@ -224,7 +224,7 @@ def alarm(rounds: Program, play: Callable[[Program], None] = play) -> str:
 
 
 def _beginning(trace: Trace, part: float) -> Trace:
-    """The trace as it was when this part of its time had passed."""
+    """The trace up to this part of its duration."""
     until = trace.start + part * trace.seconds
     early = [e for e in trace if e.time <= until]
     return Trace(early, {**trace.meta, "ends": {}, "until": until})

@@ -1,4 +1,4 @@
-"""Two processes of a cluster are killed: each pair, state and gap is a test."""
+"""Kills two processes of a cluster, with a test for each pair, state and gap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""torch's own tests of ``torch.distributed`` on gloo end the same way with the recorder.
+"""torch's tests of ``torch.distributed`` on gloo have the same outcomes with the recorder.
 
-The tests are those that torch ships (``torch.testing._internal.distributed``); they need the
-package ``expecttest``, and some fail without the recorder, too.
+The tests are shipped with torch (``torch.testing._internal.distributed``) and need the package
+``expecttest``; some fail without the recorder, too.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def record_all():
     from distkit.recording.recorder import Flusher, Recorder, set_current
     from distkit.recording.tap import tap
     tap.install()
-    mine = Recorder(0)
-    set_current(mine)
-    Flusher(mine, lambda kind, what: None)
+    recorder = Recorder(0)
+    set_current(recorder)
+    Flusher(recorder, lambda kind, what: None)
 
 if record:
     import distkit.recording.tap
@@ -73,7 +73,7 @@ def outcomes(how: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(3600)
-def test_torchs_tests_end_the_same_way_when_they_are_recorded(tmp_path: Path) -> None:
+def test_torch_tests_have_the_same_outcomes_when_recorded(tmp_path: Path) -> None:
     pytest.importorskip("expecttest")
     stock = outcomes("stock", tmp_path / "stock")
     assert list(stock.values()).count("passed") > 50

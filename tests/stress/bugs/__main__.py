@@ -1,6 +1,6 @@
-"""``python -m tests.stress.bugs [PATTERN ...]``: judge the programs, print what is wrong.
+"""``python -m tests.stress.bugs [PATTERN ...]``: judge the programs and print wrong verdicts.
 
-``--stock`` asks plain torch instead, in about ten minutes; ``--page docs/bugs.md`` writes the page.
+``--stock`` runs plain torch instead, in about ten minutes; ``--page docs/bugs.md`` writes the page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.stress.bugs.page import page
-from tests.stress.bugs.stock import MODES, Stock, ask_all
+from tests.stress.bugs.stock import MODES, Stock, run_all
 from tests.stress.bugs.suite import Case, Score, Verdict, cases, judge, right, themes, threads
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*", help="names or classes, as regular expressions")
     parser.add_argument("--show", action="store_true", help="print what is shown of each program")
     parser.add_argument(
-        "--stock", action="store_true", help="ask plain torch, and save its answers"
+        "--stock", action="store_true", help="run plain torch, and save its reports"
     )
     parser.add_argument("--page", type=Path, help="write the page docs/bugs.md")
     options = parser.parse_args()
@@ -39,15 +39,15 @@ def main() -> None:
         parser.error("no program has such a name or class")
     with tempfile.TemporaryDirectory() as folder:
         if options.stock:
-            _ask_torch(chosen, Path(folder), all_of_them=not options.patterns)
+            _run_torch(chosen, Path(folder), all_of_them=not options.patterns)
         if options.page or not options.stock:
             verdicts = _judge_all(chosen, Path(folder), options.show)
         if options.page:
             options.page.write_text(page(verdicts, Stock.load()), encoding="utf-8")
 
 
-def _ask_torch(chosen: Sequence[Case], folder: Path, all_of_them: bool) -> None:
-    stock = ask_all(chosen, folder)
+def _run_torch(chosen: Sequence[Case], folder: Path, all_of_them: bool) -> None:
+    stock = run_all(chosen, folder)
     (stock if all_of_them else Stock.load().updated(stock)).save()
     for mode in MODES:
         verdicts = stock.verdicts(mode, chosen)

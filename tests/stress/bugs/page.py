@@ -1,4 +1,4 @@
-"""The page ``docs/bugs.md``: what distkit and torch say of the same programs."""
+"""Writes ``docs/bugs.md``: what distkit and torch report about the same programs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import dedent
 
-from tests.stress.bugs.stock import MODES, Stock, StockVerdict
+from tests.stress.bugs.stock import MODES, Stock, StockReport, StockVerdict
 from tests.stress.bugs.suite import MARK, TITLES, Judged, Score, Verdict, right
 
-#: What the Initiative counts for tools that check MPI programs (README of its repository).
+#: Scores of tools that check MPI programs, from the README of the Initiative's repository.
 PUBLISHED = {
     "MUST": Score(83, 10, 79, 15),
     "McSimGrid": Score(77, 16, 76, 17),
@@ -19,7 +19,7 @@ PUBLISHED = {
     "PARCOACH": Score(18, 8, 80, 90),
 }
 
-#: Programs that are shown with what is said of them.
+#: Programs that are shown with their reports.
 EXAMPLES = {
     "coll_missing_all_reduce": "A rank does not call",
     "root_broadcast": "Different roots",
@@ -28,14 +28,14 @@ EXAMPLES = {
 
 
 def page(verdicts: Sequence[Verdict], stock: Stock) -> str:
-    """Write the page.
+    """Render the page.
 
     Args:
-        verdicts: what distkit says of the programs.
-        stock: what torch says of them.
+        verdicts: distkit's verdicts on the programs.
+        stock: torch's reports about them.
 
     Raises:
-        LookupError: torch was not asked about one of the programs.
+        LookupError: torch has no saved report about one of the programs.
     """
     cases = [verdict.case for verdict in verdicts]
     torch = {mode: stock.verdicts(mode, cases) for mode in MODES}
@@ -46,11 +46,11 @@ def page(verdicts: Sequence[Verdict], stock: Stock) -> str:
         wrong=sum(not case.ok for case in cases),
         right=sum(case.ok for case in cases),
         made=sum(case.cls != "thread" for case in cases),
-        told=sum(case.cls == "thread" for case in cases),
+        retold=sum(case.cls == "thread" for case in cases),
         all=len(cases),
         wholly=len(wholly),
         wholly_threads=sum(case.cls == "thread" for case in wholly),
-        reached=sum(v.said.barrier and not v.case.ok for v in barrier),
+        reached=sum(v.report.barrier and not v.case.ok for v in barrier),
         torch=stock.torch,
         date=stock.date,
         timeout=stock.timeout,
@@ -98,7 +98,7 @@ def _shares(score: Score) -> list[str]:
 def _alarms(torch: dict[str, list[StockVerdict]]) -> str:
     return "".join(
         f"- False alarm of torch, {mode}: right program `{v.case.name}`, "
-        f"`{v.said.text.splitlines()[0]}`\n"
+        f"`{v.report.text.splitlines()[0]}`\n"
         for mode, stock in torch.items()
         for v in stock
         if v.case.ok and v.reported
@@ -116,11 +116,11 @@ def _classes(verdicts: Sequence[Verdict], torch: dict[str, list[StockVerdict]]) 
         some = [v for v in verdicts if v.case.cls == cls and not v.case.ok]
         counts = right(some)
         found = [counts[key] for key in ("reported", "line", "kind", "remedy")]
-        said = [
+        reports = [
             _three(v for v in stock if v.case.cls == cls and not v.case.ok)
             for stock in torch.values()
         ]
-        rows.append([title, len(some), *found, *said])
+        rows.append([title, len(some), *found, *reports])
     right_ones = [v for v in verdicts if v.case.ok]
     rows.append(
         ["Right programs", len(right_ones), sum(v.reported for v in right_ones), "", "", ""]
@@ -132,7 +132,7 @@ def _classes(verdicts: Sequence[Verdict], torch: dict[str, list[StockVerdict]]) 
 
 def _three(verdicts: Iterable[StockVerdict], explained: object = None) -> str:
     some = list(verdicts)
-    errors, timeouts = (sum(v.said.how == how for v in some) for how in ("error", "timeout"))
+    errors, timeouts = (sum(v.report.how == how for v in some) for how in ("error", "timeout"))
     if explained is None:
         explained = sum(v.explained for v in some)
     return f"{errors} / {timeouts} / {explained}"
@@ -144,7 +144,7 @@ def _example(verdict: Verdict, torch: dict[str, list[StockVerdict]]) -> str:
     title = f"{EXAMPLES[case.name]} (`{case.name}.py`, from line {before.count(chr(10)) + 2} on):"
     code = dedent(body).strip().replace("  " + MARK, "")
     rows = [
-        [f"torch, {mode}", _quote(v.said.text) if v.said.text else f"nothing: {_ENDS[v.said.how]}"]
+        [f"torch, {mode}", _report_cell(v.report)]
         for mode, stock in torch.items()
         for v in stock
         if v.case.name == case.name
@@ -152,6 +152,10 @@ def _example(verdict: Verdict, torch: dict[str, list[StockVerdict]]) -> str:
     rows.append(["distkit", _quote(verdict.shown)])
     table = _table(["", "what is shown"], rows, numbers=False)
     return f"{title}\n\n```python\n{code}\n```\n\n{table}\n"
+
+
+def _report_cell(report: StockReport) -> str:
+    return _quote(report.text) if report.text else f"nothing: {_ENDS[report.how]}"
 
 
 _ENDS = {"silent": "the program ends", "hang": "the program hangs"}

@@ -1,4 +1,4 @@
-"""What plain torch says of the programs, without distkit, and how much of it explains them."""
+"""Reports of plain torch about the programs, and how much they explain."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.stress.bugs.suite import Case
 
 HERE = Path(__file__).parent
 
-#: What torch said when ``python -m tests.stress.bugs --stock`` last asked it: its version, then a
-#: line for each program and mode.
+#: The reports of the last ``python -m tests.stress.bugs --stock``: torch's version, then a line for
+#: each program and mode.
 SAVED = HERE / "stock.jsonl"
 
-#: How torch is asked, and the environment of the ranks.
+#: The modes of torch, with the environment of the ranks.
 MODES = {
     "plain": {"TORCH_DISTRIBUTED_DEBUG": "OFF"},
     "DETAIL": {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
@@ -34,7 +34,7 @@ MODES = {
 #: torch's timeout [s].
 TIMEOUT = 20.0
 
-#: The number of programs that run side by side: they mostly wait.
+#: The number of programs that run concurrently: they mostly wait.
 AT_ONCE = 6
 
 # An operation ran out of time.
@@ -49,21 +49,21 @@ _NAMES = re.compile(
     re.IGNORECASE,
 )
 
-# Where in torch's source an error arose, and what says nothing about a tensor.
+# Positions in torch's source, and tensor options, which explain nothing.
 _PLACE = re.compile(r"\[(enforce fail at )?\S*/([\w.]+:\d+)\]")
 _OPTIONS = re.compile(r"TensorOptions\([^()]*(\([^()]*\)[^()]*)*\)")
 
 
 @dataclass(frozen=True)
-class Said:
-    """What torch said of one program.
+class StockReport:
+    """torch's report about one program.
 
     Args:
         how: "error"; "timeout" if nothing but a timeout was reported; "hang" if a rank did not
             end and nothing was reported; or "silent".
-        text: the report that explains most, as torch worded it.
+        text: the most explanatory error in torch's words.
         lines: the program's lines in the tracebacks, as ``file:number``.
-        barrier: a rank reached the ``monitored_barrier``.
+        barrier: whether a rank reached the ``monitored_barrier``.
         source: a checksum of the program.
     """
 
@@ -76,35 +76,35 @@ class Said:
 
 @dataclass(frozen=True)
 class StockVerdict:
-    """A judgement of what torch said.
+    """A judgement of torch's report.
 
     Args:
         case: the program.
-        said: what torch said of it.
+        report: torch's report about it.
     """
 
     case: Case
-    said: Said
+    report: StockReport
 
     @property
     def reported(self) -> bool:
         """True if more than a timeout was reported."""
-        return self.said.how == "error"
+        return self.report.how == "error"
 
     @property
     def right_line(self) -> bool:
         """True if all marked lines are in the tracebacks."""
-        return set(self.case.marked) <= set(self.said.lines)
+        return set(self.case.marked) <= set(self.report.lines)
 
     @property
     def explained(self) -> bool:
         """True if the report says what is wrong."""
-        return self.reported and explains(self.case, self.said.text)
+        return self.reported and explains(self.case, self.report.text)
 
     def counting_timeouts(self) -> StockVerdict:
         """The same verdict, with a timeout taken for a report."""
-        how = "error" if self.said.how == "timeout" else self.said.how
-        return replace(self, said=replace(self.said, how=how))
+        how = "error" if self.report.how == "timeout" else self.report.how
+        return replace(self, report=replace(self.report, how=how))
 
 
 def explains(case: Case, text: str) -> bool:
@@ -117,8 +117,8 @@ def explains(case: Case, text: str) -> bool:
     return re.search(case.says[0] if case.says else "", text, re.IGNORECASE) is not None
 
 
-def read(case: Case, ends: Sequence[Mapping[str, Any]], timeout: float) -> Said:
-    """What torch said, from how the ranks ended (``torch_ranks.End``)."""
+def read(case: Case, ends: Sequence[Mapping[str, Any]], timeout: float) -> StockReport:
+    """torch's report, from how the ranks ended (``torch_ranks.End``)."""
     reports = sorted((seconds, _shortened(text)) for end in ends for seconds, text in end["errors"])
     crashes = [_crash(end) for end in ends if end["how"].startswith("signal")]
     if crashes or not all(_is_timeout(*report, timeout) for report in reports):
@@ -136,7 +136,7 @@ def read(case: Case, ends: Sequence[Mapping[str, Any]], timeout: float) -> Said:
         for end in ends
         for number in re.findall(rf'/{case.name}\.py", line (\d+)', end["log"])
     }
-    return Said(
+    return StockReport(
         how,
         best,
         tuple(f"{case.name}.py:{number}" for number in sorted(numbers)),
@@ -160,16 +160,16 @@ def _is_timeout(seconds: float, text: str, timeout: float) -> bool:
     return bool(_TIMED_OUT.search(text) or consequence) and not _NAMES.search(text)
 
 
-def ask(
+def run(
     cases: Sequence[Case], mode: str, folder: Path, timeout: float = TIMEOUT
-) -> dict[str, Said]:
+) -> dict[str, StockReport]:
     """Run programs on ranks of plain torch.
 
     Args:
         cases: the programs.
         mode: a key of ``MODES``.
         folder: an empty folder for the programs and what they write.
-        timeout: torch's timeout [s]; what still runs after three times as long is killed.
+        timeout: torch's timeout [s]; programs are killed after three times as long.
     """
     for case in cases:
         folder.joinpath(f"{case.name}.py").write_text(case.text, encoding="utf-8")
@@ -188,7 +188,7 @@ def ask(
     ) as parent:
         try:
             parent.communicate(json.dumps(job))
-        except BaseException:  # an interrupt: no rank may stay
+        except BaseException:  # on an interrupt, too: leave no rank
             os.killpg(parent.pid, signal.SIGKILL)
             raise
     return {
@@ -199,78 +199,78 @@ def ask(
 
 @dataclass(frozen=True)
 class Stock:
-    """What one version of torch said.
+    """The reports of one version of torch.
 
     Args:
         torch: its version.
-        date: when it was asked.
+        date: when the programs ran.
         timeout: torch's timeout [s].
-        said: by mode and by the program's name.
+        reports: by mode and program name.
     """
 
     torch: str
     date: str
     timeout: float
-    said: dict[str, dict[str, Said]]
+    reports: dict[str, dict[str, StockReport]]
 
     def verdicts(self, mode: str, cases: Iterable[Case]) -> list[StockVerdict]:
-        """Judge what was said of these programs.
+        """Judge the reports about these programs.
 
         Raises:
-            LookupError: a program is new, or was changed since torch was asked.
+            LookupError: a program is new or has changed since the reports were saved.
         """
         verdicts = []
         for case in cases:
-            said = self.said[mode].get(case.name)
-            if said is None or said.source != crc32(case.text.encode()):
+            report = self.reports[mode].get(case.name)
+            if report is None or report.source != crc32(case.text.encode()):
                 raise LookupError(
-                    f"what torch says of {case.name} is not in {SAVED.name}: "
+                    f"{SAVED.name} has no report about this version of {case.name}: "
                     "run python -m tests.stress.bugs --stock"
                 )
-            verdicts.append(StockVerdict(case, said))
+            verdicts.append(StockVerdict(case, report))
         return verdicts
 
     def updated(self, newer: Stock) -> Stock:
-        """Replace what was said of some programs.
+        """Replace the reports about some programs.
 
         Raises:
-            ValueError: another version of torch said it.
+            ValueError: the reports are of another version of torch.
         """
         if newer.torch != self.torch:
             raise ValueError(
                 f"{SAVED.name} is of torch {self.torch}, and this is torch {newer.torch}: "
                 "run --stock for all programs"
             )
-        said = {mode: {**rows, **newer.said[mode]} for mode, rows in self.said.items()}
-        return replace(newer, said=said)
+        reports = {mode: {**rows, **newer.reports[mode]} for mode, rows in self.reports.items()}
+        return replace(newer, reports=reports)
 
     def save(self, file: Path = SAVED) -> None:
         """Write the file that ``load`` reads."""
         head = {"torch": self.torch, "date": self.date, "timeout": self.timeout}
         rows = [
-            {"mode": mode, "name": name, **asdict(said)}
-            for mode, some in self.said.items()
-            for name, said in some.items()
+            {"mode": mode, "name": name, **asdict(report)}
+            for mode, some in self.reports.items()
+            for name, report in some.items()
         ]
         lines = [json.dumps(row, ensure_ascii=False) for row in (head, *rows)]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path = SAVED) -> Stock:
-        """Read what torch said when it was last asked."""
+        """Read the saved reports."""
         head, *rows = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
-        said: dict[str, dict[str, Said]] = {mode: {} for mode in MODES}
+        reports: dict[str, dict[str, StockReport]] = {mode: {} for mode in MODES}
         for row in rows:
             mode, name = row.pop("mode"), row.pop("name")
-            said[mode][name] = Said(**{**row, "lines": tuple(row["lines"])})
-        return cls(**head, said=said)
+            reports[mode][name] = StockReport(**{**row, "lines": tuple(row["lines"])})
+        return cls(**head, reports=reports)
 
 
-def ask_all(cases: Sequence[Case], folder: Path) -> Stock:
+def run_all(cases: Sequence[Case], folder: Path) -> Stock:
     """Run the programs in all modes: about ten minutes for the suite."""
-    said = {}
+    reports = {}
     for mode in MODES:
-        place = folder / mode
-        place.mkdir()
-        said[mode] = ask(cases, mode, place)
-    return Stock(version("torch"), date.today().isoformat(), TIMEOUT, said)
+        subfolder = folder / mode
+        subfolder.mkdir()
+        reports[mode] = run(cases, mode, subfolder)
+    return Stock(version("torch"), date.today().isoformat(), TIMEOUT, reports)

@@ -1,9 +1,9 @@
-"""Wrong and right programs in the classes of the MPI Bugs Initiative, and how they are explained.
+"""Wrong and correct programs in the classes of the MPI Bugs Initiative, and their explanations.
 
 ``cases.json`` has small programs for gloo on the CPU, ``threads.json`` and ``themes.json`` bugs
-retold from public issue threads; the last are grouped by theme, and name the ranks to blame. A line
-that ends in ``# <-`` is one that the explanation has to name. Scores are counted as the Initiative
-counts them (Laurent, Saillard and Quinson, Correctness 2021).
+retold from public issue threads; themes also name the culprit ranks. The explanation must name the
+lines that end in ``# <-``. Scores are counted like the Initiative's (Laurent, Saillard and Quinson,
+Correctness 2021).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from distkit.events import State
 
 HERE = Path(__file__).parent
 
-#: The comment on a line that the explanation has to name.
+#: Marks a line that the explanation must name.
 MARK = "# <-"
 
-#: The classes of wrong programs; right ones are of a class that begins with "ok/".
+#: The classes of wrong programs; classes of correct ones begin with "ok/".
 TITLES = {
     "call/coll": "Collectives in different orders, or missing on a rank",
     "call/condition": "Collectives under a condition that depends on the rank",
@@ -53,7 +53,7 @@ TITLES = {
     "thread": "Bugs from public threads",
 }
 
-#: A run that has not ended after this time counts as not explained [s].
+#: Timeout of a run, after which it counts as not explained [s].
 LIMIT = 60.0
 
 _IMPORTS = """\
@@ -118,19 +118,19 @@ program = {name}
 
 @dataclass(frozen=True)
 class Case:
-    """One program, and what an explanation of it has to contain.
+    """A program, and what its explanation must contain.
 
     Args:
         name: unique among cases and threads.
         cls: its class in the Initiative's terms; "thread" for a bug from a public thread.
-        ok: the program is right, and nothing may be reported.
-        ranks: the number of ranks that it runs on.
+        ok: the program is correct, and nothing may be reported.
+        ranks: the number of ranks.
         kinds: the kinds of finding that fit; empty for any.
-        says: regular expressions that the text shown has to match, ignoring case.
+        says: regular expressions that the shown text must match, ignoring case.
         remark_is_enough: the bug is harmless on gloo, so that a remark suffices.
         text: the program's module, which defines ``program``.
-        url: the thread that it comes from.
-        culprits: the ranks to blame; empty for any.
+        url: the issue thread.
+        culprits: the culprit ranks; empty for any.
     """
 
     name: str
@@ -223,16 +223,16 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was shown of one program.
+    """What distkit reports about a program.
 
     Args:
         case: the program.
         kind: the kind of the first finding; "" for none.
         count: the number of findings.
-        shown: everything that the user sees: the error and the warnings.
-        seconds: from the last rank's wait to the end of the run, or the time it took to look
-            through a run that ended by itself [s].
-        culprits: the ranks that the first finding blames.
+        shown: all text shown to the user: the error and the warnings.
+        seconds: from the last rank's wait to the end of the run, or the time to check a run that
+            ended normally [s].
+        culprits: the culprit ranks of the first finding.
     """
 
     case: Case
@@ -259,7 +259,7 @@ class Verdict:
 
     @property
     def right_remedy(self) -> bool:
-        """True if the text shown says what it has to say."""
+        """True if the shown text matches all expected patterns."""
         return all(re.search(words, self.shown, re.IGNORECASE) for words in self.case.says)
 
     @property
@@ -282,7 +282,7 @@ class Verdict:
 
 
 def judge(case: Case, folder: Path) -> Verdict:
-    """Run a program on ranks of its own, and read what is reported of it."""
+    """Run a program on new ranks, and collect what is reported."""
     program = case.module(folder).program
     ended = ""
     with warnings.catch_warnings(record=True) as caught:
@@ -304,7 +304,7 @@ def judge(case: Case, folder: Path) -> Verdict:
 
 
 class Judged(Protocol):
-    """A program, and whether anything was reported of it."""
+    """A program, and whether anything was reported."""
 
     @property
     def case(self) -> Case: ...
@@ -329,7 +329,7 @@ class Score:
 
     @classmethod
     def of(cls, verdicts: Iterable[Judged]) -> Score:
-        """Count what was reported of wrong and of right programs."""
+        """Count the reports on wrong and correct programs."""
         pairs = [(v.case.ok, v.reported) for v in verdicts]
         return cls(
             pairs.count((False, True)),
@@ -345,7 +345,7 @@ class Score:
 
     @property
     def specificity(self) -> float:
-        """The share of right programs of which nothing is reported."""
+        """The share of correct programs without a report."""
         return _share(self.true_negatives, self.false_positives)
 
     @property
@@ -365,7 +365,7 @@ def _share(part: int, rest: int) -> float:
 
 
 def right(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Of the wrong programs that are reported: how many explanations are right, and in what."""
+    """Count correct parts of the explanations of reported wrong programs."""
     found = [v for v in verdicts if v.reported and not v.case.ok]
     return {
         "reported": len(found),

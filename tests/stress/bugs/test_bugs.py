@@ -1,4 +1,4 @@
-"""Each program of the suite as a test; ``make stress`` runs them."""
+"""Every program of the suite is explained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.stress.bugs.suite import Case, cases, judge, themes, threads
 
-#: It reads a buffer through an array that it has made before, past every hook of torch.
+#: Reads a buffer through an array made before, which no hook of torch sees.
 NUMPY = "use_numpy_of_open_irecv"
 UNSEEN = pytest.mark.xfail(strict=True, reason="no hook sees it: docs/decisions, 15")
 

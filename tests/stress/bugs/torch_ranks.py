@@ -1,6 +1,6 @@
-"""Programs on ranks of plain torch: a script that imports neither distkit nor the suite.
+"""Runs programs on ranks of plain torch; imports neither distkit nor the suite.
 
-It reads a job as JSON from its standard input, and writes how the ranks of each program ended to
+Reads a job as JSON from standard input, and writes how the ranks of each program ended to
 ``PROGRAM.json`` beside the program. torch is imported once, and each rank is a fork.
 """
 
@@ -23,15 +23,15 @@ import torch.distributed as dist
 
 FORK = multiprocessing.get_context("fork")
 
-#: A rank that still runs after this many times the timeout of torch's operations is killed.
-PATIENCE = 3.0
+#: A rank still running after this many times the timeout of torch's operations is killed.
+KILL_AFTER = 3.0
 
-#: A rank that returns lives on for this time, so that its peers have connected [s].
+#: A rank stays alive after it returns, until its peers have connected [s].
 GRACE = 1.0
 
 
 class Job(TypedDict):
-    """What to run.
+    """The programs to run.
 
     Args:
         programs: files that define ``program``, each with its number of ranks.
@@ -50,10 +50,10 @@ class End(TypedDict):
     """How a rank ended.
 
     Args:
-        how: "returned", "raised", "signal 9", or "running": it did not end, and was killed.
-        barrier: it reached the ``monitored_barrier``.
-        errors: what it raised, with the time since the start [s] and without tracebacks.
-        log: what it wrote, the tracebacks among it.
+        how: "returned", "raised", "signal 9", or "running" if it was killed at the end.
+        barrier: the rank reached the ``monitored_barrier``.
+        errors: times since the start [s] and texts of its exceptions, without tracebacks.
+        log: its output, including tracebacks.
     """
 
     how: str
@@ -81,12 +81,12 @@ def run(file: Path, ranks: int, job: Job) -> None:
     """Fork the ranks of a program, and write how they ended."""
     begin = time.monotonic()
     processes = [
-        FORK.Process(target=be_rank, args=(file, rank, ranks, job, begin)) for rank in range(ranks)
+        FORK.Process(target=run_rank, args=(file, rank, ranks, job, begin)) for rank in range(ranks)
     ]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(max(0.0, begin + PATIENCE * job["timeout"] - time.monotonic()))
+        process.join(max(0.0, begin + KILL_AFTER * job["timeout"] - time.monotonic()))
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
@@ -95,7 +95,7 @@ def run(file: Path, ranks: int, job: Job) -> None:
     file.with_suffix(".json").write_text(json.dumps(ends), encoding="utf-8")
 
 
-def be_rank(file: Path, rank: int, ranks: int, job: Job, begin: float) -> None:
+def run_rank(file: Path, rank: int, ranks: int, job: Job, begin: float) -> None:
     """Run the program as one rank, with its output in a file."""
     log = os.open(_beside(file, rank, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

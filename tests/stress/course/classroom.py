@@ -1,4 +1,4 @@
-"""A class that submits answers to all exercises; a tenth of it does harm."""
+"""A class that submits answers to all exercises; a tenth of the submissions is hostile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit_course.exercises import TASKS
 from distkit_course.grading import grade
 from distkit_course.task import Task
 
-#: Bodies of functions that use up the grader's machine, or leave something behind.
+#: Bodies of functions that exhaust the grader's machine or leave processes.
 WASTEFUL = {
     "os._exit": "import os; os._exit(0)",
     "an endless loop": "while True: pass",
@@ -45,10 +45,10 @@ WASTEFUL = {
         server = socket.create_server(('127.0.0.1', 0))
         if os.fork() == 0: time.sleep(600)
         raise ValueError('it still listens')""",
-    "a kill of what it is forked from": "import os; os.kill(os.getppid(), 9)",
+    "a kill of its parent": "import os; os.kill(os.getppid(), 9)",
 }
 
-#: A pickle that notes in the file MARK who reads it.
+#: A pickle that, when loaded, writes the pid of the process to the file MARK.
 _PICKLE = """
     import os, pickle, struct, sys
     class Note:
@@ -56,15 +56,15 @@ _PICKLE = """
             return os.system, ('echo $PPID >> ' + MARK,)
     evil = pickle.dumps(Note())
 """
-#: Bodies that would run code in the grader, or change its mind.
+#: Bodies that try to run code in the grader or to change its verdict.
 HOSTILE = WASTEFUL | {
-    "a pickle in the place of all that is packed": f"""{_PICKLE}
+    "a pickle in place of every encoded value": f"""{_PICKLE}
     for module in [m for n, m in sys.modules.items() if n.partition('.')[0] == 'distkit']:
         for name in list(vars(module)):
             if any(word in name for word in ('dump', 'pack', 'encode')):
                 setattr(module, name, lambda *args, **options: evil)
     pickle.dumps = lambda *args, **options: evil""",
-    "a pickle down every descriptor": f"""{_PICKLE}
+    "a pickle to every descriptor": f"""{_PICKLE}
     import threading
     for fd in range(3, 200):
         write = lambda fd=fd: os.write(fd, struct.pack('!Q', len(evil)) + evil)
@@ -94,7 +94,7 @@ HOSTILE = WASTEFUL | {
                 for name, value in {'status': 'pass', 'worth': 1000, 'points': 1000}.items():
                     object.__setattr__(one, name, value)
         return 'wrong'""",
-    "a judge that is changed": """
+    "a patched judge": """
         import sys
         for name, module in list(sys.modules.items()):
             if name.startswith('distkit_course'):
@@ -102,7 +102,7 @@ HOSTILE = WASTEFUL | {
                     setattr(module, word, lambda *args: True)
                 module.FAIL = module.NOT_ATTEMPTED = 'pass'
         return 'wrong'""",
-    "reports written over": """
+    "overwritten reports": """
         import os, shutil
         for n, name in enumerate(sorted(os.listdir(REPORTS))):
             path = f'{REPORTS}/{name}'
@@ -111,7 +111,7 @@ HOSTILE = WASTEFUL | {
             else: os.unlink(path); os.makedirs(path + '/full')
         os.makedirs(f'{REPORTS}/zoe.json/full', exist_ok=True)
         raise ValueError('they have been changed')""",
-    "reports that never end": """
+    "reports replaced by pipes": """
         import os
         for name in os.listdir(REPORTS):
             if name.endswith('.json') and os.path.isfile(f'{REPORTS}/{name}'):
@@ -129,7 +129,7 @@ HOSTILE = WASTEFUL | {
                     time.sleep(0.5)
                     for file in glob.glob(f'{REPORTS}/*.json'): open(file, 'w').write('{}')
         time.sleep(600)""",
-    "a kill of its judge": """
+    "a kill of the judge": """
         import os, signal
         def parent(pid): return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])
         pid = os.getppid()
@@ -138,35 +138,36 @@ HOSTILE = WASTEFUL | {
 }
 
 
-def classroom(folder: Path, students: int, say: Callable[[str], None]) -> tuple[list[str], int]:
-    """Results that are not as they should be, and how often a pickle was read.
+def classroom(folder: Path, students: int, log: Callable[[str], None]) -> tuple[list[str], int]:
+    """Grade a class; return wrong results, and how often a pickle was loaded.
 
-    Every other exercise of each tenth submission does harm, in turn of every kind.
+    Every other exercise of each tenth submission is hostile, cycling through the kinds.
     """
-    harm, reports = itertools.cycle(HOSTILE), folder / "reports"
+    hostile, reports = itertools.cycle(HOSTILE), folder / "reports"
     kinds = [
-        {name: next(harm) for name in [*TASKS][::2]} if n % 10 == 0 else {} for n in range(students)
+        {name: next(hostile) for name in [*TASKS][::2]} if n % 10 == 0 else {}
+        for n in range(students)
     ]
     files = [folder / f"{n:03}.py" for n in range(students)]
     for file, mine in zip(files, kinds, strict=True):
         texts = [
-            harmful(task, mine[name], reports) if name in mine else solved(task)
+            hostile_answer(task, mine[name], reports) if name in mine else solved(task)
             for name, task in TASKS.items()
         ]
         file.write_text("\n\n".join(texts))
-    lost = []
+    errors = []
     for mine, report in zip(kinds, grade(files, reports), strict=True):
-        say(f"course: submission {report.submission}, {'hostile' if mine else 'well-meant'}")
-        lost += [f"{report.submission}: {what}" for what in _wrong(report.criteria, mine)]
+        log(f"course: submission {report.submission}, {'hostile' if mine else 'correct'}")
+        errors += [f"{report.submission}: {what}" for what in _wrong(report.criteria, mine)]
     for mine, file in zip(kinds, files, strict=True):
         on_disk = json.loads((reports / f"{file.stem}.json").read_text())
-        lost += [f"{file.stem}, at last: {what}" for what in _wrong(on_disk["criteria"], mine)]
+        errors += [f"{file.stem}, on disk: {what}" for what in _wrong(on_disk["criteria"], mine)]
     mark = folder / "MARK"
-    return lost, len(mark.read_text().splitlines()) if mark.exists() else 0
+    return errors, len(mark.read_text().splitlines()) if mark.exists() else 0
 
 
 def _wrong(rows: list[dict[str, Any]], kinds: Mapping[str, str]) -> Iterator[str]:
-    """The mistakes in the report on a submission."""
+    """The errors in the report on a submission."""
     for name in TASKS:
         of = [row for row in rows if row["criterion"].startswith(f"{name}.")]
         passed = bool(of) and all(row["status"] in ("pass", "blocked") for row in of)
@@ -174,13 +175,13 @@ def _wrong(rows: list[dict[str, Any]], kinds: Mapping[str, str]) -> Iterator[str
             yield f"{name} ({kinds.get(name, 'right')}): {[row['message'] for row in of]}"
 
 
-def harmful(task: Task, kind: str, reports: Path) -> str:
-    """An answer that does harm.
+def hostile_answer(task: Task, kind: str, reports: Path) -> str:
+    """A hostile answer.
 
     Args:
         task: the exercise.
         kind: one of :data:`HOSTILE`.
-        reports: their folder; what runs in the grader notes it in the file ``MARK`` beside it.
+        reports: the folder of reports; code run by the grader writes the file ``MARK`` beside it.
     """
     given = f"REPORTS, MARK = {str(reports)!r}, {str(reports.parent / 'MARK')!r}\n"
     body = given + textwrap.dedent(HOSTILE[kind]).strip()

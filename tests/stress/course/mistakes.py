@@ -1,4 +1,4 @@
-"""The usual mistakes in an exercise, as its judge must reject them."""
+"""Common mistakes in an exercise, which its judge must reject."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def is_timed(task: Task) -> bool:
 
 
 def tolerated(task: Task, most: int | None = None) -> list[str]:
-    """The verdicts that do not reject a mistake by its message, of the first ``most``."""
+    """The verdicts on the first ``most`` mistakes that do not reject with the message."""
     found = []
     for mistaken, message in task.wrong[:most]:
         verdict = task.judge(mistaken)
-        said = " ".join(c.text for c in verdict.criteria if c.status != "pass")
-        busy = is_timed(task) and verdict.status == "blocked" and "too busy" in said
-        named = (message in said and "NameError" not in said) or busy
+        text = " ".join(c.text for c in verdict.criteria if c.status != "pass")
+        busy = is_timed(task) and verdict.status == "blocked" and "too busy" in text
+        named = (message in text and "NameError" not in text) or busy
         if verdict or verdict.points >= verdict.worth or not named:
             found.append(repr(verdict))
     return found

@@ -1,4 +1,4 @@
-"""Each usual mistake in each exercise is rejected by its message."""
+"""Common mistakes in the exercises are rejected with their messages."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.stress.course.mistakes import tolerated
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_each_usual_mistake_is_rejected_by_its_message(name: str) -> None:
+def test_common_mistakes_are_rejected_with_their_message(name: str) -> None:
     assert tolerated(TASKS[name]) == []

@@ -1,4 +1,4 @@
-"""Many users on one machine run the first lesson at once, each with a cluster."""
+"""Many users of one machine run the first lesson at once, each with a cluster."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from distkit.cluster import limits
 
 LESSON = next(Path(__file__).parents[3].glob("notebooks/01_*.ipynb"))
 
-#: Memory of a kernel and a cluster of two ranks [bytes]; the limit of a cell [s].
-EACH, PATIENCE = 500_000_000, 900
+#: Memory of a kernel and a cluster of two ranks [bytes]; timeout of a cell [s].
+MEMORY, CELL_TIMEOUT = 500_000_000, 900
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("users", [20, 40])
-def test_users_at_once_all_finish_the_lesson(
+def test_concurrent_users_all_finish_the_lesson(
     users: int, tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
-    if limits.memory() < users * EACH:
-        pytest.skip(f"needs {users * EACH / 1e9:.0f} GB of memory")
+    if limits.memory() < users * MEMORY:
+        pytest.skip(f"needs {users * MEMORY / 1e9:.0f} GB of memory")
     folders = [tmp_path / str(user) for user in range(users)]
     processes = [*map(start, folders)]
     try:
@@ -41,7 +41,7 @@ def test_users_at_once_all_finish_the_lesson(
 def start(folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir()
     (folder / LESSON.name).write_bytes(LESSON.read_bytes())
-    command = [sys.executable, "-m", "jupyter", "execute", f"--timeout={PATIENCE}", LESSON.name]
+    command = [sys.executable, "-m", "jupyter", "execute", f"--timeout={CELL_TIMEOUT}", LESSON.name]
     environ = {**os.environ, **isolated_environment(folder)}
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)

@@ -1,4 +1,4 @@
-"""Deliberate faults of hosts in a laboratory, and whether the doctor finds and names them."""
+"""Deliberate faults of hosts in a laboratory, for the doctor to find and name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from distkit_hosts.laboratory.starting import find
 #: The hosts; the doctor runs on the head, which it calls "here".
 HOSTS = ("alpha", "beta")
 
-#: The sources that are measured: hosts may have another distkit installed.
+#: The tested sources: hosts may have another distkit installed.
 ROOT = Path(__file__).resolve().parents[3]
 
-#: Makes a fault, and returns what the doctor is to be told.
+#: Makes a fault and returns options for the doctor.
 Cause = Callable[[Laboratory], "Sequence[str | Path]"]
 
 Check = Mapping[str, Any]
@@ -31,10 +31,10 @@ class Fault:
 
     Args:
         name: what is wrong.
-        kind: what the doctor calls it.
-        hosts: the machines that it must name, separated by spaces.
-        cause: makes it.
-        private: folders that beta has to itself: a fault that is there from the start.
+        kind: the doctor's name for it.
+        hosts: the machines that the doctor must name, separated by spaces.
+        cause: makes the fault.
+        private: folders that beta does not share: a fault from the start.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Fault:
 
 
 def diagnose(fault: Fault) -> list[Check]:
-    """What the doctor complains of in a laboratory with a fault."""
+    """The problems that the doctor reports in a laboratory with a fault."""
     with Laboratory(HOSTS, private={"beta": fault.private}) as lab:
         lab.ssh()
         options = [*fault.cause(lab), "--python", _python(lab)]
@@ -58,7 +58,7 @@ def diagnose(fault: Fault) -> list[Check]:
 
 
 def verdict(fault: Fault, checks: Sequence[Check]) -> str:
-    """The doctor's words for a fault; "" if it has not named it, or blames something else."""
+    """The doctor's message for a fault; "" if it does not name it or reports others."""
     named = [
         c for c in checks if c["kind"] == fault.kind and {*fault.hosts.split()} <= {*c["hosts"]}
     ]
@@ -72,7 +72,7 @@ def verdict(fault: Fault, checks: Sequence[Check]) -> str:
 
 
 def _do(fault: Callable[[Laboratory], None]) -> Cause:
-    """A fault that the laboratory makes."""
+    """Wrap a function of the laboratory as a cause."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
         fault(lab)
@@ -87,7 +87,7 @@ def _two_way_cut(lab: Laboratory) -> None:
 
 
 def _ssh(lines: str) -> Cause:
-    """Other settings of the head's ssh for beta."""
+    """Change the settings of the head's ssh for beta."""
 
     def cause(lab: Laboratory) -> Sequence[str | Path]:
         config = lab.folder / "doctor_config"
@@ -98,10 +98,10 @@ def _ssh(lines: str) -> Cause:
 
 
 def _filter(port: str, to: str, how: str) -> Cause:
-    """Lose TCP connections to a host's dynamic ports that come from one of the router's ports."""
+    """Drop or refuse TCP connections from a router port to a host's dynamic ports."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
-        ports = "sport 1024-65534 dport 1024-65534"  # ssh's answers pass
+        ports = "sport 1024-65534 dport 1024-65534"  # lets replies of ssh pass
         rule = f"iif {port} to {lab.address(to)} ipproto tcp {ports} {how}"
         lab._admin(None, "ip", "rule", "add", "pref", "100", *rule.split())
         return ()
@@ -110,19 +110,19 @@ def _filter(port: str, to: str, how: str) -> Cause:
 
 
 def _password(lab: Laboratory) -> Sequence[str | Path]:
-    """A second server on beta, which knows no key."""
+    """Start a second server on beta that accepts no key."""
     server = f"{find('sshd')} -f {lab.folder}/sshd_config -p 2222 -o AuthorizedKeysFile=none"
     lab.run("beta", server.split(), check=True)
     return _ssh("Port 2222\n")(lab)
 
 
 def _administer(host: str | None, command: str) -> Cause:
-    """A command of beta's administrator, or of the router's."""
+    """Run a command as administrator of a host or, without one, of the router."""
     return _do(lambda lab: lab._admin(host, *command.split()))
 
 
 def _python(lab: Laboratory) -> Path:
-    """A Python that has this distkit; on beta it looks first for what a fault has written."""
+    """A Python with this distkit; on beta it imports the files of a fault first."""
     python = lab.folder / "python"
     python.write_text(
         f"#!/bin/sh\nexport PYTHONPATH={ROOT}:{ROOT}/companions\n"
@@ -134,7 +134,7 @@ def _python(lab: Laboratory) -> Path:
 
 
 def _write(file: str, text: str) -> Cause:
-    """A file that beta's Python finds first."""
+    """Write a file that shadows a module of beta's Python."""
 
     def cause(lab: Laboratory) -> Sequence[str]:
         path = lab.folder / "beta" / file
@@ -146,12 +146,12 @@ def _write(file: str, text: str) -> Cause:
 
 
 def _at_start(code: str) -> Cause:
-    """Code that beta's Python runs when it starts."""
+    """Make beta's Python run code at startup."""
     return _write("sitecustomize.py", code)
 
 
 def _folder(package: str) -> Path:
-    """Where a package is, without importing it."""
+    """The folder of a package, without importing it."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
@@ -166,7 +166,7 @@ metadata.version = lambda name: "2.9.1" if name == "torch" else version(name)
 """
 _OLD_DISTKIT = "distkit/__init__.py", '__version__ = "0.0.1"\n'
 
-#: Every fault, what the doctor must call it, and whom it must name.
+#: Every fault, its kind, and the hosts to name.
 FAULTS = (
     Fault("a host is off the network", "ssh.silent", "beta", _do(lambda lab: lab.cut("beta"))),
     Fault("a host has crashed", "ssh.silent", "beta", _do(lambda lab: lab.crash("beta"))),

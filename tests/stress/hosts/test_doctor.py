@@ -1,4 +1,4 @@
-"""Each deliberate fault as a test, and healthy hosts."""
+"""The doctor with each deliberate fault, and with healthy hosts."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def test_doctor_names_the_fault_and_nothing_else(fault: Fault) -> None:
     assert verdict(fault, checks), checks
 
 
-def test_healthy_hosts_have_no_complaints() -> None:
+def test_doctor_reports_nothing_on_healthy_hosts() -> None:
     assert diagnose(Fault("nothing", "", "")) == []

@@ -1,6 +1,6 @@
-"""The lessons, unchanged, with their ranks on three machines: by SSH, MPI and Slurm.
+"""Unchanged lessons with their ranks on three machines: by SSH, MPI and Slurm.
 
-A lesson runs in a folder that the machines do not share, as a site's environment variables say.
+A lesson runs in a folder that the machines do not share, configured by environment variables.
 """
 
 from __future__ import annotations
@@ -18,25 +18,17 @@ from benchmarks.hosts import HOSTS, ROOT, laboratory
 from distkit_hosts.laboratory import Laboratory
 from tests.support.laboratories import needs
 
-#: The environment of a site by its launcher.
+#: Environment variables of a site by launcher.
 SITES = {
     "ssh": {"DISTKIT_HOSTS": ",".join(HOSTS)},
     "mpi": {"DISTKIT_ENGINES": "mpi", "DISTKIT_HOSTS": ",".join(HOSTS)},
     "slurm": {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"options": "--spread-job"}'},
 }
 
-#: The programs of launchers, which may be missing.
-LAUNCHERS = [
-    "ssh",
-    pytest.param("mpi", marks=needs("mpiexec", "openmpi-bin")),
-    pytest.param("slurm", marks=needs("slurmctld", "slurm-wlm")),
-]
-
-#: The lessons.
 LESSONS = sorted(p for n in (0, 1, 2, 3, 4, 12) for p in ROOT.glob(f"notebooks/{n:02}_*.ipynb"))
 
-#: A cell takes at most so long [s].
-PATIENCE = 300
+#: Timeout of a cell [s].
+CELL_TIMEOUT = 300
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +54,8 @@ def test_lesson_runs_unchanged_on_three_hosts(
 
 
 def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
-    """Run a lesson on the head of a laboratory; what went wrong, "" for nothing."""
-    folder = f"/tmp/{launcher}"  # the head's own
+    """Run a lesson on the head of a laboratory and return its error, or ""."""
+    folder = f"/tmp/{launcher}"  # private to the head
     environ = {
         **open_mpi_environ(),
         **SITES[launcher],
@@ -71,7 +63,7 @@ def run(lab: Laboratory, launcher: str, lesson: Path) -> str:
         "IPYTHONDIR": f"{folder}/ipython",
         "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
     }
-    execute = f"{sys.executable} -m jupyter execute --timeout={PATIENCE} {lesson.name}"
+    execute = f"{sys.executable} -m jupyter execute --timeout={CELL_TIMEOUT} {lesson.name}"
     ran = lab.run(
         "head",
         ["sh", "-c", f"mkdir -p {folder} && cd {folder} && cp {lesson} . && {execute}"],

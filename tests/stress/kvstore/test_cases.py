@@ -1,4 +1,4 @@
-"""All cases of MXNet's semantics; `make test` has one of each function."""
+"""All cases of MXNet's semantics; `make test` runs one variant of each."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tests.stress.kvstore.cases import CASES, Case, verdict
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.interface}: {c.name}")
-def test_a_store_does_what_mxnets_does(case: Case) -> None:
+def test_store_behaves_like_mxnet(case: Case) -> None:
     assert not verdict(case)

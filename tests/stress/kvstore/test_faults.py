@@ -1,4 +1,4 @@
-"""Processes that are killed, and random bytes, while a parameter server is at work."""
+"""Killed processes and random bytes while a parameter server is running."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from distkit import kvstore
 from tests.support.kvstore_nodes import throw
 
 WORKERS, SERVERS = 4, 2
-#: Seconds until somebody is killed, and until the others have seen enough.
+#: Time of the kill, and duration of the run [s].
 KILL, END = 0.5, 1.5
 
 
-def go_on(server: int | None, **options: Any) -> tuple[float, int, list[float]]:
-    """Push and pull while somebody is killed: a server, or else the last worker.
+def push_during_kill(server: int | None, **options: Any) -> tuple[float, int, list[float]]:
+    """Push and pull while a server, or else the last worker, is killed.
 
-    The longest pause afterwards [s], how often this worker pushed each key, and their values.
+    Returns the longest pause afterwards [s], the pushes of this worker to each key, and the values.
     """
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
@@ -32,10 +32,10 @@ def go_on(server: int | None, **options: Any) -> tuple[float, int, list[float]]:
     kv.barrier()
     start = last = time.monotonic()
     pause, sent = 0.0, 0
-    armed = kv.rank == (kv.num_workers - 1 if server is None else 0)
+    kills = kv.rank == (kv.num_workers - 1 if server is None else 0)
     while last < start + END:
-        if armed and last > start + KILL:
-            armed = False
+        if kills and last > start + KILL:
+            kills = False
             os.kill(os.getpid() if server is None else server, signal.SIGKILL)
         kv.push(keys, [ones] * len(keys))
         kv.pull(keys)
@@ -48,37 +48,37 @@ def go_on(server: int | None, **options: Any) -> tuple[float, int, list[float]]:
     return pause, sent, [value[0].item() for value in kv.pull(keys)]
 
 
-def test_a_killed_worker_stops_nobody_in_dist_async() -> None:
+def test_killed_worker_stops_no_other_in_dist_async() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
         with pytest.warns(dk.errors.CommunicationWarning, match="rank 3 ended"):
-            found = cluster.run(go_on, None).results
+            found = cluster.run(push_during_kill, None).results
     assert found.pop() is None
     assert max(pause for pause, _, _ in found) < 5
 
 
 def test_killed_servers_lose_no_acknowledged_push() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
-        for time_ in range(4):
-            victim = cluster.wait()._room.nodes.children[WORKERS + time_ % SERVERS].pid
+        for turn in range(4):
+            victim = cluster.wait()._room.nodes.children[WORKERS + turn % SERVERS].pid
             with pytest.warns(dk.errors.CommunicationWarning, match=r"its backup answered"):
-                found = cluster.run(go_on, victim, replication=2).results
-            cluster._room.settled.wait()  # another has its place
+                found = cluster.run(push_during_kill, victim, replication=2).results
+            cluster._room.settled.wait()  # until its replacement is running
             assert max(pause for pause, _, _ in found) < 5
             total = sum(sent for _, sent, _ in found)
             assert [values for _, _, values in found] == [[total] * 8] * WORKERS
 
 
 def add_up(flag: str) -> tuple[float, float]:
-    """Push ones until the flag is written; the value that came of it, and what it should be."""
+    """Push ones until the flag is written; return the value and the expected value."""
     kv = kvstore.create("dist_async")
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init(["w", "pushes"], [torch.zeros(1, dtype=torch.float64)] * 2)
-    mine = 0
+    pushed = 0
     while not Path(flag).exists():
         kv.push("w", torch.ones(1, dtype=torch.float64))
         kv.pull("w")
-        mine += 1
-    kv.push("pushes", torch.tensor([mine], dtype=torch.float64))
+        pushed += 1
+    kv.push("pushes", torch.tensor([pushed], dtype=torch.float64))
     kv.barrier()
     value, pushes = kv.pull(["w", "pushes"])
     return value.item(), pushes.item()

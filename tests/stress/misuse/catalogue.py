@@ -1,7 +1,7 @@
-"""Harm that a user's function can do to its rank, each with the ending that the user must see.
+"""Functions that harm their rank's process, each with the outcome that the user must see.
 
-Each is a small function that rank 1 runs while rank 0 waits at a barrier. Its decorator says how
-the run ends: with a result, an error on rank 1, or the end of its process.
+Rank 1 runs the function while rank 0 waits at a barrier. The decorator states how the run ends:
+with a result, an error on rank 1, or the end of its process.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ import distkit as dk
 
 @dataclass(frozen=True)
 class Misuse:
-    """What rank 1 does, and what follows.
+    """A function of rank 1, and the expected outcome.
 
     Args:
         fn: what rank 1 runs.
-        ending: matches the first line of the run's error; "" for none.
-        value: rank 1's result, if there is no error.
-        other: what rank 0 runs meanwhile.
-        replaced: rank 1's process is replaced, and the user is told; None: either may happen.
-        endless: only ``interrupt()`` ends the run.
-        alone: afterwards rank 1 cannot communicate any more in this run.
+        ending: pattern of the first line of the run's error; "" for none.
+        value: rank 1's result without an error.
+        other: a function that rank 0 runs meanwhile.
+        replaced: rank 1's process is replaced and this is reported; None for either.
+        endless: the run ends only by ``interrupt()``.
+        isolated: rank 1 can no longer communicate in this run.
     """
 
     fn: Callable[[], Any]
@@ -63,13 +63,13 @@ class Misuse:
     other: Callable[[], Any] | None = None
     replaced: bool | None = False
     endless: bool = False
-    alone: bool = False
+    isolated: bool = False
 
     def program(self) -> Any:
-        """What both ranks run."""
+        """Run the function on rank 1 and ``other`` on rank 0."""
         fn = self.fn if dist.get_rank() == 1 else self.other
         value = fn() if fn is not None else None
-        if not self.alone and dist.is_initialized():
+        if not self.isolated and dist.is_initialized():
             dist.barrier()
         return value
 
@@ -81,13 +81,13 @@ Function = Callable[[], Any]
 
 
 def ends(**how: Any) -> Callable[[Function], Function]:
-    """Enter a function into the catalogue."""
+    """Add a function to the catalogue."""
 
-    def enter(fn: Function) -> Function:
+    def add(fn: Function) -> Function:
         ALL[fn.__name__] = Misuse(fn, **how)
         return fn
 
-    return enter
+    return add
 
 
 def returns(value: Any = None, **how: Any) -> Callable[[Function], Function]:
@@ -105,7 +105,7 @@ def dies(how: str, **more: Any) -> Callable[[Function], Function]:
     return ends(ending=rf"the process of rank 1 ended .*\({how}", **more)
 
 
-# -- it ends its process ----------------------------------------------------------------
+# -- ends of the process ---------------------------------------------------------------
 
 
 @ends(ending=r"rank 1 called sys.exit\(3\) at .*catalogue.py:")
@@ -155,13 +155,13 @@ def kills_its_process_group() -> None:
 
 
 @dies("signal SIGALRM")
-def sets_an_alarm_that_ends_it() -> None:
+def sets_a_fatal_alarm() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     time.sleep(10)
 
 
 @dies("signal SIGXCPU")
-def uses_up_its_processor_time() -> None:
+def exceeds_its_cpu_limit() -> None:
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1, resource.RLIM_INFINITY))
     while True:
@@ -169,13 +169,13 @@ def uses_up_its_processor_time() -> None:
 
 
 @dies("exit status 1")
-def lets_faulthandler_end_it() -> None:
+def exits_by_faulthandler() -> None:
     faulthandler.dump_traceback_later(0.05, exit=True)
     time.sleep(10)
 
 
 @dies("signal SIGSEGV")
-def overflows_the_stack_of_c() -> None:
+def overflows_the_c_stack() -> None:
     sys.setrecursionlimit(10**9)
 
     def deeper(x: Any) -> Any:
@@ -215,7 +215,7 @@ def raises_while_another_swallows_the_release() -> None:
 
 
 @raises("ValueError: bad batch", other=lambda: ctypes.PyDLL(None).sleep(30))
-def raises_while_another_is_in_c_with_the_lock() -> None:
+def raises_while_another_is_in_c_with_the_gil() -> None:
     raise_it()
 
 
@@ -242,7 +242,7 @@ def dies_when_released() -> None:
 
 
 @raises("ValueError: bad batch", other=dies_when_released)
-def raises_and_another_dies_of_it() -> None:
+def raises_and_another_dies_on_release() -> None:
     raise_it()
 
 
@@ -255,8 +255,8 @@ def raises_and_then_waits() -> None:
 
 
 @raises("RecursionError: maximum recursion depth")
-def recurses_for_ever() -> None:
-    recurses_for_ever()
+def recurses_forever() -> None:
+    recurses_forever()
 
 
 @raises("RecursionError")
@@ -266,80 +266,80 @@ def recurses_through_communication() -> None:
     recurses_through_communication()
 
 
-class TextRaises(Exception):
+class StrRaises(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
     __repr__ = __str__
 
 
-@raises("TextRaises: ")
-def raises_what_has_no_text() -> None:
-    raise TextRaises
+@raises("StrRaises: ")
+def raises_error_whose_str_raises() -> None:
+    raise StrRaises
 
 
-class TextRecurses(Exception):
+class StrRecurses(Exception):
     def __str__(self) -> str:
         return str(self)
 
 
-@raises("TextRecurses: ")
-def raises_whose_text_recurses() -> None:
-    raise TextRecurses
+@raises("StrRecurses: ")
+def raises_error_whose_str_recurses() -> None:
+    raise StrRecurses
 
 
-class TextHangs(Exception):
+class StrHangs(Exception):
     def __str__(self) -> str:
         while True:
             with suppress(BaseException):
                 time.sleep(1)
 
 
-@raises("TextHangs")
-def raises_whose_text_hangs() -> None:
-    raise TextHangs
+@raises("StrHangs")
+def raises_error_whose_str_hangs() -> None:
+    raise StrHangs
 
 
-class TextExits(Exception):
+class StrExits(Exception):
     def __str__(self) -> str:
         sys.exit(1)
 
 
-@raises("TextExits")
-def raises_whose_text_exits() -> None:
-    raise TextExits
+@raises("StrExits")
+def raises_error_whose_str_exits() -> None:
+    raise StrExits
 
 
-class TextIsNone(Exception):
+class StrIsNone(Exception):
     def __str__(self) -> str:
         return None  # type: ignore[return-value]
 
 
-@raises("TextIsNone")
-def raises_whose_text_is_none() -> None:
-    raise TextIsNone
+@raises("StrIsNone")
+def raises_error_whose_str_is_none() -> None:
+    raise StrIsNone
 
 
-class OwnText(str):
+class StrSubclass(str):
     def __reduce__(self) -> Any:
         return raise_it, ()
 
 
-class TextIsOfItsOwn(Exception):
+class StrIsSubclass(Exception):
     def __str__(self) -> str:
-        return OwnText("own text")
+        return StrSubclass("own text")
 
 
-@raises("TextIsOfItsOwn: own text")
-def raises_whose_text_does_not_travel() -> None:
-    raise TextIsOfItsOwn
+@raises("StrIsSubclass: own text")
+def raises_error_whose_str_cannot_be_pickled() -> None:
+    raise StrIsSubclass
 
 
 @raises("ValueError: bad batch")
-def raises_from_what_has_no_text() -> None:
+def raises_from_error_whose_str_raises() -> None:
     try:
-        raise TextRaises
-    except TextRaises as cause:
+        raise StrRaises
+    except StrRaises as cause:
         raise ValueError("bad batch") from cause
 
 
@@ -349,7 +349,7 @@ class AttributesRaise(Exception):
 
 
 @raises("AttributesRaise: bad batch")
-def raises_whose_attributes_raise() -> None:
+def raises_error_whose_attributes_raise() -> None:
     raise AttributesRaise("bad batch")
 
 
@@ -359,7 +359,7 @@ class EveryAttributeRaises(Exception):
 
 
 @raises("EveryAttributeRaises: bad batch")
-def raises_whose_every_attribute_raises() -> None:
+def raises_error_whose_every_attribute_raises() -> None:
     raise EveryAttributeRaises("bad batch")
 
 
@@ -371,7 +371,7 @@ class AttributesHang(Exception):
 
 
 @raises("AttributesHang")
-def raises_whose_attributes_hang() -> None:
+def raises_error_whose_attributes_hang() -> None:
     raise AttributesHang("bad batch")
 
 
@@ -381,7 +381,7 @@ class TwoArguments(Exception):
 
 
 @raises("TwoArguments: 3: bad batch")
-def raises_what_does_not_unpickle() -> None:
+def raises_error_that_does_not_unpickle() -> None:
     raise TwoArguments(3, "bad batch")
 
 
@@ -394,18 +394,18 @@ if sys.version_info >= (3, 11):
 
     @raises("ExceptionGroup: several")
     def raises_a_group() -> None:
-        raise ExceptionGroup("several", [ValueError("bad batch"), TextRaises()])  # noqa: F821
+        raise ExceptionGroup("several", [ValueError("bad batch"), StrRaises()])  # noqa: F821
 
 
 @raises("ValueError: bad batch")
 def raises_with_notes() -> None:
     error = ValueError("bad batch")
-    vars(error)["__notes__"] = ["of rank 1", 3, TextRaises()]
+    vars(error)["__notes__"] = ["of rank 1", 3, StrRaises()]
     raise error
 
 
 @raises("ValueError: bad batch")
-def raises_in_a_circle_of_causes() -> None:
+def raises_with_circular_causes() -> None:
     one, two = ValueError("bad batch"), KeyError("other")
     one.__cause__, two.__cause__ = two, one
     one.__context__, two.__context__ = two, one
@@ -433,12 +433,12 @@ def raises_cancelled() -> None:
 
 
 @raises("BaseException: bad batch")
-def raises_the_base_of_all() -> None:
+def raises_base_exception() -> None:
     raise BaseException("bad batch")
 
 
 @raises("ValueError: x{1000}")
-def raises_a_huge_text() -> None:
+def raises_with_a_huge_message() -> None:
     raise ValueError("x" * 50_000_000)
 
 
@@ -466,7 +466,7 @@ def raises_a_syntax_error() -> None:
 
 
 @raises("ModuleNotFoundError: No module named 'nowhere'")
-def imports_what_is_not_there() -> None:
+def imports_a_missing_module() -> None:
     __import__("nowhere")
 
 
@@ -486,7 +486,7 @@ def raises_in_backward() -> None:
 
 
 @raises("ValueError: bad batch")
-def raises_in_a_pool_of_threads() -> None:
+def raises_in_a_thread_pool() -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         pool.submit(raise_it).result()
 
@@ -499,7 +499,7 @@ class DeletionHangs:
 
 
 @raises("ValueError: bad batch")
-def raises_and_hangs_in_deleting_its_variables() -> None:
+def raises_and_hangs_in_del() -> None:
     _ = DeletionHangs()
     raise_it()
 
@@ -523,7 +523,7 @@ class PicklingExits:
 
 
 @returns(ending="rank 1: the function returned a PicklingExits that cannot travel back")
-def returns_what_exits_when_pickled() -> Any:
+def returns_value_that_exits_when_pickled() -> Any:
     return PicklingExits()
 
 
@@ -533,7 +533,7 @@ class UnpicklingRaises:
 
 
 @returns(ending="rank 1 returned a UnpicklingRaises that cannot be unpickled .*ValueError")
-def returns_what_raises_when_unpickled() -> Any:
+def returns_value_that_raises_when_unpickled() -> Any:
     return UnpicklingRaises()
 
 
@@ -543,7 +543,7 @@ class UnpicklingExits:
 
 
 @returns(ending="rank 1 returned a UnpicklingExits that cannot be unpickled .*SystemExit")
-def returns_what_exits_when_unpickled() -> Any:
+def returns_value_that_exits_when_unpickled() -> Any:
     return UnpicklingExits()
 
 
@@ -556,17 +556,17 @@ def returns_a_deep_list() -> Any:
 
 
 @returns(50_000_000)
-def returns_much() -> Any:
+def makes_a_large_array() -> Any:
     return len(torch.ones(50_000_000).numpy())
 
 
 @returns("x" * 20_000_000)
-def returns_a_long_text() -> Any:
+def returns_a_long_string() -> Any:
     return "x" * 20_000_000
 
 
 @returns("a circle")
-def returns_itself() -> Any:
+def returns_from_a_circular_list() -> Any:
     circle: list[Any] = ["a circle"]
     circle.append(circle)
     return circle[0]
@@ -592,12 +592,12 @@ def leaves_threads_that_compute() -> None:
 
 @returns()
 def leaves_a_thread_that_prints() -> None:
-    def speak() -> None:
+    def print_forever() -> None:
         while True:
             print("still here")
             time.sleep(0.1)
 
-    threading.Thread(target=speak, daemon=True).start()
+    threading.Thread(target=print_forever, daemon=True).start()
 
 
 @returns()
@@ -620,13 +620,13 @@ def waits_for_an_empty_queue() -> None:
 
 
 @ends(ending="^program was interrupted", endless=True)
-def computes_for_ever() -> None:
+def computes_forever() -> None:
     while True:
         pass
 
 
 @ends(ending="^program was interrupted", endless=True)
-def computes_for_ever_in_c() -> None:
+def computes_forever_in_c() -> None:
     sum(range(10**15))
 
 
@@ -659,7 +659,7 @@ def closes_the_event_loop() -> None:
 
 
 @returns()
-def takes_over_signals() -> None:
+def replaces_signal_handlers() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
 
@@ -704,7 +704,7 @@ def leaves_a_wakeup_descriptor() -> None:
 
 
 @returns()
-def closes_standard_descriptors() -> None:
+def closes_the_standard_descriptors() -> None:
     for number in range(3):
         os.close(number)
 
@@ -723,7 +723,7 @@ def replaces_its_streams() -> None:
 
 
 @returns()
-def redirects_and_raises_nothing() -> None:
+def leaves_stdout_redirected() -> None:
     redirect_stdout(io.StringIO()).__enter__()
 
 
@@ -748,7 +748,7 @@ def opens_many_files() -> None:
 
 
 @returns()
-def prints_much() -> None:
+def prints_many_lines() -> None:
     for number in range(20_000):
         print(number)
 
@@ -759,7 +759,7 @@ def prints_a_long_line() -> None:
 
 
 @returns()
-def prints_oddly() -> None:
+def prints_control_characters_and_bytes() -> None:
     print("\x1b[31m\x1b[2J\udcff\x00\r\b", end="")
     sys.stdout.buffer.write(b"\xff\xfe")
     print(sys.stdout.fileno() >= 0, sys.stdout.encoding, file=sys.stderr)
@@ -774,7 +774,7 @@ def asks_for_input() -> None:
 
 
 @returns()
-def changes_the_folder() -> None:
+def removes_its_working_directory() -> None:
     folder = tempfile.mkdtemp()
     os.chdir(folder)
     shutil.rmtree(folder)
@@ -787,7 +787,7 @@ def changes_the_environment() -> None:
 
 
 @returns()
-def changes_the_mask_of_files() -> None:
+def changes_the_umask() -> None:
     os.umask(0o777)
 
 
@@ -798,18 +798,18 @@ def lowers_its_limits() -> None:
 
 
 @returns(replaced=None)
-def lowers_its_limits_for_good() -> None:
+def lowers_its_hard_limits() -> None:
     for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(which, (0, 0))
 
 
 @returns(replaced=None)
-def makes_itself_less_urgent() -> None:
+def lowers_its_priority() -> None:
     os.nice(5)
 
 
 @returns()
-def moves_to_one_processor() -> None:
+def pins_itself_to_one_cpu() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
@@ -833,7 +833,7 @@ def changes_hooks() -> None:
     sys.excepthook = sys.displayhook = sys.unraisablehook = threading.excepthook = hook
 
 
-@returns(alone=True)
+@returns(isolated=True)
 def leaves_a_tracer() -> None:
     sys.settrace(lambda *_: time.sleep(0.0001))
 
@@ -886,7 +886,7 @@ def leaves_torch_in_a_mode() -> None:
 
 
 @returns()
-def sets_a_timeout_for_all_sockets() -> None:
+def sets_the_default_socket_timeout() -> None:
     socket.setdefaulttimeout(0.001)
 
 
@@ -897,42 +897,42 @@ def changes_numpy() -> None:
 
 
 @returns()
-def leaves_something_for_the_end() -> None:
+def registers_an_exit_handler() -> None:
     atexit.register(os._exit, 5)
 
 
-@returns(alone=True)
+@returns(isolated=True)
 def replaces_builtins() -> None:
     builtins.print = builtins.open = builtins.__import__ = None  # type: ignore[assignment]
     builtins.len = builtins.isinstance = None  # type: ignore[assignment]
 
 
-@returns(alone=True)
-def forgets_modules() -> None:
+@returns(isolated=True)
+def removes_modules() -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] in ("pickle", "torch", "distkit", "threading", "json"):
             del sys.modules[name]
 
 
-@returns(alone=True)
-def forgets_all_modules() -> None:
+@returns(isolated=True)
+def removes_all_modules() -> None:
     sys.modules.clear()
 
 
-@returns(alone=True)
-def ruins_modules() -> None:
+@returns(isolated=True)
+def sets_modules_to_none() -> None:
     for name in ("pickle", "queue", "socket"):
         sys.modules[name] = None  # type: ignore[assignment]
 
 
-@returns(alone=True)
-def replaces_functions_of_modules() -> None:
+@returns(isolated=True)
+def replaces_module_functions() -> None:
     time.sleep = time.monotonic = raise_it  # type: ignore[assignment]
     os.getpid = json.dumps = raise_it  # type: ignore[assignment]
 
 
-@returns(alone=True)
-def replaces_functions_of_torch() -> None:
+@returns(isolated=True)
+def replaces_torch_functions() -> None:
     nothing: Any = lambda *_, **__: None  # noqa: E731
     dist.all_reduce = dist.barrier = nothing
     dist.Work.wait = nothing  # type: ignore[method-assign]
@@ -965,7 +965,7 @@ def forks_a_child_that_ends() -> None:
     os.waitpid(pid, 0)
 
 
-@returns("parent", alone=True)
+@returns("parent", isolated=True)
 def forks_a_child_that_returns() -> Any:
     pid = os.fork()
     if pid == 0:
@@ -1018,5 +1018,5 @@ def runs_a_command_that_fails() -> None:
 
 
 @returns(4)
-def starts_ranks_of_its_own() -> Any:
+def starts_ranks() -> Any:
     return sum(dk.run_ranks(lambda: 2, 2).results)

@@ -1,4 +1,4 @@
-"""Settings of a rank's process: all that one run could change for the next."""
+"""Settings of a rank's process that a run could change for the next."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import torch.distributed as dist
 
 
 def settings() -> dict[str, Any]:
-    """By name, and the sum over all ranks of an all-reduce to show that they still can talk."""
+    """The settings by name, and the result of an all-reduce, which checks communication."""
     x = torch.ones(3, device="cpu")
     dist.all_reduce(x)
-    return {"sum": x.tolist(), **_of_the_system(), **_of_python(), **_of_torch()}
+    return {"sum": x.tolist(), **_system_settings(), **_python_settings(), **_torch_settings()}
 
 
-def _of_the_system() -> dict[str, Any]:
+def _system_settings() -> dict[str, Any]:
     os.umask(mask := os.umask(0))
     return {
         "folder": os.getcwd(),
@@ -52,13 +52,13 @@ def _of_the_system() -> dict[str, Any]:
 
 
 def _handler(number: int) -> str:
-    """Who handles a signal; torch's DataLoader may, for its workers."""
+    """A signal's handler; one of torch's DataLoader counts as the default."""
     handler = signal.getsignal(number)
     torchs = str(getattr(handler, "__module__", "")).startswith("torch.")
     return str(signal.SIG_DFL if torchs else handler).partition(" at ")[0]
 
 
-def _of_python() -> dict[str, Any]:
+def _python_settings() -> dict[str, Any]:
     return {
         "path": list(sys.path),
         "arguments": list(sys.argv),
@@ -97,7 +97,7 @@ def _of_python() -> dict[str, Any]:
     }
 
 
-def _of_torch() -> dict[str, Any]:
+def _torch_settings() -> dict[str, Any]:
     return {
         "dtype": str(torch.get_default_dtype()),
         "device": str(torch.empty(1).device),

@@ -1,4 +1,4 @@
-"""Each misuse as a test."""
+"""Every misuse of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries a misuse on a cluster: what is reported, and what is left for the next run."""
+"""Runs a misuse on a cluster: checks what is reported and what the next run sees."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import distkit as dk
 from tests.stress.misuse.catalogue import Misuse
 from tests.stress.misuse.settings import settings
 
-#: Neither a run nor the next one takes longer [s].
+#: Timeout of each run [s].
 LIMIT = 60.0
 
 
 class Trial:
-    """A cluster, and the settings of its ranks before anything has changed them."""
+    """A cluster and the initial settings of its ranks."""
 
     def __init__(self) -> None:
         self._open()
@@ -24,15 +24,15 @@ class Trial:
     def _open(self) -> None:
         self.cluster = dk.Cluster(2)
         first, settled = self._settings(), self._settings()
-        # imports add filters of warnings
+        # imports add warning filters
         self._clean = [
             {**a, "warnings": b["warnings"]} for a, b in zip(first, settled, strict=True)
         ]
 
     def faults(self, misuse: Misuse) -> list[str]:
-        """Have rank 1 do it: what is reported wrongly, or differs in the next run.
+        """Run a misuse on rank 1; return wrong reports and settings that differ in the next run.
 
-        A cluster with faults is replaced.
+        A faulty cluster is replaced.
         """
         before = self._pids()
         with warnings.catch_warnings(record=True) as warned:
@@ -40,10 +40,10 @@ class Trial:
             try:
                 shown, found = self._run(misuse)
                 found += self._changed()
-                told = " ".join([shown, *(str(w.message) for w in warned)])
-                fresh = re.search(r"rank \d+ has a new process", told) is not None
+                messages = " ".join([shown, *(str(w.message) for w in warned)])
+                fresh = re.search(r"rank \d+ has a new process", messages) is not None
                 if misuse.replaced not in (None, fresh) or (fresh and before == self._pids()):
-                    found.append(f"a new process: {fresh}")
+                    found.append(f"process replaced: {fresh}")
                 self.cluster.restart()
                 assert self.cluster.run(int).results == [0, 0]
             except Exception as error:
@@ -66,7 +66,7 @@ class Trial:
         value, shown = None, ""
         try:
             value = run.wait(LIMIT).results[1]
-        except BaseException as error:  # an interrupt, too
+        except BaseException as error:  # including KeyboardInterrupt
             shown = f"{type(error).__name__}: {error}"
             first = str(error).partition("\n")[0]
             right = bool(misuse.ending) and re.search(misuse.ending, first) is not None

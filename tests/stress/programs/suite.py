@@ -1,9 +1,9 @@
-"""Programs in the shape of other people's: the same under torchrun and under distkit.
+"""Typical programs behave the same under torchrun and distkit.
 
 Each file of ``scripts/`` is a program for torchrun, in the style of PyTorch's tutorials and
 examples or of a library on top of it. It runs under ``torchrun`` with gloo and, unmodified, on a
 cluster, recorded and stepped: every rank prints the same, its communication is in the trace, and
-nothing is reported. Programs that seed nothing print other numbers on each rank, in both.
+nothing is reported. Programs without seeds print different numbers on each rank, in both.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from distkit.events import Op, State
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
-#: The limit of a program [s].
-PATIENCE = 180.0
+#: Timeout of a program [s].
+TIMEOUT = 180.0
 
-#: Trials under torchrun: on a busy machine gloo aborts some processes that end.
+#: Attempts under torchrun: on a busy machine gloo aborts some processes at their end.
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script and what to expect of it.
+    """A script and its expected behaviour.
 
     Args:
-        ops: operations that its trace has to hold.
+        ops: operations that its trace must contain.
         ranks: the number of ranks.
         arguments: its command line.
-        seeded: it prints the same numbers each time.
-        needs: the package that it imports.
+        seeded: the program prints the same numbers each time.
+        needs: the package that the program imports.
     """
 
     ops: str
@@ -51,7 +51,7 @@ class Program:
     needs: str = "torch"
 
 
-#: By the name of the script. What stands behind a name and a colon is a variant of it.
+#: The programs by script name; a name and a colon precede a variant.
 ALL: dict[str, Program] = {
     "tour_of_collectives": Program(
         "all_reduce broadcast reduce all_gather scatter gather reduce_scatter all_to_all barrier"
@@ -112,12 +112,12 @@ Printed = list[list[str]]
 
 
 def faults(name: str, cluster: dk.Cluster) -> Iterator[str]:
-    """What differs from torchrun, recorded and stepped, and what is reported against a program."""
+    """Differences from torchrun, recorded and stepped, and findings about the program."""
     program, script = ALL[name], SCRIPTS / f"{name.partition(':')[0]}.py"
     expected = under_torchrun(script, program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dk.errors.CommunicationWarning)  # findings are read below
-        run = cluster.submit(script, *program.arguments).wait(PATIENCE)
+        run = cluster.submit(script, *program.arguments).wait(TIMEOUT)
         stepper = cluster.step(script, *program.arguments)
         for _ in range(2):
             if not stepper.finished:
@@ -135,10 +135,10 @@ def printed(run: Run) -> Printed:
 
 
 def under_torchrun(script: Path, program: Program) -> Printed:
-    """What each rank prints to its standard output under torchrun.
+    """The standard output of each rank under torchrun.
 
     Raises:
-        RuntimeError: it fails there, too.
+        RuntimeError: the program fails under torchrun.
     """
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     options = ["--standalone", f"--nproc-per-node={program.ranks}", "--redirects=1"]
@@ -150,7 +150,7 @@ def under_torchrun(script: Path, program: Program) -> Printed:
                 env=environ,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
             )
             if ran.returncode == 0:
                 files = sorted(Path(logs).rglob("stdout.log"), key=lambda f: int(f.parent.name))
@@ -159,24 +159,24 @@ def under_torchrun(script: Path, program: Program) -> Printed:
 
 
 def differs(ours: Printed, expected: Printed, program: Program) -> str:
-    """How the output differs; lines that torchrun does not know are from the other stream."""
+    """The difference in output; lines that torchrun lacks are from stderr."""
     if not program.seeded:
         if any(len({*map(str, lines)}) < program.ranks for lines in (ours, expected)):
             return "ranks print the same"
-        ours, expected = _words(ours), _words(expected)
+        ours, expected = _without_numbers(ours), _without_numbers(expected)
     for rank, (mine, theirs) in enumerate(zip(ours, expected, strict=True)):
-        known = [line for line in mine if line in theirs]
-        if known != theirs:
+        shared = [line for line in mine if line in theirs]
+        if shared != theirs:
             return f"rank {rank} prints {mine}, not {theirs}"
     return ""
 
 
-def _words(lines: Printed) -> Printed:
+def _without_numbers(lines: Printed) -> Printed:
     return [[re.sub(r"-?\d+\.\d+(e-?\d+)?", "#", line) for line in rank] for rank in lines]
 
 
 def unrecorded(run: Run, program: Program) -> str:
-    """What is missing in the trace."""
+    """What is missing from the trace."""
     spans = run.trace.spans
     open_ = [str(span.op) for span in spans if span.state is not State.COMPLETED]
     missing = {Op(op) for op in program.ops.split()} - {span.op for span in spans}

@@ -1,4 +1,4 @@
-"""Each program as a test; ``make stress`` runs those whose packages are installed."""
+"""Every program; those whose packages are not installed are skipped."""
 
 from __future__ import annotations
 

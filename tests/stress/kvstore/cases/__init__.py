@@ -1,8 +1,8 @@
-"""The parameter server by MXNet's semantics: small cases, from its documentation and source.
+"""The parameter server under MXNet's semantics: small cases from its documentation and source.
 
-Each expects what MXNet 1.9 promises of a store, an optimizer or a Trainer, in this process; where
-MXNet leaves the caller alone (an assert, undefined results) it expects an error with a remedy.
-One of MXNet's refusals is left out: here numbers and strings may be keys of one store.
+Each checks the documented behaviour of a store, an optimizer or a Trainer of MXNet 1.9 in this
+process; where MXNet asserts or is undefined, the case expects an error with a remedy. Unlike in
+MXNet, numbers and strings may be keys of one store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ for _name in INTERFACES:
 
 
 def verdict(case: Case) -> str:
-    """What is wrong; empty if it holds. A warning that a case does not expect is wrong, too."""
+    """Run a case and return its error, or "". An unexpected warning is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

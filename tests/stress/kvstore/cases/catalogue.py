@@ -1,4 +1,4 @@
-"""A case: a small function that expects of a store what MXNet promises."""
+"""Cases: small functions that check a store against MXNet's semantics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from distkit.kvstore import KVStore
 from tests.support.in_process import InProcess
 
 SHAPE = (4, 4)
-#: Stores of one worker: in this process, and behind the wire.
-ALONE = ("local", "device", "dist_sync", "dist_async")
+#: Stores of a single worker: in this process, and with servers.
+SINGLE_WORKER = ("local", "device", "dist_sync", "dist_async")
 
 
 class Case(NamedTuple):
-    """What is tried: which interface, in words, and how; it raises if it is not so."""
+    """An interface, a description, and a function that raises if the behaviour differs."""
 
     interface: str
     name: str
@@ -51,18 +51,18 @@ def store(kind: str, servers: int = 1, bound: int = 1_000_000, **options: Any) -
 
 
 def adding(kv: KVStore) -> KVStore:
-    """The same store; what is pushed is added to the value."""
+    """Set an optimizer that adds what is pushed, and return the store."""
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     return kv
 
 
 def ones(factor: float = 1.0, shape: Sequence[int] = SHAPE, dtype: Any = None) -> torch.Tensor:
-    """A tensor of one number."""
+    """A tensor filled with one number."""
     return torch.full(tuple(shape), factor, dtype=dtype or torch.float32)
 
 
-def same(found: Any, expected: Any) -> None:
-    """Refuse another tensor, or one that is not all this number."""
+def assert_equal(found: Any, expected: Any) -> None:
+    """Assert that a tensor equals another, or is filled with this number."""
     if found.layout is not torch.strided:
         found = found.to_dense()
     if not isinstance(expected, torch.Tensor):
@@ -70,21 +70,21 @@ def same(found: Any, expected: Any) -> None:
     assert torch.equal(found, expected), f"{found} is not {expected}"
 
 
-def near(found: Any, expected: Any) -> None:
-    """Refuse what differs by more than rounding."""
+def assert_close(found: Any, expected: Any) -> None:
+    """Assert equality up to rounding."""
     torch.testing.assert_close(
         found, torch.as_tensor(expected, dtype=found.dtype), rtol=2e-5, atol=1e-6
     )
 
 
-def refused(call: Callable[[], object], *words: str) -> None:
-    """Demand an error that has these words."""
+def assert_refused(call: Callable[[], object], *words: str) -> None:
+    """Assert that a call raises a KVStoreError with these words."""
     from distkit.errors import KVStoreError
 
     try:
         call()
     except KVStoreError as e:
         missing = [word for word in words if word not in str(e)]
-        assert not missing, f"{e} does not say {missing}"
+        assert not missing, f"{e} lacks {missing}"
         return
-    raise AssertionError("it was not refused")
+    raise AssertionError("it was not assert_refused")

@@ -8,14 +8,21 @@ import numpy as np
 import torch
 
 from distkit.kvstore import KVStore
-from tests.stress.kvstore.cases.catalogue import adding, case, ones, refused, same, store
+from tests.stress.kvstore.cases.catalogue import (
+    adding,
+    assert_equal,
+    assert_refused,
+    case,
+    ones,
+    store,
+)
 from tests.support.in_process import InProcess
 
 RATE = 2.0
 
 
 def compressed(kind: str, threshold: float = 0.5, servers: int = 1) -> KVStore:
-    """A store that compresses, and adds ``RATE`` times what it gets."""
+    """A store that compresses, and adds ``RATE`` times what it receives."""
     kv = store(kind, servers, 5)
     kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
     kv.set_optimizer("sgd", learning_rate=-RATE)
@@ -23,25 +30,25 @@ def compressed(kind: str, threshold: float = 0.5, servers: int = 1) -> KVStore:
 
 
 def two_bits(x: Any, threshold: float) -> Any:
-    """MXNet's, element by element."""
+    """MXNet's 2-bit quantization."""
     t = np.float32(threshold)
     return np.where(x >= t, t, np.where(x <= -t, -t, np.float32(0)))
 
 
 @case(*((t, servers) for t in (0.5, 1.5) for servers in (1, 3)))
-def random_gradients_and_their_residuals(t: float, servers: int) -> None:
+def residuals_follow_mxnets_formula(t: float, servers: int) -> None:
     kv, shape = compressed("dist_sync", t, servers), (7, 5)
     kv.init("w", torch.zeros(shape))
-    draws = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     residual, value = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     for _ in range(5):
-        g = draws.standard_normal(shape, dtype=np.float32)
+        g = rng.standard_normal(shape, dtype=np.float32)
         x = residual + g
         sent = two_bits(x, t)
         residual = x - sent
         value = value + np.float32(RATE) * sent
         kv.push("w", torch.from_numpy(g))
-    same(kv.pull("w"), torch.from_numpy(value))
+    assert_equal(kv.pull("w"), torch.from_numpy(value))
 
 
 @case()
@@ -49,7 +56,7 @@ def init_is_not_compressed() -> None:
     kv = store("dist_sync")
     kv.set_gradient_compression({"type": "2bit"})
     kv.init("w", ones(0.3))
-    same(kv.pull("w"), ones(0.3))
+    assert_equal(kv.pull("w"), ones(0.3))
 
 
 @case("dist_sync", "dist_async", "dist_device_sync")
@@ -58,7 +65,7 @@ def nothing_is_sent_below_the_threshold(kind: str) -> None:
     kv.init("w", ones(0))
     for g, expected in ((0.0, 0), (0.4, 0), (0.1, 1), (0.2, 1), (0.3, 2), (0.5, 3)):
         kv.push("w", ones(g))
-        same(kv.pull("w"), expected * RATE / 2)
+        assert_equal(kv.pull("w"), expected * RATE / 2)
 
 
 @case()
@@ -67,7 +74,7 @@ def the_default_threshold_is_a_half() -> None:
     kv.set_gradient_compression({"type": "2bit"})
     kv.init("w", ones(0))
     kv.push("w", ones(0.6))
-    same(kv.pull("w"), 0.5)
+    assert_equal(kv.pull("w"), 0.5)
 
 
 @case("dist_sync", "dist_device_sync")
@@ -75,11 +82,11 @@ def devices_of_a_worker_are_added_before_they_are_compressed(kind: str) -> None:
     kv = compressed(kind)
     kv.init("w", ones(0))
     kv.push("w", [ones(0.3), ones(0.3)])
-    same(kv.pull("w"), 0.5 * RATE)
+    assert_equal(kv.pull("w"), 0.5 * RATE)
 
 
 @case(2, 3)
-def workers_compress_each_for_itself(workers: int) -> None:
+def each_worker_has_its_residual(workers: int) -> None:
     def work(kv: KVStore) -> Any:
         kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
         adding(kv).init("w", ones(0))
@@ -99,7 +106,7 @@ def workers_compress_each_for_itself(workers: int) -> None:
 
 
 @case()
-def a_sixteenth_is_sent() -> None:
+def compression_sends_a_sixteenth() -> None:
     kv = compressed("dist_sync")
     kv.init("w", torch.zeros(64, 64))
     kv.push("w", torch.ones(64, 64))
@@ -114,8 +121,8 @@ def each_key_has_a_residual() -> None:
     before: Any = kv.pull([1, 2])
     kv.push([1, 2], [ones(0.2), ones(0.2)])
     after: Any = kv.pull([1, 2])
-    same(after[0] - before[0], 0.5 * RATE)
-    same(after[1] - before[1], 0)
+    assert_equal(after[0] - before[0], 0.5 * RATE)
+    assert_equal(after[1] - before[1], 0)
 
 
 @case("float16", "bfloat16", "float64")
@@ -124,7 +131,7 @@ def other_floats_are_compressed(dtype: str) -> None:
     kv.init("w", ones(0, dtype=like))
     kv.push("w", ones(0.75, dtype=like))
     kv.push("w", ones(0.25, dtype=like))
-    same(kv.pull("w"), ones(RATE, dtype=like))
+    assert_equal(kv.pull("w"), ones(RATE, dtype=like))
 
 
 @case("float", "list")
@@ -135,7 +142,7 @@ def pushpull_is_compressed_too(how: str) -> None:
     value = ones(0.7) if how == "float" else [ones(0.3), ones(0.4)]
     kv.pushpull("w", value)
     for tensor in value if isinstance(value, list) else [value]:
-        same(tensor, 0.5)
+        assert_equal(tensor, 0.5)
 
 
 @case(
@@ -146,20 +153,20 @@ def pushpull_is_compressed_too(how: str) -> None:
     {"type": "2bit", "treshold": 1},
     {"type": "2bit", "threshold": "x"},
 )
-def other_parameters_are_refused(params: dict[str, Any]) -> None:
-    refused(lambda: store("dist_sync").set_gradient_compression(params), "takes", "2bit")
+def invalid_compression_parameters_are_refused(params: dict[str, Any]) -> None:
+    assert_refused(lambda: store("dist_sync").set_gradient_compression(params), "takes", "2bit")
 
 
 @case("local", "device")
 def a_local_store_does_not_compress(kind: str) -> None:
-    refused(lambda: store(kind).set_gradient_compression({"type": "2bit"}), "dist_")
+    assert_refused(lambda: store(kind).set_gradient_compression({"type": "2bit"}), "dist_")
 
 
 @case()
-def whole_numbers_are_not_compressed() -> None:
+def integers_are_not_compressed() -> None:
     kv = store("dist_sync")
     kv.set_gradient_compression({"type": "2bit"})
     kv.init(["w", "n"], [ones(0), torch.ones(2, dtype=torch.int64)])
     kv.push(["w", "n"], [ones(), torch.tensor([3, -7])])
-    same(kv.pull("w"), 0.5)
+    assert_equal(kv.pull("w"), 0.5)
     assert kv.pull("n").tolist() == [3, -7]

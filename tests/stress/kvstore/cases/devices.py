@@ -1,4 +1,4 @@
-"""Several devices of a worker: sums, and batches that are split over them."""
+"""Several devices per worker: sums, and batches split over them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import numpy as np
 import torch
 
 from distkit.kvstore import KVStore, split_and_load
-from tests.stress.kvstore.cases.catalogue import adding, case, ones, refused, same, store
+from tests.stress.kvstore.cases.catalogue import (
+    adding,
+    assert_equal,
+    assert_refused,
+    case,
+    ones,
+    store,
+)
 from tests.support.in_process import InProcess
 
 STORES = "local", "device", "dist_sync", "dist_device_sync", "dist_async", "dist_device_async"
 
 
 @case(*((kind, devices) for kind in STORES for devices in (1, 4)))
-def devices_are_added_and_all_get_the_result(kind: str, devices: int) -> None:
+def device_values_are_summed_and_returned_to_all(kind: str, devices: int) -> None:
     kv = adding(store(kind))
     kv.init("w", ones(0))
     outs = [torch.zeros(4, 4) for _ in range(devices)]
@@ -23,32 +30,32 @@ def devices_are_added_and_all_get_the_result(kind: str, devices: int) -> None:
         kv.push("w", [ones(i + 1) for i in range(devices)])
         kv.pull("w", out=outs)
         for out in outs:
-            same(out, n * devices * (devices + 1) / 2)
+            assert_equal(out, n * devices * (devices + 1) / 2)
 
 
 @case(*STORES)
-def gradients_of_devices_stay_as_they_were(kind: str) -> None:
+def device_gradients_are_unchanged(kind: str) -> None:
     kv, gradients = adding(store(kind)), [ones(1), ones(2), ones(3)]
     kv.init("w", ones(0))
     kv.push("w", gradients)
     kv.pull("w")
     for i, g in enumerate(gradients):
-        same(g, i + 1)
+        assert_equal(g, i + 1)
 
 
 @case("dist_sync", "dist_device_sync")
-def devices_of_workers_are_all_added(kind: str) -> None:
+def devices_of_all_workers_are_summed(kind: str) -> None:
     def work(kv: KVStore) -> Any:
         kv.init("w", ones(0))
         kv.push("w", [ones(kv.rank + 1), ones(10)])
         return kv.pull("w")
 
     for found in InProcess(3, mode=kind).run(work):
-        same(found, 36)
+        assert_equal(found, 36)
 
 
 @case("local", "device")
-def devices_count_once_in_the_traffic(kind: str) -> None:
+def traffic_counts_devices_once(kind: str) -> None:
     kv = store(kind)
     kv.init("w", torch.zeros(2))
     kv.push("w", [torch.ones(2)] * 3)
@@ -60,13 +67,13 @@ def batches_are_split_evenly(devices: int) -> None:
     batch = torch.arange(24).view(12, 2)
     parts = split_and_load(batch, ["cpu"] * devices)
     assert [len(p) for p in parts] == [12 // devices] * devices
-    same(torch.cat(parts), batch)
+    assert_equal(torch.cat(parts), batch)
 
 
 @case((7, 2), (7, 3), (5, 4))
 def uneven_batches_are_refused_unless_allowed(size: int, devices: int) -> None:
     batch = torch.arange(size)
-    refused(lambda: split_and_load(batch, ["cpu"] * devices), "even_split=False")
+    assert_refused(lambda: split_and_load(batch, ["cpu"] * devices), "even_split=False")
     parts = split_and_load(batch, ["cpu"] * devices, even_split=False)
     more, extra = divmod(size, devices)
     assert [len(p) for p in parts] == [more + (i < extra) for i in range(devices)]
@@ -79,7 +86,7 @@ def batches_are_split_along_an_axis(axis: int) -> None:
 
 
 @case("list", "array")
-def what_is_no_tensor_becomes_one(what: str) -> None:
+def lists_and_arrays_become_tensors(what: str) -> None:
     data: Any = [[1.0], [2.0]] if what == "list" else np.ones((2, 1), np.float32)
     assert [tuple(p.shape) for p in split_and_load(data, ["cpu", "cpu"])] == [(1, 1)] * 2
 
@@ -87,4 +94,4 @@ def what_is_no_tensor_becomes_one(what: str) -> None:
 @case()
 def one_device_gets_the_batch() -> None:
     (whole,) = split_and_load(torch.ones(3), [torch.device("cpu")])
-    same(whole, 1)
+    assert_equal(whole, 1)

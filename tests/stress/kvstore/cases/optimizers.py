@@ -9,7 +9,14 @@ import torch
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from tests.stress.kvstore.cases.catalogue import case, near, ones, refused, same, store
+from tests.stress.kvstore.cases.catalogue import (
+    assert_close,
+    assert_equal,
+    assert_refused,
+    case,
+    ones,
+    store,
+)
 from tests.support.in_process import InProcess
 
 LR, WD = 0.1, 0.02
@@ -31,29 +38,29 @@ TORCH: dict[str, dict[str, Any]] = {
 
 
 def gradients(steps: int, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """The same in every call."""
+    """Random gradients, equal in every call."""
     made = np.random.default_rng(5).standard_normal((steps, *shape))
     return [torch.from_numpy(g) for g in made]
 
 
 @case(*((momentum, scale) for momentum in (0.0, 0.9) for scale in (1.0, 0.5)))
-def sgd_is_mxnets_formula(momentum: float, scale: float) -> None:
+def sgd_follows_mxnets_formula(momentum: float, scale: float) -> None:
     kv, w, m, lr = store("dist_sync", 2, 3), np.linspace(-1, 1, 12), 0.0, LR
     options = {"momentum": momentum, "wd": WD, "rescale_grad": scale}
     kv.set_optimizer("sgd", learning_rate=lr, **options)
     kv.init("w", torch.from_numpy(w.copy()))
     for n, g in enumerate(gradients(6, (12,))):
-        if n == 3:  # a step keeps the rate that it was made with: here torch's formula is another
+        if n == 3:  # momentum keeps the old rate here, unlike in torch
             lr = 3 * LR
             kv.set_optimizer("sgd", learning_rate=lr, anew=True, **options)
         m = momentum * m - lr * (scale * g.numpy() + WD * w)
         w = w + m
         kv.push("w", g)
-    near(kv.pull("w"), w)
+    assert_close(kv.pull("w"), w)
 
 
 @case(*TORCH)
-def torchs_optimizers_do_what_they_do(name: str) -> None:
+def torch_optimizers_step_like_local_ones(name: str) -> None:
     value = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
     weight = torch.nn.Parameter(value.clone())
     theirs = getattr(torch.optim, name)([weight], lr=LR, **TORCH[name])
@@ -64,11 +71,11 @@ def torchs_optimizers_do_what_they_do(name: str) -> None:
         weight.grad = g
         theirs.step()
         kv.push("w", g)
-    near(kv.pull("w"), weight.detach())
+    assert_close(kv.pull("w"), weight.detach())
 
 
 @case("class", "instance", "name", "MXNet's name", "specification")
-def an_optimizer_in_every_form(form: str) -> None:
+def optimizer_is_accepted_in_every_form(form: str) -> None:
     given: dict[str, tuple[Any, dict[str, Any]]] = {
         "class": (torch.optim.SGD, {"lr": 0.5}),
         "instance": (torch.optim.SGD([torch.ones(1)], lr=0.5), {}),
@@ -81,7 +88,7 @@ def an_optimizer_in_every_form(form: str) -> None:
     kv.set_optimizer(optimizer, **options)
     kv.init("w", ones())
     kv.push("w", ones())
-    same(kv.pull("w"), 0.5)
+    assert_equal(kv.pull("w"), 0.5)
 
 
 @case("sgd", "adam", "torch.optim.SGD")
@@ -94,11 +101,11 @@ def gradients_are_rescaled_first(name: str) -> None:
         for g in (0.5, 3.0, -2.0):
             kv.push("w", ones(g * scale))
         found.append(kv.pull("w"))
-    same(found[0], found[1])
+    assert_equal(found[0], found[1])
 
 
 @case("sgd", "torch.optim.SGD")
-def keys_may_have_an_optimizer_of_their_own(name: str) -> None:
+def keys_may_have_separate_optimizers(name: str) -> None:
     kv = store("dist_sync", 2)
     kv.set_optimizer(name, learning_rate=0.5, wd=0.5)
     kv.set_optimizer(name, learning_rate=1.0, wd=0.5, keys=["a"])
@@ -108,7 +115,7 @@ def keys_may_have_an_optimizer_of_their_own(name: str) -> None:
     for found, expected in zip(
         kv.pull(["a", "b", 3, 4]) or (), (-0.5, 0.5, 0.5, 0.25), strict=True
     ):
-        near(found, expected * torch.ones(4, 4))
+        assert_close(found, expected * torch.ones(4, 4))
 
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
@@ -122,7 +129,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 
 
 @case(*((name, kind) for name in SCHEDULERS for kind in ("SGD", "sgd")))
-def torchs_schedulers_step_with_each_update(name: str, kind: str) -> None:
+def torch_schedulers_step_with_each_update(name: str, kind: str) -> None:
     weight = torch.nn.Parameter(torch.ones(4))
     theirs = torch.optim.SGD([weight], lr=1.0)
     scheduler = getattr(torch.optim.lr_scheduler, name)(theirs, **SCHEDULERS[name])
@@ -135,14 +142,14 @@ def torchs_schedulers_step_with_each_update(name: str, kind: str) -> None:
         theirs.step()
         scheduler.step()
         kv.push("w", torch.ones(4))
-        near(kv.pull("w"), weight.detach())
+        assert_close(kv.pull("w"), weight.detach())
 
 
 @case()
-def a_scheduler_is_given_by_class_or_name() -> None:
-    by = torch.optim.lr_scheduler.StepLR
+def scheduler_is_accepted_by_class_or_name() -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR
     kv = store("local")
-    kv.set_optimizer("sgd", learning_rate=1.0, lr_scheduler=(by, {"step_size": 1}))
+    kv.set_optimizer("sgd", learning_rate=1.0, lr_scheduler=(scheduler, {"step_size": 1}))
     kv.set_optimizer("sgd", learning_rate=1.0, lr_scheduler=("StepLR", {"step_size": 1}))
 
 
@@ -156,59 +163,63 @@ def schedulers_that_cannot_be_sent_are_refused(which: str) -> None:
         "options": ("StepLR", {"size": 3}),
     }[which]
     says = {"no scheduler": "no torch.optim.lr_scheduler.partial", "options": "'size'"}
-    refused(
+    assert_refused(
         lambda: store("local").set_optimizer("sgd", lr_scheduler=given),
         says.get(which, "StepLR"),
     )
 
 
 @case("sgdd", "lbsgd", "nag", "torch.optim.LBFGS", "torch.optim.Nothing", "os.system")
-def unknown_names_are_told_those_there_are(name: str) -> None:
-    refused(lambda: store("local").set_optimizer(name), "Adam", "kvstore.SGD")
+def unknown_optimizer_error_lists_known_names(name: str) -> None:
+    assert_refused(lambda: store("local").set_optimizer(name), "Adam", "kvstore.SGD")
 
 
 @case(("sgd", "clip_gradient"), ("adam", "momentum"), ("torch.optim.Adam", "beta1"))
-def unknown_options_are_told_those_there_are(name: str, option: str) -> None:
+def unknown_option_error_lists_known_options(name: str, option: str) -> None:
     options: Any = {option: 1.0}
-    refused(lambda: store("local").set_optimizer(name, **options), f"'{option}'", "It takes lr")
+    assert_refused(
+        lambda: store("local").set_optimizer(name, **options), f"'{option}'", "It takes lr"
+    )
 
 
-@case("negative", "words", "function")
-def values_that_are_none_are_refused(which: str) -> None:
+@case("negative", "text", "function")
+def invalid_values_are_refused(which: str) -> None:
     kv = store("local")
     if which == "negative":
-        refused(lambda: kv.set_optimizer(torch.optim.Adam, lr=-1.0), "learning rate")
-    elif which == "words":
-        refused(lambda: kv.set_optimizer("sgd", learning_rate="much"), "lr='much'")
+        assert_refused(lambda: kv.set_optimizer(torch.optim.Adam, lr=-1.0), "learning rate")
+    elif which == "text":
+        assert_refused(lambda: kv.set_optimizer("sgd", learning_rate="much"), "lr='much'")
     else:
-        refused(lambda: kv.set_optimizer(print), "servers know no optimizer")
+        assert_refused(lambda: kv.set_optimizer(print), "servers know no optimizer")
 
 
 @case()
-def an_optimizer_that_has_made_steps_is_refused() -> None:
+def optimizer_with_state_is_refused() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.ones(1)
     optimizer.step()
-    refused(lambda: store("local").set_optimizer(optimizer), "made steps")
+    assert_refused(lambda: store("local").set_optimizer(optimizer), "made steps")
 
 
 @case("LBFGS", "Adafactor", "Muon", "SparseAdam")
-def what_needs_more_than_a_part_of_a_gradient_is_refused(name: str) -> None:
-    refused(lambda: store("local").set_optimizer(getattr(torch.optim, name)), "know no optimizer")
+def optimizer_that_needs_whole_gradients_is_refused(name: str) -> None:
+    assert_refused(
+        lambda: store("local").set_optimizer(getattr(torch.optim, name)), "know no optimizer"
+    )
 
 
 @case("sgd", "torch.optim.Adam")
-def another_optimizer_is_refused(name: str) -> None:
+def second_optimizer_is_refused_unless_anew(name: str) -> None:
     kv = store("dist_sync")
     kv.set_optimizer(name)
     kv.set_optimizer(name)
-    refused(lambda: kv.set_optimizer("adagrad"), "once per run")
+    assert_refused(lambda: kv.set_optimizer("adagrad"), "once per run")
     kv.set_optimizer("adagrad", anew=True)
 
 
 @case(*((name, multi) for name in ("sgd", "adam", "torch.optim.SGD") for multi in (0, 1)))
-def sixteen_bits(name: str, multi: int) -> None:
+def multi_precision_keeps_a_float32_copy(name: str, multi: int) -> None:
     kv = store("dist_sync", 2, 3)
     kv.set_optimizer(name, learning_rate=1e-4, multi_precision=bool(multi))
     kv.init("w", ones(dtype=torch.bfloat16))
@@ -216,12 +227,12 @@ def sixteen_bits(name: str, multi: int) -> None:
         kv.push("w", ones(dtype=torch.bfloat16))
     found: Any = kv.pull("w")
     assert found.dtype is torch.bfloat16
-    same(found, torch.tensor(1 - 20e-4).bfloat16().expand(4, 4) if multi else 1)
+    assert_equal(found, torch.tensor(1 - 20e-4).bfloat16().expand(4, 4) if multi else 1)
 
 
 @case("sgd", "torch.optim.Adam")
-def a_changed_rate_keeps_the_state(name: str) -> None:
-    """Of an optimizer that is otherwise the same; another begins anew."""
+def changed_learning_rate_keeps_the_state(name: str) -> None:
+    """Setting the same optimizer with a new rate does not reset it."""
     weight = torch.nn.Parameter(torch.ones(4))
     theirs = torch.optim.Adam([weight], lr=LR)
     kv = store("local")
@@ -233,11 +244,11 @@ def a_changed_rate_keeps_the_state(name: str) -> None:
         weight.grad = torch.ones(4)
         theirs.step()
         kv.push("w", torch.ones(4))
-        near(kv.pull("w"), weight.detach())
+        assert_close(kv.pull("w"), weight.detach())
 
 
 @case("sgd", "adam")
-def all_workers_set_the_same(name: str) -> None:
+def all_workers_may_set_the_same_optimizer(name: str) -> None:
     def work(kv: KVStore) -> Any:
         kv.set_optimizer(name, learning_rate=0.5, rescale_grad=1 / kv.num_workers)
         kv.init("w", ones())
@@ -245,4 +256,4 @@ def all_workers_set_the_same(name: str) -> None:
         return kv.pull("w")
 
     for found in InProcess(3, 2, bound=5).run(work):
-        near(found, ones(0.5))
+        assert_close(found, ones(0.5))

@@ -1,4 +1,4 @@
-"""``Trainer``, as Gluon's."""
+"""``Trainer``, with the semantics of Gluon's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 from distkit import kvstore
 from distkit.kvstore import KVStore, Trainer
-from tests.stress.kvstore.cases.catalogue import case, near, refused, same
+from tests.stress.kvstore.cases.catalogue import assert_close, assert_equal, assert_refused, case
 from tests.support.in_process import InProcess
 
 OPTIONS = {"learning_rate": 1.0, "momentum": 0.5}
 
 
 def parameter(value: float = 0.0, size: int = 10) -> torch.nn.Parameter:
-    """One."""
+    """A parameter filled with one value."""
     return torch.nn.Parameter(torch.full((size,), value))
 
 
@@ -29,14 +29,14 @@ def pair() -> list[torch.nn.Parameter]:
 
 
 def backward(*parameters: torch.nn.Parameter, factor: float = 1.0) -> None:
-    """Gradients of ``factor`` everywhere."""
+    """Compute gradients of ``factor`` for every element."""
     for w in parameters:
         w.grad = None
         (factor * w).sum().backward()
 
 
 def steps(trainer: Trainer, *parameters: torch.nn.Parameter, count: int = 1) -> None:
-    """So many steps with gradients of 1."""
+    """Make ``count`` steps with gradients of 1."""
     for _ in range(count):
         backward(*parameters)
         trainer.step(1)
@@ -48,8 +48,8 @@ def two_devices_step_together(kind: str, on: bool | None) -> None:
     trainer = Trainer([x], "sgd", OPTIONS, kind, update_on_kvstore=on)
     for expected in (-2.0, -5.0):
         steps(trainer, *x)
-        same(x[0].detach(), expected)
-        same(x[1].detach(), expected)
+        assert_equal(x[0].detach(), expected)
+        assert_equal(x[1].detach(), expected)
 
 
 @case(
@@ -60,7 +60,7 @@ def two_devices_step_together(kind: str, on: bool | None) -> None:
     (None, None, False),
     (None, True, False),
 )
-def where_devices_are_updated(kind: str | None, on: bool | None, expected: bool) -> None:
+def update_on_kvstore_has_mxnets_default(kind: str | None, on: bool | None, expected: bool) -> None:
     trainer = Trainer([pair()], "sgd", kvstore=kind, update_on_kvstore=on)
     assert trainer.update_on_kvstore is expected
 
@@ -71,7 +71,7 @@ def one_device_needs_no_store(kind: str) -> None:
     trainer = Trainer([w], "sgd", OPTIONS, kind)
     assert trainer.update_on_kvstore is False
     steps(trainer, w)
-    same(w.detach(), -1)
+    assert_equal(w.detach(), -1)
 
 
 @case("dist_sync", "dist_async", "dist_device_sync")
@@ -82,7 +82,7 @@ def servers_update_in_a_distributed_store(kind: str) -> None:
 @case("dist_async", "dist_device_async")
 def asynchronous_stores_must_update(kind: str) -> None:
     kv = InProcess(1, mode=kind).store()
-    refused(lambda: Trainer([parameter()], kvstore=kv, update_on_kvstore=False), "dist_sync")
+    assert_refused(lambda: Trainer([parameter()], kvstore=kv, update_on_kvstore=False), "dist_sync")
 
 
 @case(True, False)
@@ -94,22 +94,22 @@ def all_reduced_gradients_are_equal(many: bool) -> None:
     trainer.allreduce_grads()
     for w in x:
         assert w.grad is not None
-        same(w.grad, 1)
+        assert_equal(w.grad, 1)
     trainer.update(2 if many else 1)
-    same(x[1].detach(), -0.5 if many else -1)
+    assert_equal(x[1].detach(), -0.5 if many else -1)
 
 
 @case("allreduce_grads", "update")
-def servers_that_update_leave_nothing_to_do_here(call: str) -> None:
+def local_update_is_refused_when_servers_update(call: str) -> None:
     x = pair()
     trainer = Trainer([x], "sgd", OPTIONS, update_on_kvstore=True)
     steps(trainer, *x)
     given = (1,) if call == "update" else ()
-    refused(lambda: getattr(trainer, call)(*given), "update_on_kvstore")
+    assert_refused(lambda: getattr(trainer, call)(*given), "update_on_kvstore")
 
 
 def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch.Tensor]:
-    """Three steps of a small model on this worker's share."""
+    """Train a small model for three steps on this worker's share."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     trainer = Trainer(net.parameters(), optimizer, options or None, kv, update_on_kvstore=on)
@@ -128,12 +128,12 @@ def trained(kv: KVStore, on: bool, optimizer: Any, **options: Any) -> list[torch
         for on in (True, False)
     )
 )
-def workers_train_as_one(name: str, on: bool) -> None:
-    (alone,) = InProcess(1).run(lambda kv: trained(kv, on, name))
+def workers_train_like_a_single_one(name: str, on: bool) -> None:
+    (single,) = InProcess(1).run(lambda kv: trained(kv, on, name))
     torch.manual_seed(0)
     for weights in InProcess(1, 3, bound=8).run(lambda kv: trained(kv, on, name)):
-        for found, expected in zip(weights, alone, strict=True):
-            near(found, expected)
+        for found, expected in zip(weights, single, strict=True):
+            assert_close(found, expected)
 
 
 @case(*((workers, on) for workers in (2, 3) for on in (True, False)))
@@ -151,11 +151,11 @@ def shares_of_workers_add_up(workers: int, on: bool) -> None:
         m = 0.5 * m - (workers + 1) / 2
         w += m
     for found in InProcess(workers).run(work):
-        near(found, torch.full((10,), w))
+        assert_close(found, torch.full((10,), w))
 
 
 @case(True, False)
-def worker_0s_weights_count(on: bool) -> None:
+def weights_of_worker_0_are_initial(on: bool) -> None:
     def work(kv: KVStore) -> torch.Tensor:
         w = parameter(10.0 * kv.rank)
         trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=on)
@@ -163,11 +163,11 @@ def worker_0s_weights_count(on: bool) -> None:
         return w.detach()
 
     for found in InProcess(2).run(work):
-        same(found, -2)
+        assert_equal(found, -2)
 
 
 @case(True, False)
-def a_scheduler_counts_the_steps(on: bool) -> None:
+def scheduler_advances_with_each_step(on: bool) -> None:
     x, value, rate = pair(), 0.0, 1.0
     options = {"learning_rate": 1.0, "lr_scheduler": ("StepLR", {"step_size": 2})}
     trainer = Trainer([x], "sgd", options, update_on_kvstore=on)
@@ -175,12 +175,12 @@ def a_scheduler_counts_the_steps(on: bool) -> None:
         steps(trainer, *x)
         value -= 2 * rate
         rate *= 0.1 if i % 2 else 1.0
-        near(x[1].detach(), torch.full((10,), value))
-    refused(lambda: trainer.set_learning_rate(1.0), "lr_scheduler")
+        assert_close(x[1].detach(), torch.full((10,), value))
+    assert_refused(lambda: trainer.set_learning_rate(1.0), "lr_scheduler")
 
 
 @case(True, False)
-def the_learning_rate_is_set(on: bool) -> None:
+def set_learning_rate_applies_to_the_next_step(on: bool) -> None:
     w = parameter()
     trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, "local", update_on_kvstore=on)
     assert trainer.learning_rate == 1
@@ -188,11 +188,11 @@ def the_learning_rate_is_set(on: bool) -> None:
     trainer.set_learning_rate(0.5)
     assert trainer.learning_rate == 0.5
     steps(trainer, w)
-    same(w.detach(), -1.5)
+    assert_equal(w.detach(), -1.5)
 
 
 @case(*((on, workers) for on in (True, False) for workers in (1, 2)))
-def workers_change_the_learning_rate_together(on: bool, workers: int) -> None:
+def workers_set_the_learning_rate_in_step(on: bool, workers: int) -> None:
     def work(kv: KVStore) -> torch.Tensor:
         w = parameter()
         trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=on)
@@ -203,48 +203,48 @@ def workers_change_the_learning_rate_together(on: bool, workers: int) -> None:
         return w.detach()
 
     for found in InProcess(workers).run(work):
-        same(found, -1.875)
+        assert_equal(found, -1.875)
 
 
 @case(*((kind, on) for kind in ("local", "dist_sync") for on in (True, False)))
-def torchs_schedulers_work(kind: str, on: bool) -> None:
+def torch_scheduler_drives_the_learning_rate(kind: str, on: bool) -> None:
     w = parameter()
     optimizer = torch.optim.SGD([w], lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     kv = InProcess(1).store() if kind == "dist_sync" else kvstore.create(kind)
     trainer = Trainer([w], optimizer, kvstore=kv, update_on_kvstore=on)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's: its optimizer makes no step
+        warnings.simplefilter("ignore")  # torch warns that its optimizer makes no step
         for _ in range(3):
             steps(trainer, w)
             schedule.step()
-    same(w.detach(), -1.75)
+    assert_equal(w.detach(), -1.75)
     assert trainer.learning_rate == 0.125 and trainer.optimizer is optimizer
 
 
 @case(True, False)
-def torchs_groups_have_their_rates(on: bool) -> None:
+def torch_parameter_groups_keep_their_rates(on: bool) -> None:
     a, b = parameter(1.0), parameter(1.0)
     groups = [{"params": [a], "lr": 0.5}, {"params": [b], "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.25, weight_decay=1.0)
     trainer = Trainer([a, b], optimizer, kvstore="local", update_on_kvstore=on)
     steps(trainer, a, b)
-    same(a.detach(), 0)
-    same(b.detach(), 0.75)
+    assert_equal(a.detach(), 0)
+    assert_equal(b.detach(), 0.75)
 
 
 @case("none", "stale")
-def gradients_of_no_backward_are_refused(which: str) -> None:
+def stale_gradients_are_refused(which: str) -> None:
     for on in (True, False):
         w = parameter()
         trainer = Trainer([w], "sgd", OPTIONS, "local", update_on_kvstore=on)
         if which == "stale":
             steps(trainer, w)
-        refused(partial(trainer.step, 1), "backward()", "ignore_stale_grad")
+        assert_refused(partial(trainer.step, 1), "backward()", "ignore_stale_grad")
 
 
 @case(*((on, which) for on in (True, False) for which in ("none", "stale")))
-def ignored_they_leave_their_parameter_alone(on: bool, which: str) -> None:
+def ignored_stale_gradients_leave_the_parameter_unchanged(on: bool, which: str) -> None:
     a, b = parameter(), parameter()
     trainer = Trainer([a, b], "sgd", {"learning_rate": 1.0}, "local", update_on_kvstore=on)
     if which == "stale":
@@ -252,12 +252,12 @@ def ignored_they_leave_their_parameter_alone(on: bool, which: str) -> None:
     before = b.detach().clone()
     backward(a)
     trainer.step(1, ignore_stale_grad=True)
-    same(b.detach(), before)
-    same(a.detach(), -2 if which == "stale" else -1)
+    assert_equal(b.detach(), before)
+    assert_equal(a.detach(), -2 if which == "stale" else -1)
 
 
 @case("set to none", "zeroed", "added up")
-def a_new_backward_is_new(how: str) -> None:
+def new_backward_makes_gradients_fresh(how: str) -> None:
     w = parameter()
     trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, "local", update_on_kvstore=True)
     for _ in range(3):
@@ -265,25 +265,25 @@ def a_new_backward_is_new(how: str) -> None:
             w.grad = None if how == "set to none" else w.grad.zero_()
         w.sum().backward()
         trainer.step(1)
-    same(w.detach(), -6 if how == "added up" else -3)
+    assert_equal(w.detach(), -6 if how == "added up" else -3)
 
 
 @case("local", "dist_sync")
-def another_batch_size(kind: str) -> None:
+def batch_size_changes_only_in_local_stores(kind: str) -> None:
     w = parameter()
     kv: Any = InProcess(1).store() if kind == "dist_sync" else kvstore.create(kind)
     trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv, update_on_kvstore=True)
     steps(trainer, w)
     backward(w)
     if kind == "dist_sync":
-        refused(lambda: trainer.step(2), "servers divide by 1")
+        assert_refused(lambda: trainer.step(2), "servers divide by 1")
     else:
         trainer.step(2)
-        same(w.detach(), -1.5)
+        assert_equal(w.detach(), -1.5)
 
 
 @case()
-def loaded_weights_count_where_the_worker_updates() -> None:
+def loaded_weights_are_used_when_the_worker_updates() -> None:
     w = parameter()
     trainer = Trainer(
         [w], "sgd", {"learning_rate": 1.0}, InProcess(1).store(), update_on_kvstore=False
@@ -292,11 +292,11 @@ def loaded_weights_count_where_the_worker_updates() -> None:
     with torch.no_grad():
         w.fill_(10)
     steps(trainer, w)
-    same(w.detach(), 9)
+    assert_equal(w.detach(), 9)
 
 
 def misuses() -> dict[str, tuple[Callable[[], object], str]]:
-    """Things that a Trainer refuses."""
+    """Calls that a Trainer refuses, with words of the error."""
     w = parameter()
     return {
         "no parameters": (lambda: Trainer([]), "no parameters to train"),
@@ -310,13 +310,13 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
 
 
 @case(*misuses())
-def what_cannot_be_trained_is_refused(which: str) -> None:
+def invalid_trainer_arguments_are_refused(which: str) -> None:
     call, says = misuses()[which]
-    refused(call, says)
+    assert_refused(call, says)
 
 
 @case("shared", "frozen", "dict")
-def parameters_as_they_come(how: str) -> None:
+def shared_frozen_and_named_parameters_are_accepted(how: str) -> None:
     a, b = parameter(), parameter()
     if how == "frozen":
         b.requires_grad_(False)
@@ -324,8 +324,8 @@ def parameters_as_they_come(how: str) -> None:
     trainer = Trainer(given, "sgd", {"learning_rate": 1.0})
     backward(*([a] if how == "frozen" else [a, b]))
     trainer.step(1)
-    same(a.detach(), -1)
-    same(b.detach(), 0 if how == "frozen" else -1)
+    assert_equal(a.detach(), -1)
+    assert_equal(b.detach(), 0 if how == "frozen" else -1)
 
 
 @case()
@@ -335,11 +335,11 @@ def compression_params_reach_the_store() -> None:
     trainer = Trainer([w], "sgd", options, kv, compression_params=packing)
     backward(w, factor=0.7)
     trainer.step(1)
-    same(w.detach(), 0.5)
+    assert_equal(w.detach(), 0.5)
 
 
 @case()
-def a_copy_of_a_model_trains_by_itself() -> None:
+def copied_model_trains_independently() -> None:
     net = torch.nn.Linear(2, 1)
     other = copy.deepcopy(net)
     for model in (net, other):
@@ -347,4 +347,4 @@ def a_copy_of_a_model_trains_by_itself() -> None:
         model(torch.ones(1, 2)).sum().backward()
         trainer.step(1)
     for a, b in zip(net.parameters(), other.parameters(), strict=True):
-        same(a.detach(), b.detach())
+        assert_equal(a.detach(), b.detach())

@@ -1,4 +1,4 @@
-"""DDP's communication hooks: compressed gradients, PowerSGD, and one of the user's own."""
+"""DDP's communication hooks: compressed gradients, PowerSGD, and a custom one."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Rank 0 saves, everybody waits, loads and goes on."""
+"""Rank 0 saves; all ranks wait, load and continue."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DTensors: distributed, computed with, laid out anew, and made whole."""
+"""DTensors: distributed, redistributed, multiplied, and gathered."""
 
 import torch
 import torch.distributed as dist

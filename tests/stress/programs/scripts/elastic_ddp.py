@@ -1,4 +1,4 @@
-"""A toy model under DDP, as torchrun's tutorial has it: nothing is seeded."""
+"""A toy model under DDP, as in torchrun's tutorial, without seeds."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What launchers promise: the environment, arguments, a recorded main, logging."""
+"""The interface of launchers: environment, arguments, a recorded main, logging."""
 
 import argparse
 import logging

@@ -1,4 +1,4 @@
-"""Weights that nobody broadcasts, nothing seeded: every rank begins elsewhere."""
+"""Weights without broadcast or seed: every rank starts from different ones."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""FSDP2: every block sharded, gradients clipped, the state gathered in the end."""
+"""FSDP2: every block sharded, gradients clipped, the state gathered at the end."""
 
 import torch
 import torch.distributed as dist

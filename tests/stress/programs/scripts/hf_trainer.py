@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a small model of its own."""
+"""Hugging Face's Trainer with a small custom model."""
 
 import tempfile
 

@@ -29,7 +29,7 @@ def main():
     Accuracy().attach(trainer, "accuracy")
 
     @trainer.on(Events.EPOCH_COMPLETED)
-    def tell(engine):
+    def print_accuracy(engine):
         print("accuracy", engine.state.metrics["accuracy"])
 
     trainer.run(loader, max_epochs=2)

@@ -1,4 +1,4 @@
-"""Python objects instead of tensors, and a barrier that names who is late."""
+"""Python objects instead of tensors, and a barrier that names late ranks."""
 
 import torch.distributed as dist
 

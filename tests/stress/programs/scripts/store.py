@@ -1,4 +1,4 @@
-"""The key-value store that ranks meet at: counters, waiting for keys, prefixes."""
+"""The key-value store of the rendezvous: counters, waiting for keys, prefixes."""
 
 import torch.distributed as dist
 

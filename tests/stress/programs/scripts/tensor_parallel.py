@@ -1,4 +1,4 @@
-"""An MLP with a column-parallel and a row-parallel layer, beside the same in one piece."""
+"""An MLP with a column-parallel and a row-parallel layer, beside the unsharded model."""
 
 import torch
 import torch.distributed as dist
@@ -23,17 +23,17 @@ class MLP(nn.Module):
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 torch.manual_seed(0)
-alone = MLP()
+single = MLP()
 torch.manual_seed(0)
 model = parallelize_module(MLP(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 ours = torch.optim.SGD(model.parameters(), lr=0.1)
-reference = torch.optim.SGD(alone.parameters(), lr=0.1)
+reference = torch.optim.SGD(single.parameters(), lr=0.1)
 for _ in range(3):
     x = torch.randn(4, 10)
-    loss, expected = model(x).pow(2).mean(), alone(x).pow(2).mean()
+    loss, expected = model(x).pow(2).mean(), single(x).pow(2).mean()
     for value, optimizer in ((loss, ours), (expected, reference)):
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
-    print("loss", loss.item(), "as alone", torch.allclose(loss, expected, atol=1e-6))
+    print("loss", loss.item(), "as single", torch.allclose(loss, expected, atol=1e-6))
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Each rank overlaps two collectives on groups of their own, from two threads, with computation."""
+"""Each rank runs collectives on two groups from two threads."""
 
 import threading
 

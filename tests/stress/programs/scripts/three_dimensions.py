@@ -1,4 +1,4 @@
-"""Data, tensor and pipeline parallelism by hand, each in groups of its own."""
+"""Data, tensor and pipeline parallelism by hand, each in separate groups."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Reduce(torch.autograd.Function):
-    """Sums what the ranks of a row-parallel layer have."""
+    """Sum the partial results of a row-parallel layer."""
 
     @staticmethod
     def forward(ctx, x, group):
