@@ -63,7 +63,7 @@ class Channel:
         """Wait for one message; tuples stand for its lists.
 
         Raises:
-            EOFError: the other end is gone, or sends what is no message.
+            EOFError: the other end has closed, or sent an invalid message.
         """
         return self.recv_fd()[0]
 
@@ -80,11 +80,11 @@ class Channel:
         try:
             message = decode(_read(sock, _HEAD.unpack(head)[0]))
         except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-            raise EOFError(f"the other end of the channel sends no message: {error}") from error
+            raise EOFError(f"the channel received an invalid message: {error}") from error
         return message, fds[0] if fds else None
 
     def broken(self) -> bool:
-        """True if the other end is gone, as far as one can tell without waiting."""
+        """True if the other end has closed; does not wait."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:

@@ -106,9 +106,9 @@ class Departed(Answer):
 
 
 class AddressBook(Answer):
-    """All nodes are there: tells all about all. ``endpoints`` by node id.
+    """All nodes have registered; ``endpoints`` by node id.
 
-    ``barriers`` counts those that the run has passed.
+    ``barriers`` counts the barriers that the run has passed.
     """
 
     terms: Terms

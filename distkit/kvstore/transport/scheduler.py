@@ -1,4 +1,4 @@
-"""The scheduler: waits until every node has registered, then tells all about all."""
+"""The scheduler: sends every node the address book when all have registered."""
 
 from __future__ import annotations
 
