@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.driver import Log, take_turns
+from benchmarks.driver import Log, open_mpi_environ, take_turns
 from benchmarks.figure import Figure, fill
 
 #: Ranks; sizes of the tensor [bytes], each with its calls per repetition.
@@ -123,14 +123,13 @@ def open_mpi() -> dict[str, float]:
     installed = importlib.util.find_spec("mpi4py") is not None and mpiexec.exists()
     if not (installed and shutil.which("unshare") and shutil.which("ip")):
         return {}
-    allowed = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
     # mpiexec listens on all interfaces: run it in a network namespace
     isolated = ["unshare", "--map-root-user", "--net"]
     isolated += ["sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
     ranks = [str(mpiexec), "--oversubscribe", "-n", str(RANKS), sys.executable]
     out = subprocess.check_output(
         [*isolated, *ranks, "-c", _MPI_PROGRAM, json.dumps(SIZES)],
-        env={**os.environ, **allowed, "OMPI_MCA_btl": "self,sm"},
+        env=open_mpi_environ() | {"OMPI_MCA_btl": "self,sm"},
         timeout=300,
     )
     return dict(json.loads(out))

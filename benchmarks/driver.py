@@ -36,6 +36,20 @@ def take_turns(
     return dict(samples)
 
 
+def open_mpi_environ() -> dict[str, str]:
+    """The environment, with Open MPI allowed to run programs for root."""
+    allowed = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]
+    return {**os.environ, **dict.fromkeys(allowed, "1")}
+
+
+def torch_timeout(nccl: bool = False) -> float:
+    """Default time after which torch gives up a collective [s]; the error names no rank."""
+    from torch.distributed import constants
+
+    nccls = constants.default_pg_nccl_timeout if nccl else None  # None in a build without NCCL
+    return (nccls or constants.default_pg_timeout).total_seconds()
+
+
 #: Environment variable that marks every process a driver starts, directly or not.
 MARK = "DISTKIT_BENCH"
 

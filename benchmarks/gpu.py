@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.driver import Driver, Log, take_turns
+from benchmarks.driver import Driver, Log, take_turns, torch_timeout
 from benchmarks.figure import Figure
 from benchmarks.memory import pss
 from benchmarks.train import torchrun
@@ -28,9 +28,6 @@ RANKS, SIZE, WITHIN = 4, 64 << 20, 5.0
 
 #: Warm-up steps, timed steps of training, and calls of the all-reduce.
 WARM, STEPS, CALLS = 3, 30, 3
-
-#: torch's default timeout of an NCCL call; its error names no rank [s].
-STOCK = 600.0
 
 #: distkit's samples, and the reference's.
 Pair = tuple[list[float], list[float]]

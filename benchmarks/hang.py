@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.driver import Log, Samples, take_turns
+from benchmarks.driver import Log, Samples, take_turns, torch_timeout
 from benchmarks.figure import Figure, fill
 from distkit.errors import DeadlockError
 
 #: Interrupts for each repetition.
 INTERRUPTS = 15
-
-#: torch's default timeout; its error names no rank [s].
-STOCK = 1800.0
 
 FIGURES = {
     "finding / torch": Figure(

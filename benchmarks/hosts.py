@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.driver import Log, Samples, take_turns
+from benchmarks.driver import Log, Samples, open_mpi_environ, take_turns
 from benchmarks.figure import Figure, fill
 from distkit.errors import LaboratoryError
 
@@ -36,9 +36,6 @@ RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 
 #: Substrings of the command lines of a cluster's processes.
 _OURS = ("distkit.cluster.hosts.agent", "processes/boot.py", "ipyparallel")
-
-#: Environment variables that Open MPI needs to run as root.
-AS_ROOT = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
 
 FIGURES = {
     "ours / theirs": Figure(
@@ -66,6 +63,15 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
+    """Measure all figures; none, with the reason, where a laboratory cannot be made."""
+    try:
+        samples = _samples(reps, log)
+    except LaboratoryError as error:
+        return fill(FIGURES, {}, note=f"not measured: {error}"), {}
+    return fill(FIGURES, samples), samples
+
+
+def _samples(reps: int, log: Log) -> Samples:
     """Time starts beside ipyparallel's, kills and cut links, hangs, and all-reduces."""
     samples = take_turns(
         "hosts: start", reps, log, lambda: _start("ours"), lambda: _start("theirs")
@@ -82,7 +88,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
         log("hosts: limited bandwidth")
         samples |= run_job(lab, "reducing")[0]
     samples["left"] = [sum(samples["left"])]  # a single process left in a single trial counts
-    return fill(FIGURES, samples), samples
+    return samples
 
 
 @contextmanager
@@ -97,7 +103,7 @@ def laboratory() -> Iterator[Laboratory]:
 
 def start_job(lab: Laboratory, job: str) -> subprocess.Popen[str]:
     """Start a job on the head node."""
-    environ = {**os.environ, **AS_ROOT}
+    environ = open_mpi_environ()
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "companions")])
     command = [sys.executable, "-m", "benchmarks.hosts", job]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}

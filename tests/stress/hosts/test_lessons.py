@@ -25,6 +25,13 @@ SITES = {
     "slurm": {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"options": "--spread-job"}'},
 }
 
+#: Launchers; their programs may be missing.
+LAUNCHERS = [
+    "ssh",
+    pytest.param("mpi", marks=needs("mpiexec", "openmpi-bin")),
+    pytest.param("slurm", marks=needs("slurmctld", "slurm-wlm")),
+]
+
 LESSONS = sorted(p for n in (0, 1, 2, 3, 4, 12) for p in ROOT.glob(f"notebooks/{n:02}_*.ipynb"))
 
 #: Timeout of a cell [s].
