@@ -26,31 +26,31 @@ class Line(NamedTuple):
 #: grows beyond its line. A commit that makes a package smaller lowers its line; a package that
 #: moves keeps it.
 LINES = {
-    "distkit": Line(1_331, 550),
+    "distkit": Line(1_330, 550),
     "distkit/algorithms": Line(1_529, 1_300),
-    "distkit/cluster": Line(6_680, 3_000),
+    "distkit/cluster": Line(6_684, 3_000),
     "distkit/data": Line(362, 350),
-    "distkit/diagnosis": Line(2_551, 1_800),
+    "distkit/diagnosis": Line(2_542, 1_800),
     "distkit/kvstore": Line(2_389, 1_700),
     "distkit/recording": Line(2_028, 1_600),
-    "distkit/trace": Line(1_012, 700),
-    "distkit/views": Line(6_127, 3_800),
+    "distkit/trace": Line(952, 700),
+    "distkit/views": Line(6_119, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(3_535, 3_200),
-    "companions/distkit_simulation": Line(1_851, 1_400),
+    "companions/distkit_hosts": Line(3_551, 3_200),
+    "companions/distkit_simulation": Line(1_853, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
-    "notebooks/course": Line(1_180, 1_200),
-    "tests": Line(21_990, 16_000),
+    "notebooks/course": Line(1_182, 1_200),
+    "tests": Line(22_007, 16_000),
     "tests/stress": Line(3_876, 4_000),
-    "benchmarks": Line(1_920, 2_000),
+    "benchmarks": Line(1_913, 2_000),
 }
 #: Folders that do not count as product.
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(24_009, 15_000),
-    "the whole product": Line(34_444, 25_000),
+    "all of distkit": Line(23_935, 15_000),
+    "the whole product": Line(34_390, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(222, 150),
     "names at the top level": Line(28, 23),

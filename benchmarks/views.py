@@ -22,6 +22,7 @@ from benchmarks.driver import Log, Samples, take_turns
 from benchmarks.figure import Figure, fill
 from benchmarks.step import p95
 from distkit.events import Event, Op, State
+from distkit.trace.info import RunInfo
 from distkit.trace.trace import Trace
 
 #: Ranks and events of the long traces; ranks, warm-up steps and steps of the live run.
@@ -154,7 +155,7 @@ def long_trace(events: int) -> Trace:
                 event = Event(r, seq, op, state, now, peer, "world", 4096, (1024,), "float32")
                 found.append(replace(event, where="train.py:31"))
         at += 0.6e-3
-    return Trace(found, {"name": "a long run", "world_size": RANKS, "backend": "gloo"})
+    return Trace(found, RunInfo(name="a long run", world_size=RANKS, backend="gloo"))
 
 
 def _static(events: int) -> float:

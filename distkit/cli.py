@@ -310,7 +310,7 @@ def add_replay(commands: Any) -> None:
 def _replay(args: argparse.Namespace, rest: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = open_trace(args.files), args.files[0].stem
-    print(f"{trace.meta.get('name') or name}: {summary(trace)}.")
+    print(f"{trace.info.name or name}: {summary(trace)}.")
     for line in (*clocks(trace), *_files(trace)):
         _print_wrapped(line, 2)
     from distkit.diagnosis.diagnose import diagnose
@@ -324,8 +324,7 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
 
 def _files(trace: Trace) -> list[str]:
     """The file that each rank was read from, where there is one for each."""
-    ranks = trace.meta.get("ranks", {})
-    told = [f"rank {rank}: {its['file']}" for rank, its in ranks.items() if "file" in its]
+    told = [f"rank {rank}: {its.file}" for rank, its in trace.info.ranks.items() if its.file]
     more = len(told) - _MOST_FILES
     return [*told[:_MOST_FILES], *([f"… and {more} more files"] if more > 0 else [])]
 
@@ -555,13 +554,11 @@ def clocks(trace: Trace) -> list[str]:
     """How far the clocks of several hosts are apart, and how sure that is."""
     from distkit.views.scene.units import human_seconds
 
-    first, said = trace.meta.get("ranks", {}).get("0", {}).get("host"), []
-    for host, clock in trace.meta.get("clocks", {}).items():
-        sure = f"± {human_seconds(clock['error'])}" if "error" in clock else _BY_WALL
-        way = "ahead of" if clock["ahead"] >= 0 else "behind"
-        said += [
-            f"The clock of {host} is {abs(clock['ahead']):.6f} s {way} that of {first} ({sure})."
-        ]
+    first, said = trace.info.rank(0).host, []
+    for host, clock in trace.info.clocks.items():
+        sure = _BY_WALL if clock.error is None else f"± {human_seconds(clock.error)}"
+        way = "ahead of" if clock.ahead >= 0 else "behind"
+        said += [f"The clock of {host} is {abs(clock.ahead):.6f} s {way} that of {first} ({sure})."]
     return said[1:]  # the first is the trace's own
 
 

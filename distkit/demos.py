@@ -340,7 +340,7 @@ def recorded(name: str) -> Trace:
         ValueError: there is none of this name.
 
     >>> trace = recorded("ring_16")
-    >>> len(trace.messages), trace.meta["name"]
+    >>> len(trace.messages), trace.info.name
     (480, 'A ring all-reduce on 16 ranks')
     """
     if name not in RECORDED:

@@ -59,6 +59,8 @@ GONE = {
     "distkit.kvstore.serve": "kvstore.serve was removed: use kvstore.Service(node).",
     "distkit.kvstore.split_data": "kvstore.split_data was removed: use torch.tensor_split(batch, "
     "slices).",
+    "Trace.meta": "trace.meta was removed: trace.info has the same as attributes, for example "
+    "trace.info.ranks[0].host, trace.info.world_size.",
     "KVStore.row_sparse_pull": "KVStore.row_sparse_pull was removed: push dense gradients, and get "
     "the whole value with kv.pull.",
     "KVStore.set_updater": "KVStore.set_updater was removed: use kv.set_optimizer, or push without "

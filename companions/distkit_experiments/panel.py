@@ -212,7 +212,7 @@ def fitting(trace: Trace) -> list[str]:
     marks = [e for e in trace if e.op is Op.MARK]
     staged = len(marks) < len(trace) <= STAGED
     watched = any(e.attributes.get("watched") == "gradient" for e in marks)
-    served = any(node.get("role") == "server" for node in trace.meta.get("ranks", {}).values())
+    served = any(node.role == "server" for node in trace.info.ranks.values())
     return ["Timeline", *["Servers" if served else "Stage"] * staged, *["Gradients"] * watched]
 
 

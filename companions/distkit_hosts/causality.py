@@ -31,24 +31,22 @@ _HERE = ""
 def in_order(trace: Log) -> Log:
     """The trace with other times of hosts, if a message was received before it was sent.
 
-    No time moves by more than its host's error, ``meta["clocks"][host]["error"]``. A message that
+    No time moves by more than its host's error, ``info.clocks[host].error``. A message that
     contradicts by more than that stays as it is: something else is wrong.
 
     >>> from distkit.events import Event
+    >>> from distkit.trace.info import ClockOffset, RankInfo, RunInfo
     >>> from distkit.trace.trace import Trace
     >>> there = Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1)
     >>> here = Event(1, 0, Op.RECV, State.COMPLETED, 0.9999, peer=0)
-    >>> meta = {"ranks": {0: {"host": "a"}, 1: {"host": "b"}}, "clocks": {"b": {"error": 0.001}}}
-    >>> (message,) = in_order(Trace([there, here], meta)).messages
+    >>> ranks = {0: RankInfo(host="a"), 1: RankInfo(host="b")}
+    >>> info = RunInfo(ranks=ranks, clocks={"b": ClockOffset(0.0, error=0.001)})
+    >>> (message,) = in_order(Trace([there, here], info)).messages
     >>> message.sent < message.received
     True
     """
-    clocks = trace.meta.get("clocks", {})
-    errors = {host: float(clock.get("error", 0.0)) for host, clock in clocks.items()}
-    errors = {host: error for host, error in errors.items() if error}
-    hosts = {
-        rank: host if errors.get(host) else _HERE for rank, host in several(trace.meta).items()
-    }
+    errors = {host: clock.error for host, clock in trace.info.clocks.items() if clock.error}
+    hosts = {rank: host if host in errors else _HERE for rank, host in several(trace.info).items()}
     near = [c for c in crossings(trace, hosts) if abs(c.received - c.sent) <= _slack(c, errors)]
     if all(c.received >= c.sent for c in near):
         return trace
@@ -123,4 +121,4 @@ def _moved(
         moved = corrections[host](times[mine]) - times[mine]
         times[mine] += np.clip(moved, -error, error)
     events = (replace(e, time=t) for e, t in zip(trace, times.tolist(), strict=True))
-    return type(trace)(events, trace.meta)
+    return type(trace)(events, trace.info)

@@ -141,8 +141,7 @@ def _explain(folder: Path, told: set[str]) -> Trace | None:
         print("No rank was recorded: the launcher ended before the script began.", file=sys.stderr)
         return None
     trace = cli.open_trace([folder])
-    size, here = trace.meta["world_size"], {int(r) for r in trace.meta["ranks"]}
-    absent = [rank for rank in range(size) if rank not in here]
+    absent = [rank for rank in range(trace.info.world_size) if rank not in trace.info.ranks]
     if absent:
         print(
             f"The files of {named(absent)} are not in {folder}: bring those of the other hosts "

@@ -18,6 +18,7 @@ import numpy as np
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.events import Op
+from distkit.trace.info import RankInfo, Terms
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Floats, Link, a_link
 from distkit_simulation.simulator import Delay, Stragglers, Writer, constant
@@ -209,18 +210,17 @@ class Game:
     def _trace(self) -> Trace:
         roles = ["worker"] * self.workers + ["server"] * self.servers
         ranks = {
-            str(r): {
-                "name": f"{role} {r if role == 'worker' else r - self.workers}",
-                "role": role,
-                "host": "simulated",
-                "device": "simulated",
-            }
+            r: RankInfo(
+                f"{role} {r if role == 'worker' else r - self.workers}",
+                role,
+                host="simulated",
+                device="simulated",
+            )
             for r, role in enumerate(roles)
         }
         rule = self.rule
-        terms = {"mode": "dist_sync" if rule.halts else "dist_async", "backup": rule.backup}
-        if rule.staleness is not None:
-            terms["staleness"] = rule.staleness
+        mode = "dist_sync" if rule.halts else "dist_async"
+        terms = Terms(mode, rule.staleness, rule.backup)
         return self.writer.trace("parameter server", ranks=ranks, terms=terms)
 
 

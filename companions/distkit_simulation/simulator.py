@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.random import Generator
 from numpy.typing import ArrayLike
 
@@ -23,6 +24,7 @@ from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.rounds import Ints
 from distkit.algorithms.schedules import Round, chunk_sizes
 from distkit.events import Event, Op, State
+from distkit.trace.info import RankEnd, RankInfo, RunInfo
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import human_seconds
 from distkit_simulation.network import Floats, Network, a_network
@@ -437,28 +439,22 @@ class Writer:
             if end < math.inf and end <= self._deaths[rank]:
                 self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
 
-    def trace(self, name: str, **meta: Any) -> Trace:
-        """The recorded events as a trace."""
+    def trace(self, name: str, **facts: Any) -> Trace:
+        """The recorded events as a trace; ``facts``: fields of its info that differ."""
         ranks = {
-            str(r): {"name": f"rank {r}", "role": "rank", "host": "none", "device": "simulated"}
-            for r in range(self.n)
+            r: RankInfo(f"rank {r}", "rank", host="none", device="simulated") for r in range(self.n)
         }
         ends = {
-            str(r): {
-                "how": "died",
-                "text": f"it was to fail at {human_seconds(at)}",
-                "where": "",
-                "time": at,
-            }
+            r: RankEnd("died", f"it was to fail at {human_seconds(at)}", time=at)
             for r, at in enumerate(self._deaths.tolist())
             if at < math.inf
         }
-        about = {
-            "name": name,
-            "simulated": True,
-            "world_size": self.n,
-            "backend": "simulated",
-            "ranks": ranks,
-            "ends": ends,
-        }
-        return Trace(self.events, about | meta)
+        info = RunInfo(
+            name=name,
+            simulated=True,
+            world_size=self.n,
+            backend="simulated",
+            ranks=ranks,
+            ends=ends,
+        )
+        return Trace(self.events, structs.replace(info, **facts))

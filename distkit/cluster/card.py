@@ -26,7 +26,7 @@ class Status:
     what: str
     stage: str
     note: str
-    rows: list[tuple[str, str, int, str, str]]
+    rows: list[tuple[str, str, int | str, str, str]]
 
     @property
     def title(self) -> str:
@@ -59,25 +59,24 @@ def status(room: Supervisor) -> Status:
     return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(room))
 
 
-def _rows(room: Supervisor) -> list[tuple[str, str, int, str, str]]:
+def _rows(room: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
     running, plan = room.run, room.plan
     rows = []
-    for name, facts in sorted(room.meta()["ranks"].items(), key=lambda kv: int(kv[0])):
-        rank = int(name)
+    for rank, known in sorted(room.info().ranks.items()):
         child = room.child(rank)
         if child.status is not None or room.closed:
             state = "ended"
         elif child.stopped[0]:
             state = "stopped"
-        elif facts["role"] not in ("rank", "worker"):
+        elif known.role not in ("rank", "worker"):
             state = "serving"
         elif not room.reports(rank):
             state = "starting"
         else:
             verb = "stepping" if running and running.stepped else "running"
             state = f"{verb} {running.name}" if running and rank in running.waiting else "idle"
-        device = plan.seats[rank].where if rank < plan.ranks else facts["device"]
-        rows.append((facts["name"], facts["host"], facts["pid"], device, state))
+        device = plan.seats[rank].where if rank < plan.ranks else known.device
+        rows.append((known.name, known.host, known.pid, device, state))
     return rows
 
 

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from distkit.cluster import card, limits
 from distkit.cluster.gpus import CPU
 from distkit.cluster.hosts import launching, site
@@ -248,7 +250,7 @@ class Cluster:
         Every rank draws different random numbers, as under torchrun. A run with the same
         ``seed`` draws the same ones again: each rank derives the seeds of torch's, numpy's and
         Python's generators from it. Without one the run chooses a seed, and stores it
-        in ``run.trace.meta["seed"]``. A parameter ``seed`` of the function gets it as well.
+        in ``run.trace.info.seed``. A parameter ``seed`` of the function gets it as well.
 
         Raises:
             DeadlockError: ranks waited for each other forever; it says which, where and why.
@@ -368,7 +370,7 @@ class Cluster:
                 name,
                 self._runs,
                 sorted(self._room.ranks),
-                {**self._room.meta(), **seeds.told(seed)},
+                structs.replace(self._room.info(), seed=seed),
                 stepped=options.get("step", False),
                 wait_forever=wait_forever,
                 expected_exits=made.kill if made is not None else (),
@@ -439,7 +441,7 @@ class Cluster:
             >>> cluster.kill("server 0")                 # doctest: +SKIP
         """
         room = self.wait()._room
-        numbers = {facts["name"]: int(n) for n, facts in room.meta()["ranks"].items()}
+        numbers = {known.name: n for n, known in room.info().ranks.items()}
         if name not in numbers:
             raise ClusterError(f"there is no {name!r} here. There are {', '.join(numbers)}.")
         child, heard = room.child(numbers[name]), threading.Event()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distkit.cluster.processes.forkserver import Child, ForkServer
 from distkit.cluster.runs.report import MOST_REPLACEMENTS
 from distkit.errors import StartError
+from distkit.trace.info import RankInfo
 
 if TYPE_CHECKING:
     from distkit.cluster.hosts.fleet import Place
@@ -197,10 +198,10 @@ class Nodes:
         for _ in range(asked):
             self._flushed.acquire(timeout=2)
 
-    def meta(self) -> dict[str, dict[str, Any]]:
-        """The facts about them for a trace, by id."""
+    def info(self) -> dict[int, RankInfo]:
+        """What is known of them, for a trace, by id."""
         return {
-            str(n): self.children[n].about(role if role == "scheduler" else f"{role} {i}", role)
+            n: self.children[n].about(role if role == "scheduler" else f"{role} {i}", role)
             for n, (role, i) in self.roles.items()
             if n in self.children
         }

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from distkit.cluster.hosts.clocks import Offset
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
 from distkit.cluster.hosts.store import NAME
@@ -29,6 +31,7 @@ from distkit.cluster.runs.conductor import LET_GO, Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.report import MOST_REPLACEMENTS, cause
 from distkit.errors import ClusterError, DistkitError, StartError
+from distkit.trace.info import RunInfo
 
 #: Heartbeat of the hub [ms], and how many may fail: a starved laptop is not a dead engine,
 #: and the fork server reports the deaths of processes at once.
@@ -616,7 +619,7 @@ class Supervisor(RankController):
         """The process of a rank, a server or the scheduler, by its number."""
         return self.ranks.get(node) or self.nodes.children[node]
 
-    def meta(self) -> dict[str, Any]:
-        """The facts about the cluster for a trace."""
-        known = super().meta()
-        return {**known, "ranks": known["ranks"] | self.nodes.meta()}
+    def info(self) -> RunInfo:
+        """What is known of the cluster, for a trace."""
+        known = super().info()
+        return structs.replace(known, ranks=known.ranks | self.nodes.info())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, verb, with_tensor
@@ -43,12 +42,12 @@ def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
         facts: the record.
         found: what was found in it; where it is not certain what belongs together, only told here.
     """
-    limits = facts.trace.meta.get("limits", {})
+    limits = facts.trace.info.limits
     for what, limit in limits.items():
-        finding = Finding(Kind.NOT_JUDGED, limit["text"], limit["remedy"])
+        finding = Finding(Kind.NOT_JUDGED, limit.text, limit.remedy)
         if what == "communicators":
             then = " ".join(["If they are,", *map(str, found)]) if found else ""
-            finding = replace(finding, message=f"{limit['text']}. {then}".rstrip())
+            finding = replace(finding, message=f"{limit.text}. {then}".rstrip())
         if what == "completions" and not found and "matching" not in limits:
             even = "no rank is behind: all have made the same calls; "
             finding = replace(finding, message=even + finding.message)
@@ -56,9 +55,8 @@ def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
 
 
 def _finding(facts: Evidence, gap: _Gap) -> Finding:
-    about: dict[str, dict[str, Any]] = facts.trace.meta.get("ranks", {})
-    first = about.get(str(gap.behind[0]), {})
-    where = f" (py-spy dump --pid {first['pid']} on {first['host']})" if "pid" in first else ""
+    first = facts.trace.info.rank(gap.behind[0])
+    where = f" (py-spy dump --pid {first.pid} on {first.host})" if first.pid else ""
     return Finding(
         Kind.BEHIND,
         gap.said,
@@ -73,7 +71,7 @@ def _finding(facts: Evidence, gap: _Gap) -> Finding:
 def _collectives(facts: Evidence) -> Iterator[_Gap]:
     """The groups in which some ranks have made fewer calls than others."""
     for group, calls in facts.calls.items():
-        if group not in facts.trace.meta.get("groups", {}):
+        if group not in facts.trace.info.groups:
             continue  # whom else they were made with is not known
         counts = {r: len(calls.get(r, ())) for r in facts.members(group) if r in facts.ranks}
         most = max(counts.values())
@@ -124,6 +122,6 @@ def _messages(facts: Evidence) -> Iterator[_Gap]:
 
 def _lost(facts: Evidence, rank: int) -> int:
     """How many calls of a rank the record may have lost."""
-    meta = facts.trace.meta
-    anyone = meta.get("limits", {}).get("matching", {}).get("calls", 0)
-    return int(anyone + meta.get("unseen", {}).get(str(rank), {}).get(CUT, 0))
+    info = facts.trace.info
+    anyone = info.limits["matching"].calls if "matching" in info.limits else 0
+    return anyone + info.unseen.get(rank, {}).get(CUT, 0)

@@ -31,7 +31,7 @@ def diagnose(trace: EventLog) -> list[Finding]:
     """The mistakes in a trace, complete or not: the most important first.
 
     Args:
-        trace: live or saved; ``meta["ends"]`` tells how ranks have ended, and ``meta["groups"]``
+        trace: live or saved; ``info.ends`` tells how ranks have ended, and ``info.groups``
             who belongs to which group. Of a trace that has lost events only the failures
             of ranks are told.
 
@@ -66,7 +66,7 @@ class _Diagnosis:
 
     def findings(self) -> list[Finding]:
         """The causes, and what the record cannot tell."""
-        limits = self.facts.trace.meta.get("limits", {})
+        limits = self.facts.trace.info.limits
         if "completions" not in limits:
             found = self._causes("matching" not in limits)
         else:
@@ -91,15 +91,15 @@ class _Diagnosis:
 
     def _stopped(self) -> Iterator[Finding]:
         """Ranks whose processes a signal has stopped: they may yet come, if somebody lets them."""
-        meta = self.facts.trace.meta
-        for rank, how in sorted(meta.get("stopped", {}).items()):
+        info = self.facts.trace.info
+        for rank, how in sorted(info.stopped.items()):
             stopped = f"is stopped ({how}){self._silence(rank)}."
-            known = meta.get("ranks", {}).get(rank, {})
-            pid = known.get("pid", "its pid")
-            if known.get("role") in ("server", "scheduler"):
+            known = info.rank(rank)
+            pid = known.pid or "its pid"
+            if known.role in ("server", "scheduler"):
                 yield Finding(
                     Kind.STOPPED,
-                    f"{known['name']} {stopped}",
+                    f"{known.name} {stopped}",
                     f"`kill -CONT {pid}` continues it. When it has given no sign of life for the "
                     "cluster's heartbeat_timeout, it is ended and replaced.",
                     (),
@@ -109,16 +109,15 @@ class _Diagnosis:
                 Kind.STOPPED,
                 f"rank {rank} {stopped}",
                 f"`kill -CONT {pid}` continues it; cluster.interrupt() ends the run.",
-                (int(rank),),
+                (rank,),
             )
 
-    def _silence(self, rank: str) -> str:
+    def _silence(self, rank: int) -> str:
         """The time for which a stopped process has given no sign of life, if known."""
-        meta = self.facts.trace.meta
-        since = meta.get("silent_since", {}).get(rank)
-        if since is None or "until" not in meta:
+        since, until = self.facts.trace.info.silent_since.get(rank), self.facts.trace.info.until
+        if since is None or until is None:
             return ""
-        return f" and has given no sign of life for {max(0.0, meta['until'] - since):.2g} s"
+        return f" and has given no sign of life for {max(0.0, until - since):.2g} s"
 
     # -- exceptions under way -----------------------------------------------------
 

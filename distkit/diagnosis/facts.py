@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from distkit.diagnosis.program import Program
 from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
@@ -26,6 +26,7 @@ from distkit.events import (
 from distkit.trace.awaiting import concerns
 from distkit.trace.calls import SILENT, call, named
 from distkit.trace.generations import split
+from distkit.trace.info import RankEnd
 from distkit.trace.log import EventLog
 
 #: How trouble that was made on purpose begins in what is said of a rank's end.
@@ -36,20 +37,6 @@ _CONSEQUENCE = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|could not be released|"
     rf"waits for .* which (has ended|{SILENT})"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a rank: "returned", "raised", "died", "released" or "elsewhere"."""
-
-    how: str
-    text: str = ""
-    where: str = ""
-
-    @property
-    def is_failure(self) -> bool:
-        """True if something took the rank out of its program."""
-        return self.how not in ("returned", "elsewhere")
 
 
 class Evidence:
@@ -70,10 +57,7 @@ class Evidence:
         self.asked = [s for s in begun if concerns(s)]  # of a parameter server
         self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.asked)}
         failed = {s.rank for s in self.by_key.values() if s.state is State.FAILED}
-        ends = {
-            int(r): End(end["how"], end.get("text", ""), end.get("where", ""))
-            for r, end in trace.meta.get("ends", {}).items()
-        }
+        ends = trace.info.ends
         self.held = {r for r, end in ends.items() if _was_held(end, r in failed)}
         self.ends = {r: end for r, end in ends.items() if r not in self.held}
         self.board = self._board()
@@ -88,9 +72,8 @@ class Evidence:
         return [s for s in self.spans if (s.rank, s.seq) in open_calls]
 
     def _board(self) -> WaitForGraph:
-        groups = self.trace.meta.get("groups", {})
-        size = int(self.trace.meta.get("world_size", 0))
-        board = WaitForGraph(size or max(self.ranks, default=-1) + 1, groups)
+        size = self.trace.info.world_size
+        board = WaitForGraph(size or max(self.ranks, default=-1) + 1, self.trace.info.groups)
         board.feed(self._before_release())
         for rank, end in self.ends.items():
             board.end(rank, end.how)
@@ -138,9 +121,11 @@ class Evidence:
     @cached_property
     def program(self) -> Program:
         """The program's texts."""
-        return Program(self.trace.meta.get("sources", {}))
+        return Program(self.trace.info.sources)
 
-    def left_out(self, what: str, ranks: Iterable[int]) -> dict[int, list[str]]:
+    def left_out(
+        self, what: Literal["unreduced", "unused"], ranks: Iterable[int]
+    ) -> dict[int, list[str]]:
         """What the last backward pass of these ranks has left out, where it has.
 
         Args:
@@ -148,19 +133,20 @@ class Evidence:
                 result it has not used.
             ranks: which.
         """
-        noted = self.trace.meta.get(what, {})
-        return {r: found for r in sorted(ranks) if (found := noted.get(str(r)))}
+        noted: dict[int, list[str]] = getattr(self.trace.info, what) or {}
+        return {r: found for r in sorted(ranks) if (found := noted.get(r))}
 
     @property
     def sees_gradients(self) -> bool:
         """True if it was noted which backward passes have left parameters out."""
-        return "unreduced" in self.trace.meta
+        return self.trace.info.unreduced is not None
 
     def raising(self, span: Span) -> tuple[str, str]:
         """The exception that was under way when a call was made, and its line; "" for none."""
-        noted = self.trace.meta.get("raising", {}).get(str(span.rank))
-        same = noted is not None and noted["seq"] == span.seq
-        return (noted["text"], noted["where"]) if same else ("", "")
+        noted = self.trace.info.raising.get(span.rank)
+        if noted is None or noted.seq != span.seq:
+            return "", ""
+        return noted.text, noted.where
 
     def path(self, span: Span) -> tuple[str, ...]:
         """The line of a call and those that led to it, the innermost first.
@@ -204,15 +190,15 @@ class Evidence:
 
     def call(self, span: Span) -> str:
         """A call, with its group unless that is all ranks."""
-        members = self.trace.meta.get("groups", {}).get(span.group)
+        members = self.trace.info.groups.get(span.group)
         if span.group == WORLD or not members:
             return call(span)
         return f"{call(span)} of the group of {named(members)}"
 
     def members(self, group: str) -> list[int]:
         """The ranks of a group; those seen in it, if nobody has said it."""
-        world = range(int(self.trace.meta.get("world_size", 0))) if group == WORLD else ()
-        known = self.trace.meta.get("groups", {}).get(group) or world or self.calls[group]
+        world = range(self.trace.info.world_size) if group == WORLD else ()
+        known = self.trace.info.groups.get(group) or world or self.calls[group]
         return list(known)
 
     # -- messages ---------------------------------------------------------------
@@ -290,7 +276,7 @@ class Evidence:
         return self.board.standing(rank).doing is Doing.RUNNING
 
 
-def _was_held(end: End, failed: bool) -> bool:
+def _was_held(end: RankEnd, failed: bool) -> bool:
     if end.how in ("raised", "died"):
         waits = _CONSEQUENCE.search(end.text) is not None
         return waits and (failed or end.how == "died")

@@ -222,4 +222,4 @@ def _waits_long(facts: Evidence, span: Span) -> bool:
 
 
 def _waited(facts: Evidence, span: Span) -> float:
-    return (span.end or float(facts.trace.meta.get("until", 0))) - span.start
+    return (span.end or facts.trace.info.until or 0.0) - span.start

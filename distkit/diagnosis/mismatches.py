@@ -71,8 +71,7 @@ def collectives(facts: Evidence) -> Iterator[Mismatch]:
 
 def _among_threads(facts: Evidence, group: str, finding: Finding) -> Finding:
     """A remedy for threads that race, whose calls have no order."""
-    threads: dict[str, list[str]] = facts.trace.meta.get("threads", {})
-    ranks = [int(rank) for rank, groups in threads.items() if group in groups]
+    ranks = [rank for rank, groups in facts.trace.info.threads.items() if group in groups]
     if not ranks:
         return finding
     remedy = (
@@ -427,7 +426,7 @@ _EMPTY = {Op.BARRIER, Op.NEW_GROUP}
 def _alternatives(facts: Evidence, places: set[str]) -> bool:
     """True if two lines are branches of an if: each rank goes through one of them."""
     file, _, _ = next(iter(places)).rpartition(":")
-    text = facts.trace.meta.get("sources", {}).get(file, "").splitlines()
+    text = facts.trace.info.sources.get(file, "").splitlines()
     numbers = sorted(int(place.rpartition(":")[2]) for place in places)
     between = text[numbers[0] - 1 : numbers[-1]]
     return any(line.strip().startswith(("else", "elif")) for line in between)

@@ -75,8 +75,8 @@ _WRITES = "change", "the call may take the old values or the new", ", or pass it
 
 def never_waited(facts: Evidence) -> list[Span]:
     """The asynchronous calls of ranks that have finished without waiting for them."""
-    noted = facts.trace.meta.get("unwaited", {})
-    collectives = [facts.by_key.get((int(r), seq)) for r, calls in noted.items() for seq in calls]
+    noted = facts.trace.info.unwaited
+    collectives = [facts.by_key.get((r, seq)) for r, calls in noted.items() for seq in calls]
     open_still = [s for s in facts.spans if s.op in P2P and s.state is State.STARTED]
     found = [*open_still, *(s for s in collectives if s is not None)]
     return [s for s in found if facts.returned(s.rank)]

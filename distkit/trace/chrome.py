@@ -67,7 +67,7 @@ def chrome(trace: EventLog) -> Json:
     events.sort(key=lambda e: (e["ts"], e["ph"] not in "XB", -e.get("dur", math.inf)))
     return {
         "displayTimeUnit": "ms",
-        "otherData": {"name": str(trace.meta.get("name", "")), "dropped": trace.dropped},
+        "otherData": {"name": trace.info.name, "dropped": trace.dropped},
         "traceEvents": [*_names(trace, threads), *events],
     }
 
@@ -102,9 +102,7 @@ def _end(span: Span) -> float:
 
 def _names(trace: EventLog, threads: dict[Key, int]) -> Iterator[Json]:
     for rank in trace.ranks:
-        about = trace.meta.get("ranks", {})
-        name = about.get(str(rank), about.get(rank, {})).get("name") or f"rank {rank}"
-        yield _meta(rank, 0, "process_name", name=str(name))
+        yield _meta(rank, 0, "process_name", name=trace.info.rank(rank).name)
         yield _meta(rank, 0, "process_sort_index", sort_index=rank)
     for rank, thread in sorted({(rank, thread) for (rank, _), thread in threads.items()}):
         marks = thread < _COMMUNICATION

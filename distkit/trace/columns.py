@@ -6,7 +6,7 @@ events too: they are made when somebody asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Event, Op, State, Summary, label_of
+from distkit.events import Attributes, Event, Op, State, Summary, label_of
+from distkit.trace.info import Count, Rank, Whole
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -25,14 +26,14 @@ class Look(NamedTuple):
 
     op: Op
     state: State
-    peer: int | None
+    peer: Rank | None
     group: str
-    nbytes: int
-    shape: tuple[int, ...]
+    nbytes: Count
+    shape: tuple[Count, ...]
     dtype: str
-    tag: int | None
+    tag: Whole | None
     where: str
-    attributes: Mapping[str, Any]
+    attributes: Attributes
 
     @property
     def label(self) -> str:

@@ -1,34 +1,32 @@
 """Saved traces: gzipped JSON lines, so that opening a file runs nothing.
 
-The first line is a header with the format's version and the number of events, each further
-line an object with a column of :class:`distkit.trace.columns.Table`: ``rank``, ``seq``, ``look``
-and ``time`` have an element per event, ``looks`` what they look like, ``match`` and ``summary``
-what some of them have besides. Before version 3 facts were words in labels, which
-:func:`attributes` reads; in version 1 a line was an event.
+The first line is a header with the format's version, the number of events and what is known of
+the run, each further line an object with a column of :class:`distkit.trace.columns.Table`:
+``rank``, ``seq``, ``look`` and ``time`` have an element per event, ``looks`` what they look like,
+``match`` and ``summary`` what some of them have besides. msgspec checks each field as it reads it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
-import json
 import math
-import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Annotated, Any, BinaryIO, Literal, NoReturn, TypedDict, cast
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from distkit.errors import TraceFileError
-from distkit.events import COLLECTIVES, P2P, REQUESTS, STORES, Attributes, Event, Op, State, Summary
-from distkit.trace import fields as tracefields
+from distkit.events import Attributes, Summary
 from distkit.trace.columns import Look, Table
+from distkit.trace.info import Count, Number, Rank, RunInfo, Whole
 from distkit.trace.log import EventLog, Log
 
-#: Format of saved traces. A reader refuses a larger version than its own.
+#: Format of saved traces. A reader refuses other versions than its own.
 FORMAT, VERSION = "distkit-trace", 3
 
 #: Unpacked, a file has no more bytes than this.
@@ -39,10 +37,9 @@ _GZIP = b"\x1f\x8b"
 
 def save(trace: EventLog, path: Path) -> Path:
     """Write a trace."""
-    head = {"format": FORMAT, "version": VERSION, "events": len(trace), "meta": trace.meta}
-    with gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as f:
-        for line in (head, *_columns(trace.table)):
-            f.write(json.dumps(line) + "\n")
+    with gzip.open(path, "wb", compresslevel=4) as f:
+        for line in _encoded(trace):
+            f.write(line + b"\n")
     return path
 
 
@@ -54,57 +51,40 @@ def load(path: Path, kind: type[Log]) -> Log:
         kind: what to make of its events.
 
     Raises:
-        TraceFileError: not a trace, corrupt, truncated, or of a newer version.
+        TraceFileError: not a trace, corrupt, truncated, or of another version.
         FileNotFoundError: there is no such file.
     """
     try:
-        parsed = map(json.loads, lines(path))
-        head = _head(next(parsed, None), path)
-        trace = (
-            kind(map(_event, parsed), head["meta"])
-            if head["version"] == 1
-            else kind.of(_table(parsed, head["version"]), head["meta"])
-        )
+        parsed = lines(path)
+        head = _head(next(parsed, b""), path)
+        trace = kind.of(_table(parsed), head.meta)
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise TraceFileError(
             f"{path}: not a readable distkit trace ({e}). Open a file written by trace.save(path)."
         ) from e
-    if len(trace) != head["events"]:
+    if len(trace) != head.events:
         raise TraceFileError(
-            f"{path}: {len(trace)} of {head['events']} events are there. "
+            f"{path}: {len(trace)} of {head.events} events are there. "
             "Copy the file again, or save the trace once more with trace.save(path)."
         )
     return trace
 
 
+def checked(trace: Log) -> Log:
+    """The trace as a saved one would be loaded.
+
+    Raises:
+        ValueError: a saved trace may not hold the same.
+    """
+    head, *columns = _encoded(trace)
+    return type(trace).of(_table(columns), msgspec.json.decode(head, type=_Head).meta)
+
+
 def is_ours(path: Path) -> bool:
     """True if a file begins as :func:`save` writes it, gzipped or not."""
     return f'"{FORMAT}"'.encode() in unpacked(path, 256)
-
-
-def _head(head: Any, path: Path) -> dict[str, Any]:
-    """Check the first line of a trace file."""
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise ValueError("it does not begin with a trace's header")
-    tracefields.whole(head.get("version"), "version", least=1)
-    if head["version"] > VERSION:
-        raise TraceFileError(
-            f"{path}: the trace has format {head['version']}, this distkit reads up to {VERSION}. "
-            "Update distkit: pip install --upgrade distkit."
-        )
-    tracefields.whole(head.get("events"), "events")
-    tracefields.meta(head.get("meta"), "meta")
-    return head
 
 
 # -- bytes, gzipped or not: a small file can unpack to a huge one ------------------------------
@@ -156,79 +136,121 @@ def _too_large(path: Path) -> NoReturn:
     )
 
 
+# -- the header -------------------------------------------------------------------
+
+
+class _Format(Struct):
+    format: str = ""
+    version: Annotated[int, Meta(ge=1)] = 1
+
+
+class _Head(Struct):
+    format: str
+    version: int
+    events: Count
+    meta: RunInfo
+
+
+def _head(line: bytes, path: Path) -> _Head:
+    """Check the first line of a trace file."""
+    first = msgspec.json.decode(line, type=_Format)
+    if first.format != FORMAT:
+        raise ValueError("it does not begin with a trace's header")
+    if first.version != VERSION:
+        remedy = (
+            "Update distkit: pip install --upgrade distkit."
+            if first.version > VERSION
+            else "Record the run again."
+        )
+        raise TraceFileError(
+            f"{path}: the trace has format {first.version}, this distkit reads {VERSION}. {remedy}"
+        )
+    return msgspec.json.decode(line, type=_Head)
+
+
 # -- columns ----------------------------------------------------------------------
 
+_Fact = None | bool | Whole | Number | str
+#: NaN and infinity are strings, which float() reads back: JSON has no number for them.
+_Odd = float | Literal["nan", "inf", "-inf"]
+_Values = Annotated[list[_Odd], Meta(max_length=65_536)]
+_Summary = tuple[Count, _Values, _Odd, _Odd, _Odd, Count, bool]
 
-def _columns(table: Table) -> Iterator[dict[str, Any]]:
-    yield {"looks": table.looks}
-    yield {"match": [*table.match.items()]}
-    yield {"summary": [[i, *_plain(s)] for i, s in table.summary.items()]}
+
+class _Columns(TypedDict, total=False):
+    rank: list[Rank]
+    seq: list[Whole]
+    look: list[Count]
+    time: list[Number]
+    looks: list[Look]
+    match: list[tuple[Count, str]]
+    summary: list[_Summary]
+
+
+_NUMBERS = "version step steps ranks clock dropped staleness backup memory wait_for"
+_WORDS = (
+    "checksum caller waits_at device label mode method optimizer reduction function watched name"
+)
+#: The attributes that are computed with, or looked up.
+_Known = msgspec.defstruct(
+    "_Known",
+    [
+        ("key", Whole | str, ""),
+        ("keys", list[Whole | str], []),
+        ("workers", list[Rank], []),
+        ("late", list[Count], []),
+        ("members", list[Rank], []),
+        ("stack", list[str], []),
+        ("device_seconds", Number, 0.0),
+        *((name, Count, 0) for name in _NUMBERS.split()),
+        *((name, str, "") for name in _WORDS.split()),
+    ],
+)
+
+
+def _attributes(_: type, found: Any) -> Attributes:
+    msgspec.convert(found, _Known)
+    return Attributes(msgspec.convert(found, dict[str, _Fact | tuple[_Fact, ...]]))
+
+
+_columns = msgspec.json.Decoder(_Columns, dec_hook=_attributes)
+
+
+def _encoded(trace: EventLog) -> Iterator[bytes]:
+    """The lines of a file."""
+    table = trace.table
+    yield msgspec.json.encode(_Head(FORMAT, VERSION, len(trace), trace.info))
+    yield msgspec.json.encode({"looks": table.looks})
+    yield msgspec.json.encode({"match": [*table.match.items()]})
+    yield msgspec.json.encode({"summary": [[i, *_plain(s)] for i, s in table.summary.items()]})
     for name in ("rank", "seq", "look", "time"):
-        yield {name: getattr(table, name).tolist()}
+        yield msgspec.json.encode({name: getattr(table, name).tolist()})
 
 
-def _table(lines: Iterable[dict[str, Any]], version: int) -> Table:
-    parts = {name: values for line in lines for name, values in line.items()}
-    kinds = {"rank": "i", "seq": "i", "look": "i", "time": "f"}
-    columns = [_array(parts.get(name, []), kind, name) for name, kind in kinds.items()]
-    n = min(map(len, columns))  # if that is too few, the header tells
-    rank, seq, look, time = (column[:n] for column in columns)
-    tracefields.numbers(rank, "rank", 0, tracefields.MOST_RANKS - 1)
-    match = dict(parts["match"])
-    summary = {i: _summary(*values) for i, *values in parts["summary"]}
-    if version == 2:
-        valued = {*look[[i for i in summary if i < n]].tolist()}
-        looks = [_old_look(i in valued, *values) for i, values in enumerate(parts["looks"])]
-    else:
-        looks = [_look(*values) for values in parts["looks"]]
-    if n and not 0 <= look.min() <= look.max() < len(looks):
+def _table(lines: Iterable[bytes]) -> Table:
+    found: _Columns = {}
+    for line in lines:
+        found.update(_columns.decode(line))
+    rank, seq, look = (
+        np.array(column, np.int64)
+        for column in (found.get("rank", []), found.get("seq", []), found.get("look", []))
+    )
+    time = np.array(found.get("time", []), np.float64)
+    n = min(map(len, (rank, seq, look, time)))  # if that is too few, the header tells
+    looks = found.get("looks", [])
+    if n and look[:n].max() >= len(looks):
         raise ValueError("field look: an event refers to a template that is not in the file")
     if (np.diff(time) < 0).any():
         raise ValueError("field time: the events are not in order")
-    of = {*match, *summary}
-    if not {*map(type, of)} <= {int} or not all(0 <= i < n for i in of):
+    match = dict(found.get("match", []))
+    summary = {one[0]: _summary(one) for one in found.get("summary", [])}
+    if not all(i < n for i in (*match, *summary)):
         raise ValueError("field match or summary: it refers to an event that is not in the file")
-    tracefields.matches(match.values())
-    return Table(rank, seq, look, time, looks, match, summary)
+    return Table(rank[:n], seq[:n], look[:n], time[:n], looks, match, summary)
 
 
-def _array(values: Any, kind: str, field: str) -> Any:
-    """Whole numbers ("i") or others ("f") as an array."""
-    try:
-        found = np.array(values or np.zeros(0, kind))
-    except (ValueError, OverflowError):  # some of them are lists
-        raise tracefields.wrong(field, "a list of numbers", values) from None
-    if found.dtype.kind not in (kind, "i") or found.ndim != 1:
-        raise tracefields.wrong(field, "a list of numbers", values)
-    tracefields.numbers(found, field)
-    return found.astype(np.int64 if kind == "i" else np.float64)
-
-
-def _look(*fields: Any) -> Look:
-    if len(fields) != len(Look._fields):
-        raise tracefields.wrong("looks", f"{len(Look._fields)} facts", fields)
-    tracefields.look(*fields)
-    op, state, peer, group, nbytes, shape, dtype, tag, where, attributes = fields
-    facts = {k: tuple(v) if type(v) is list else v for k, v in attributes.items()}
-    return Look(
-        Op(op),
-        State(state),
-        peer,
-        group,
-        nbytes,
-        tuple(shape),
-        dtype,
-        tag,
-        where,
-        Attributes(facts),
-    )
-
-
-def _summary(*fields: Any) -> Summary:
-    if len(fields) != len(dataclasses.fields(Summary)):
-        raise tracefields.wrong("summary", "values, norm, min, max, size, sampled", fields)
-    values, norm, low, high, size, sampled = fields
-    tracefields.summary(values, size, sampled)
+def _summary(found: _Summary) -> Summary:
+    _, values, norm, low, high, size, sampled = found
     return Summary(tuple(map(float, values)), float(norm), float(low), float(high), size, sampled)
 
 
@@ -240,104 +262,3 @@ def finite(x: float) -> float | str:
 def _plain(s: Summary) -> list[Any]:
     numbers = map(finite, (s.norm, s.min, s.max))
     return [[*map(finite, s.values)], *numbers, s.size, s.sampled]
-
-
-# -- versions 1 and 2 -------------------------------------------------------------
-
-
-def _old_look(valued: bool, *fields: Any) -> Look:
-    """From the same facts with a label; ``valued``: whether events that look so have a summary."""
-    *rest, label = fields
-    tracefields.text(label, "label")
-    look = _look(*rest, {})
-    facts = attributes(look.op, label, look.tag, look.dtype, valued)
-    tag = look.tag if is_tag(look.op, label) else None
-    return look._replace(attributes=Attributes(facts), tag=tag)
-
-
-def _event(row: list[Any]) -> Event:
-    rank, seq, op, state, time, peer, group, nbytes, shape, dtype, tag, where, label, match, s = row
-    tracefields.rank(rank, "rank")
-    tracefields.whole(seq, "seq", least=-tracefields.LARGEST)
-    tracefields.number(time, "time")
-    look = _old_look(s is not None, op, state, peer, group, nbytes, shape, dtype, tag, where, label)
-    if match is not None:
-        tracefields.text(match, "match")
-    values = None if s is None else _summary(*s)
-    return Event(*(rank, seq, *look[:2], time, *look[2:], match, values))
-
-
-_MARK, _REDUCING = {Op.MARK}, COLLECTIVES - {Op.NEW_GROUP}
-# -- labels and tags of versions 1 and 2 -----------------------------------------------------
-#
-# There the facts of an operation were words: ``update w → v3 ← 0, 1 (2 late)``, ``get ready``. A
-# tag was also a push's clock, or how many gradients an answer said were dropped.
-
-#: How labels of some operations read, the special ones first; a group's name is that of the fact.
-#: A name in capitals holds for a mark with values, or a request without a tensor.
-_FORMS: list[tuple[str, frozenset[Op] | set[Op], str]] = [
-    ("", _MARK, r"update (?P<key>.*) → v(?P<version>\d+)(?: ← (?P<late>\d+.*))?"),
-    ("", _MARK, r"step (?P<step>\d+)(?:/(?P<steps>\d+))?"),
-    ("VALUES", _MARK, r"(?P<watched>gradient|alone) (?P<name>.*)"),
-    ("VALUES", _MARK, r"(?P<watched>weights) (?P<checksum>.*)"),
-    ("VALUES", _MARK, r"(?P<watched>step)"),
-    ("", _MARK, r"(?P<label>.+)"),
-    ("", STORES, r"(?P<method>barrier) (?P<keys>.*), (?P<ranks>\d+)"),
-    ("", STORES, r"(?P<method>\S*) ?(?P<keys>.*)"),
-    ("", {Op.NEW_GROUP}, r"(?P<members>\d+(,\d+)*)"),
-    ("", {Op.REGISTER}, r"(?P<mode>\S+)(?P<terms>.*)|"),
-    ("EMPTY", {Op.INIT}, r"optimizer (?P<optimizer>.*)"),
-    ("", REQUESTS, r"(?P<keys>.*, .*)|(?P<key>.*)"),
-    ("", P2P | _REDUCING, r"(?P<function>.*_object.*)|(?P<gradients>gradients)|not a member"),
-    ("", P2P, r"(?P<key>.+?)(?P<refused>: refused)?"),
-    ("", _REDUCING, r"(?P<reduction>.+)"),
-    ("", {Op.TOUCH}, r"(?P<function>.+)"),
-]
-_GRADIENT = re.compile(r"(\d+)(?: \((\d+) late\))?")
-_TERM = re.compile(r"(\w+)=(?:(\d+)|(\w+))")
-
-
-def attributes(op: Op, label: str, tag: int | None, dtype: str, valued: bool) -> dict[str, Any]:
-    """The facts in a label; ``valued``: whether events that look so have a summary.
-
-    >>> attributes(Op.MARK, "update w → v3 ← 0, 1 (2 late)", 2, "", True)
-    {'key': 'w', 'version': 3, 'late': (0, 2), 'workers': (0, 1)}
-    """
-    holds = {"": True, "VALUES": valued or bool(dtype), "EMPTY": not dtype}
-    forms = (form for when, ops, form in _FORMS if op in ops and holds[when])
-    found = next((f for form in forms if (f := re.fullmatch(form, label, re.DOTALL))), None)
-    told = {k: v for k, v in found.groupdict().items() if v is not None} if found else {}
-    facts = {name: _VALUES.get(name, str)(text) for name, text in told.items()}
-    if "version" in facts:
-        late = _GRADIENT.findall(told.get("late", ""))
-        facts |= {
-            "workers": (*(int(w) for w, _ in late),),
-            "late": (*(int(n or 0) for _, n in late),),
-        }
-    facts |= {k: int(n) if n else word for k, n, word in facts.pop("terms", ())}
-    if tag and "key" in facts and op is not Op.MARK:
-        facts["dropped" if op in P2P else "clock"] = tag
-    return facts
-
-
-def is_tag(op: Op, label: str) -> bool:
-    """True if a tag is that of a point-to-point call."""
-    return op in P2P and (not label or "_object" in label)
-
-
-def _key(name: str) -> int | str:
-    """A key from its name: digits were a number, unless they were quoted."""
-    if re.fullmatch(r"-?\d{1,15}", name):
-        return int(name)
-    return name[1:-1] if re.fullmatch(r"'-*\d+'", name) else name
-
-
-_VALUES: dict[str, Callable[[str], Any]] = {
-    "key": _key,
-    "keys": lambda text: (*map(_key, text.split(", ")),),
-    "members": lambda text: (*map(int, text.split(",")),),
-    "terms": _TERM.findall,
-    "refused": bool,
-    "gradients": bool,
-    **dict.fromkeys(("version", "step", "steps", "ranks"), int),
-}

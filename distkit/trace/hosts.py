@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+
+from distkit.trace.info import RunInfo
 
 #: Messages and bytes from each host to each, its own among them.
 Traffic = dict[tuple[str, str], tuple[int, int]]
 
 
-def hosts_of(meta: Mapping[str, Any]) -> dict[int, str]:
-    """The host of each rank, as far as a trace's ``meta`` tells."""
-    about = ((int(rank), it.get("host")) for rank, it in meta.get("ranks", {}).items())
-    return {rank: str(host) for rank, host in sorted(about) if host}
+def hosts_of(info: RunInfo) -> dict[int, str]:
+    """The host of each rank, as far as it is known."""
+    return {rank: about.host for rank, about in sorted(info.ranks.items()) if about.host}
 
 
-def several(meta: Mapping[str, Any]) -> dict[int, str]:
+def several(info: RunInfo) -> dict[int, str]:
     """The host of each rank where they are on several; {} where there is nothing to tell apart.
 
-    >>> several({"ranks": {"0": {"host": "alpha"}, "1": {"host": "alpha"}}})
+    >>> from distkit.trace.info import RankInfo
+    >>> several(RunInfo(ranks={0: RankInfo(host="alpha"), 1: RankInfo(host="alpha")}))
     {}
     """
-    found = hosts_of(meta)
+    found = hosts_of(info)
     return found if len(set(found.values())) > 1 else {}
 
 
@@ -52,11 +52,11 @@ def between(found: Traffic) -> tuple[int, int]:
     return sum(messages for messages, _ in far), sum(nbytes for _, nbytes in far)
 
 
-def agreement(meta: Mapping[str, Any]) -> float | None:
+def agreement(info: RunInfo) -> float | None:
     """By how much times of two hosts of a run may at most be wrong, if compared [s].
 
     None where nothing was measured, or one clock is all there is.
     """
-    errors = [float(clock.get("error", math.inf)) for clock in meta.get("clocks", {}).values()]
-    apart = sum(sorted(errors)[-2:])
-    return apart if errors and math.isfinite(apart) and several(meta) else None
+    errors = [clock.error for clock in info.clocks.values() if clock.error is not None]
+    known = errors and len(errors) == len(info.clocks) and several(info)
+    return sum(sorted(errors)[-2:]) if known else None

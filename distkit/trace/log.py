@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distkit.events import COLLECTIVES, Event, Message, Span
 from distkit.trace import hosts, operations
+from distkit.trace.info import RunInfo
 
 if TYPE_CHECKING:
     import pandas
@@ -28,22 +29,22 @@ class EventLog(Sequence[Event]):
     """
 
     events: Sequence[Event] = ()
-    meta: dict[str, Any] = field(default_factory=dict)
+    info: RunInfo = field(default_factory=RunInfo)
 
-    def __init__(self, events: Iterable[Event] = (), meta: dict[str, Any] | None = None) -> None:
+    def __init__(self, events: Iterable[Event] = (), info: RunInfo = RunInfo()) -> None:  # noqa: B008
         ordered = sorted(events, key=lambda e: (e.time, e.rank, e.seq))
         object.__setattr__(self, "events", tuple(ordered))
-        object.__setattr__(self, "meta", dict(meta or {}))
+        object.__setattr__(self, "info", info)
 
     @classmethod
-    def of(cls: type[Log], table: Table, meta: dict[str, Any] | None = None) -> Log:
+    def of(cls: type[Log], table: Table, info: RunInfo) -> Log:
         """A trace whose events are made when somebody looks at them.
 
         Args:
             table: the events in columns, in the order of time.
-            meta: as above.
+            info: as above.
         """
-        trace = cls((), meta)
+        trace = cls((), info)
         trace.__dict__.update(events=table, table=table)
         return trace
 
@@ -71,14 +72,13 @@ class EventLog(Sequence[Event]):
     @property
     def dropped(self) -> int:
         """The number of events that the bounded buffers had to drop."""
-        return int(sum(self.meta.get("dropped", {}).values()))
+        return sum(self.info.dropped.values())
 
     @cached_property
     def ranks(self) -> list[int]:
         """The ranks of the run, sorted: those announced, and those seen in events."""
-        known = range(int(self.meta.get("world_size", 0)))
-        named = (int(r) for r in self.meta.get("ranks", {}))
-        return sorted({*known, *named, *(e.rank for e in self.events)})
+        known = {*range(self.info.world_size), *self.info.ranks}
+        return sorted(known.union(e.rank for e in self.events))
 
     @property
     def start(self) -> float:
@@ -138,7 +138,7 @@ class EventLog(Sequence[Event]):
     @property
     def hosts(self) -> dict[int, str]:
         """The host of each rank, as far as it is known."""
-        return hosts.hosts_of(self.meta)
+        return hosts.hosts_of(self.info)
 
     @cached_property
     def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from distkit import companions
+from distkit.gone import GONE
 from distkit.trace.log import EventLog
 
 if TYPE_CHECKING:
@@ -21,22 +22,8 @@ class Trace(EventLog):
 
     Args:
         events: in any order; they are kept sorted by time.
-        meta: about the run: ``name``, ``world_size``, ``backend``, ``ranks``
-            (``{rank: {"name", "role", "host", "pid", "device"}}``), ``groups``
-            (``{group: [ranks]}``), ``dropped`` (``{rank: events lost to the bound}``),
-            ``without_values`` (``{rank: operations whose values cost too much to look at}``),
-            ``threads`` (``{rank: [groups whose collectives several of its threads call]}``),
-            ``unseen`` (``{rank: {what: count}}``: what was not recorded, or is not judged),
-            ``limits`` (``{what: {"text", "remedy"}}``: what the record cannot tell, of
-            "matching" or "completions" for instance),
-            ``ends`` (``{rank: {"how", "text", "where"}}`` of the ranks that have ended: "returned",
-            "raised", "died", or "released" by others' failure or an interrupt; or "elsewhere", not
-            in a call, when the trace ends; who died may have a ``"time"``),
-            ``sources`` (``{file: text}``), ``interrupted`` (True if somebody ended it),
-            ``generations`` (the facts of each, where all ranks were started anew), ``clocks``
-            (``{host: {"ahead", "error"}}``: how far each host's was ahead of the trace's, where
-            there were several, and by how much times of it may be wrong [s]; without an error it
-            is what their wall clocks say).
+        info: what is known of the run besides, a :class:`~distkit.trace.info.RunInfo`: its name,
+            ranks, groups, ends, sources, and what the record cannot tell.
 
     >>> from distkit.events import Event, Op, State
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -44,6 +31,11 @@ class Trace(EventLog):
     >>> [(m.src, m.dst, m.nbytes) for m in t.messages]
     [(0, 1, 4)]
     """
+
+    @property
+    def meta(self) -> NoReturn:
+        """Removed: see :attr:`info`."""
+        raise AttributeError(GONE["Trace.meta"])
 
     def diagnose(self) -> list[Finding]:
         """The mistakes and their remedies: the most important first."""
@@ -65,7 +57,7 @@ class Trace(EventLog):
 
         PyTorch's flight-recorder dumps (JSON or pickle, of which only plain values are read)
         and the Chrome traces of ``torch.profiler`` have a file per rank: give a list of them, or
-        their folder. The rank is what a file says, or a number in its name; ``meta["ranks"]`` has
+        their folder. The rank is what a file says, or a number in its name; ``info.ranks`` has
         the file of each. Logs of NCCL (``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL``) are one
         file of all ranks, or one per rank. What a file is, its content decides, not its name.
         What such files cannot tell, :meth:`diagnose` says.

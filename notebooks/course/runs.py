@@ -8,7 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from distkit.events import Op, State
+from distkit.trace.info import ClockOffset, RankEnd, RankInfo
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Link, Network
 from distkit_simulation.serving import parameter_server
@@ -26,13 +29,13 @@ def script(n: int, name: str, *lines: Line) -> Trace:
     writer = Writer(n)
     for op, rank, begin, end, fields in lines:
         writer.operation(op, rank, begin * MS, end * MS, **fields)
-    ranks = {str(r): {"name": f"rank {r}", "role": "rank"} for r in range(n)}  # on no device
+    ranks = {r: RankInfo(f"rank {r}", "rank") for r in range(n)}  # on no device
     return writer.trace(name, backend="made up", simulated=False, ranks=ranks)
 
 
-def with_meta(trace: Trace, **meta: Any) -> Trace:
+def with_info(trace: Trace, **facts: Any) -> Trace:
     """The same with other facts, for instance a name that does not tell what was simulated."""
-    return Trace(trace.events, {**trace.meta, **meta})
+    return Trace(trace.events, structs.replace(trace.info, **facts))
 
 
 def mark(rank: int, begin: float, end: float, label: str) -> Line:
@@ -100,7 +103,7 @@ def handed_on() -> Trace:
 def halves() -> Trace:
     """Halving and doubling between eight ranks."""
     trace = simulate("halving_doubling", 8, 1024, Network(Link(alpha=2e-4, beta=1e-6)))
-    return with_meta(trace, name="all-reduce of 1 KiB")
+    return with_info(trace, name="all-reduce of 1 KiB")
 
 
 def three_steps() -> Trace:
@@ -129,7 +132,7 @@ def unequal_workers() -> Trace:
         replace(e, attributes={**e.attributes, "key": "w"}) if "key" in e.attributes else e
         for e in trace.events
     ]
-    return with_meta(Trace(events, trace.meta), name="three workers")
+    return with_info(Trace(events, trace.info), name="three workers")
 
 
 def message_after_the_sum() -> Trace:
@@ -151,7 +154,7 @@ def message_after_the_sum() -> Trace:
         for e in trace.events
         if (e.rank, e.seq) in open_calls
     ]
-    return with_meta(Trace([*trace.events, *blocked], trace.meta), until=32 * MS)
+    return with_info(Trace([*trace.events, *blocked], trace.info), until=32 * MS)
 
 
 def four_mebibytes_twice() -> Trace:
@@ -169,14 +172,14 @@ def two_hosts(algorithm: str = "hierarchical", slow: float = 3.0) -> Trace:
     options = {"devices_per_host": 3} if algorithm == "hierarchical" else {}
     slowed = Stragglers(slow={4: slow})
     trace = simulate(algorithm, 6, size, network, stragglers=slowed, **options)
-    return with_meta(trace, name="all-reduce of 12 MiB")
+    return with_info(trace, name="all-reduce of 12 MiB")
 
 
 def one_step() -> Trace:
     """A step of four ranks, with one bucket of gradients: nothing overlaps."""
     network = Network(Link(1 * MS, 1 * MS / MIB))
     trace = data_parallel(4, Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), network)
-    return with_meta(trace, name="a step of training")
+    return with_info(trace, name="a step of training")
 
 
 def two_pipelines() -> Trace:
@@ -194,7 +197,7 @@ def two_pipelines() -> Trace:
         end = max(s.end or 0 for s in one.spans if s.rank == stage) / MS
         group = f"stage {stage}"
         lines += [all_reduce(r, end, end + 4, 8192, group=group) for r in (stage, stage + 2)]
-    return with_meta(script(4, "one step", *lines), groups={"stage 0": [0, 2], "stage 1": [1, 3]})
+    return with_info(script(4, "one step", *lines), groups={"stage 0": [0, 2], "stage 1": [1, 3]})
 
 
 def central_steps() -> Trace:
@@ -221,7 +224,7 @@ def ahead_of_the_slowest() -> Trace:
     slow = Stragglers(slow={1: 2.5})
     link = Link(alpha=0.5 * MS, beta=0)
     played = parameter_server(3, [4096], 1, link, 8 * MS, steps=5, staleness=2, stragglers=slow)
-    return with_meta(played.trace, name="five gradients each")
+    return with_info(played.trace, name="five gradients each")
 
 
 def counted_to_the_end() -> Trace:
@@ -241,10 +244,10 @@ def counted_to_the_end() -> Trace:
         lines.append((Op.MARK, server, full, full + 1, {"attributes": facts}))
         at = full + 3
     trace = script(4, "five rounds", *sorted(lines, key=lambda one: one[2]))
-    ranks = {str(r): {"name": f"worker {r}", "role": "worker"} for r in range(3)}
-    ranks[str(server)] = {"name": "server 0", "role": "server"}
-    ends = {str(dead): {"how": "died", "text": "it was killed", "where": ""}}
-    return with_meta(trace, ranks=ranks, ends=ends)
+    ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
+    ranks[server] = RankInfo("server 0", "server")
+    ends = {dead: RankEnd("died", "it was killed")}
+    return with_info(trace, ranks=ranks, ends=ends)
 
 
 def _asked(
@@ -266,9 +269,9 @@ def three_hosts() -> Trace:
     network, slow = Network.hosts(3, 2, inside, between), Stragglers(slow={2: 2.5})
     trace = simulate("hierarchical", 6, 3 * MIB, network, stragglers=slow)
     hosts = ("delta", "epsilon", "zeta")
-    ranks = {str(r): {"name": f"rank {r}", "host": hosts[r // 2]} for r in range(6)}
-    clocks = {host: {"ahead": 7.0 * n, "error": 1e-4} for n, host in enumerate(hosts)}
-    return with_meta(trace, name="all-reduce of 3 MiB", ranks=ranks, clocks=clocks)
+    ranks = {r: RankInfo(f"rank {r}", host=hosts[r // 2]) for r in range(6)}
+    clocks = {host: ClockOffset(7.0 * n, error=1e-4) for n, host in enumerate(hosts)}
+    return with_info(trace, name="all-reduce of 3 MiB", ranks=ranks, clocks=clocks)
 
 
 def two_gpus(
@@ -293,8 +296,8 @@ def two_gpus(
                 mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # when the GPU is done, it copies
                 mark(rank, at + 14.5, at + 18, "update"),
             ]
-    ranks = {str(r): {"name": f"rank {r}", "device": f"cuda:{r}"} for r in range(2)}
-    return with_meta(script(2, "two GPUs", *lines), ranks=ranks)
+    ranks = {r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
+    return with_info(script(2, "two GPUs", *lines), ranks=ranks)
 
 
 def a_script() -> Trace:
@@ -316,8 +319,8 @@ def a_script() -> Trace:
     for rank in (0, 2, 3):
         begin = 63 + (14 if rank == 3 else 8)
         lines += [mark(rank, 63, begin, "compute"), gradients(rank, begin, math.inf)]
-    ends = {"1": {"how": "returned", "text": "", "where": ""}}
-    return with_meta(script(4, "a script", *lines), ends=ends)
+    ends = {1: RankEnd("returned")}
+    return with_info(script(4, "a script", *lines), ends=ends)
 
 
 #: The run of each lesson's concept check.

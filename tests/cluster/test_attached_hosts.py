@@ -99,11 +99,11 @@ def check(folder: str, ranks: int) -> None:
     """The trace of the ranks of both hosts, in which no message comes before it was sent."""
     trace = Trace.load(folder)
     assert trace.ranks == [*range(ranks)]
-    assert {about["host"] for about in trace.meta["ranks"].values()} == {"alpha", "beta"}
-    clocks, first = trace.meta["clocks"], trace.meta["ranks"]["0"]["host"]
+    assert {about.host for about in trace.info.ranks.values()} == {"alpha", "beta"}
+    clocks, first = trace.info.clocks, trace.info.ranks[0].host
     other = clocks["beta" if first == "alpha" else "alpha"]
     ahead = SKEW if first == "alpha" else -SKEW
-    assert abs(other["ahead"] - ahead) <= other["error"] < 0.05
+    assert abs(other.ahead - ahead) <= other.error < 0.05
     assert len(trace.messages) == 10
     assert all(m.sent < m.received for m in trace.messages)
     assert len(trace.collectives) == 20

@@ -58,7 +58,7 @@ def test_run_and_its_trace(usable: dk.Cluster) -> None:
     spans = [s for s in run.trace.spans if s.op is Op.ALL_REDUCE]
     assert [s.rank for s in sorted(spans, key=lambda s: s.rank)] == [0, 1, 2]
     assert all(s.state is State.COMPLETED for s in spans)
-    assert run.trace.meta["ranks"]["0"]["pid"] in {row[2] for row in usable.status().rows}
+    assert run.trace.info.ranks[0].pid in {row[2] for row in usable.status().rows}
 
 
 def test_variables_stay_on_the_ranks_between_runs(usable: dk.Cluster) -> None:
@@ -240,7 +240,7 @@ def test_ranks_draw_numbers_of_their_own(usable: dk.Cluster) -> None:
     assert usable.execute(draw, seed=3).results == seeded.results
     assert usable.run(lambda: torch.rand(1).item(), seed=3).results == seeded.results
     assert usable.step(lambda: torch.rand(1).item(), seed=3).finish().results == seeded.results
-    assert seeded.trace.meta["seed"] == 3
+    assert seeded.trace.info.seed == 3
 
 
 def double(x: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 import steps
 from sheets import RESULTS, settle
 
+from distkit.trace.info import RankInfo
 from distkit.views import Cockpit
 from distkit.views.widget.assets import css, esm
 
@@ -355,7 +356,7 @@ def test_it_is_drawn_in_light_and_dark_wide_and_narrow(opened: Any, tab: Any) ->
 def test_cards_say_on_which_host_a_rank_is(tab: Any, tmp_path: Path, monkeypatch: Any) -> None:
     stepper = steps.ring(4)
     hosts = ["alpha", "alpha", "beta", "beta"]
-    stepper.about = {str(r): {"host": host} for r, host in enumerate(hosts)}
+    stepper.about = {r: RankInfo(host=host) for r, host in enumerate(hosts)}
     tab.page.set_viewport_size({"width": 1280, "height": 720})
     Link(tab, stepper, tmp_path / "page.html", monkeypatch)
     assert tab.page.locator(".dk-host").all_inner_texts() == [f"on {host}" for host in hosts]

@@ -152,7 +152,7 @@ def test_it_follows_a_run(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> N
 
     class Half:
         finished = False
-        trace = Trace(ring[: len(ring) // 2], ring.meta)
+        trace = Trace(ring[: len(ring) // 2], ring.info)
 
         def subscribe(self, _: Any) -> Any:
             return lambda: None

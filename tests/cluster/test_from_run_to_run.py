@@ -141,8 +141,8 @@ def test_a_model_of_yesterday_is_not_blamed_today(cluster: dk.Cluster) -> None:
     def another() -> None:
         torch.ones(1, requires_grad=True).sum().backward()
 
-    assert cluster.run(leave_a_layer_out).trace.meta["unreduced"].keys() == {"0", "1"}
-    assert cluster.run(another).trace.meta["unreduced"] == {}
+    assert cluster.run(leave_a_layer_out).trace.info.unreduced.keys() == {0, 1}
+    assert cluster.run(another).trace.info.unreduced == {}
 
 
 def count() -> int:

@@ -117,7 +117,7 @@ def test_ddp(tab: Any, tmp_path: Path) -> None:
 
 
 def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) -> None:
-    first = Trace(trace[: len(trace) // 2], trace.meta)
+    first = Trace(trace[: len(trace) // 2], trace.info)
     view = dk.Gradients(first)
     view._data = project(first, live=True)
     sheet = Sheet(tab, view, tmp_path / "gradients.html")

@@ -56,7 +56,7 @@ def test_gradients_go_from_machine_to_machine(cluster, mode: str) -> None:
     before = time.monotonic()
     run = cluster.run(adds, mode)
     assert run.results == [60.0] * 3
-    hosts = {about["name"]: about["host"] for about in run.trace.meta["ranks"].values()}
+    hosts = {about.name: about.host for about in run.trace.info.ranks.values()}
     assert [hosts[n] for n in ("server 0", "server 1", "scheduler")] == [ALPHA, BETA, ALPHA]
     assert {event.rank for event in run.trace.events} == set(range(6))
     assert all(before - 1 < e.time < time.monotonic() + 1 for e in run.trace.events)
@@ -88,7 +88,7 @@ def test_a_backup_answers_in_the_place_of_a_server(cluster, tmp_path, server: in
     ends.touch()
     with pytest.warns(dk.errors.CommunicationWarning, match=r"ended in the middle of keeps_on"):
         assert run.wait(60).results == [0.0] * 3
-    assert [r["node"] for r in run.replaced] == [server]
+    assert [r.node for r in run.replaced] == [server]
     assert cluster.run(adds, "dist_sync", replication=2).results == [60.0] * 3
 
 

@@ -55,14 +55,14 @@ def test_the_others_go_on_without_a_worker(cluster, mode: str, options) -> None:
         run = cluster.run(adds, mode, 1, **options)
     assert run.results[0] >= 50 and run.results[1] is None
     assert run.results[0] == 60 or options == {"backup": 1}  # which drops what comes late
-    assert run.trace.meta["ends"]["1"]["how"] == "died"
+    assert run.trace.info.ends[1].how == "died"
     assert cluster.run(adds, mode).results == [100, 100]
 
 
 def test_dist_sync_halts_and_names_the_dead(cluster) -> None:
     with pytest.raises(dk.errors.RankDied, match="rank 1") as error:
         cluster.run(adds, "dist_sync", 1)
-    assert "waits for a gradient of worker 1" in error.value.run.trace.meta["ends"]["0"]["text"]
+    assert "waits for a gradient of worker 1" in error.value.run.trace.info.ends[0].text
     assert cluster.run(adds, "dist_sync").results == [100, 100]
 
 
@@ -137,7 +137,7 @@ def test_a_worker_that_ends_before_it_was_there_hangs_nobody(cluster, when: str,
         except (
             dk.errors.RankError
         ) as error:  # or it was quicker than the word that the others continue
-            told = error.run.trace.meta["ends"]["1"].get("text", "")
+            told = error.run.trace.info.ends[1].text
             assert when == "create" or "waits for the value of worker 0" in told
         else:
             assert when == "create" and results == [None, 6.0]
@@ -248,8 +248,8 @@ def test_a_worker_that_dies_is_replaced_and_begins_again(cluster, mode: str, tmp
     assert run.results == [(100, 0), (100, 1)]
     assert cluster._room.ranks[0] is before[0]
     assert cluster._room.ranks[1] is not before[1]
-    (told,) = run.trace.meta["replaced"]
-    assert (told["node"], told["name"], told["how"]) == (1, "worker 1", "signal SIGKILL")
+    (told,) = run.trace.info.replaced
+    assert (told.node, told.name, told.how) == (1, "worker 1", "signal SIGKILL")
     assert "worker 1 replaced" in repr(run)
     spans = [s for s in run.trace.spans if s.rank == 1]
     assert all(s.end is not None for s in spans)
@@ -368,7 +368,7 @@ def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
         values = run.wait().results[0]
     assert min(values) >= 200  # all of the others', and what the first life of worker 1 pushed:
     assert max(values) - min(values) in (0, 1)  # its last push perhaps to one server alone
-    assert sorted(r["name"] for r in run.replaced) == ["server 0", "worker 1"]
+    assert sorted(r.name for r in run.replaced) == ["server 0", "worker 1"]
     assert watchful.run(adds, "dist_sync", replication=2).results == [100, 100]
 
 

@@ -114,7 +114,7 @@ def test_a_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> 
     assert mine.waits_for == (1, 2) and mine.call() == "pull('w')"
     stepper.next(rank=1)
     where = stepper.moment.standings[2].where
-    server = stepper.trace.meta["ranks"][str(mine.peer)]["name"]
+    server = stepper.trace.info.ranks[mine.peer].name
     assert stepper.moment.standings[0].reason == (
         f"{server} waits for worker 2, which is paused before push('w') at {where}"
     )

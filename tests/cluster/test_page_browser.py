@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import traces
 from PIL import Image, ImageChops
 from sheets import RESULTS, settle
 from traces import DEMOS, MS, Script, big, hang, odd_values, ring
@@ -229,7 +230,7 @@ timeline.render({model, el: document.getElementById("at")});
 
 def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     trace = ring()
-    run = Bars(Trace([], {"world_size": 4, "name": "live"}), live=True)
+    run = Bars(Trace([], traces.info(world_size=4, name="live")), live=True)
     first = json.dumps({**run.picture(), "theme": theme(), "next": 0})
     script = esm("timeline").replace("export default", "const timeline =")
     page = tmp_path / "live.html"
@@ -242,7 +243,7 @@ def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     now = picture(canvas)
     assert any(differ(now, picture(canvas)) for _ in range(20))  # open bars grow by themselves
     tab.page.evaluate(
-        "patch => feed('patch1', patch)", run.end(Trace(trace.events, run.columns.meta))
+        "patch => feed('patch1', patch)", run.end(Trace(trace.events, run.columns.info))
     )
     tab.page.locator(".dk-live").wait_for(state="hidden")
     assert number_of_messages(tab.page) == 24

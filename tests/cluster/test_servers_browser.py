@@ -205,7 +205,7 @@ def test_updates_of_one_key(tab: Any, real: Any, tmp_path: Path) -> None:
 
 def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> None:
     whole = real["in_step"]
-    early = Trace(whole[: len(whole) // 2], whole.meta)
+    early = Trace(whole[: len(whole) // 2], whole.info)
     view = dk.Servers(early)
     view._data = draw(project(early, live=True))
     tab.page.emulate_media(reduced_motion="reduce")

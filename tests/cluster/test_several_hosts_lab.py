@@ -52,8 +52,8 @@ def test_no_message_over_hosts_is_received_before_it_was_sent(tmp_path: Path) ->
     trace = dk.Trace.load(saved)
 
     assert trace.hosts == {0: "alpha", 1: "alpha", 2: "alpha", 3: "beta"}
-    clock = trace.meta["clocks"]["beta"]
-    assert abs(clock["ahead"] - 5) <= 2 * clock["error"] < 0.1
+    clock = trace.info.clocks["beta"]
+    assert abs(clock.ahead - 5) <= 2 * clock.error < 0.1
     assert all(m.sent < m.received for m in trace.messages)
     barriers = [c for c in trace.collectives if c[0].op == "barrier"]
     assert len(barriers) == 40

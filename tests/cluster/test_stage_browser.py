@@ -42,7 +42,7 @@ def native() -> None:
 def recorded(f: Any) -> Trace:
     """A run in which there was time to look at every tensor: not so on a busy machine."""
     runs = (dk.run_ranks(f, 4).trace for _ in range(10))
-    return next(trace for trace in runs if not trace.meta["without_values"])
+    return next(trace for trace in runs if not trace.info.without_values)
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +212,9 @@ def test_a_thousand_ranks(load: Any) -> None:
 
 def test_a_live_run_grows_until_it_ends(load: Any, real: Any) -> None:
     whole = real["ring"]
-    view = load(Trace(whole.events[:60], whole.meta))
+    view = load(Trace(whole.events[:60], whole.info))
     before = view.layers()
-    stage = dk.Stage(Trace(whole.events[:60], whole.meta))
+    stage = dk.Stage(Trace(whole.events[:60], whole.info))
     patch = stage._renew(whole)
     view.drawn(lambda: view.page.evaluate("patch => feed({patch0: patch})", patch))
     view.root.focus()

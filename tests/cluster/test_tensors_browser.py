@@ -85,7 +85,7 @@ def test_a_collective_that_left_the_ranks_different(tab: Any, tmp_path: Path) ->
 
 
 def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) -> None:
-    first = Trace(trace[: len(trace) // 3], trace.meta)
+    first = Trace(trace[: len(trace) // 3], trace.info)
     view = dk.Tensors(first)
     view._data = project(first, live=True)
     sheet = Sheet(tab, view, tmp_path / "tensors.html")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import test_views_servers
+import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_views_servers import Shop, shop
@@ -20,7 +21,6 @@ from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.recording import Asking, Step, _facts
 from distkit.trace.awaiting import Awaiting
 from distkit.trace.calls import call, silence
-from distkit.trace.file import attributes as facts_of
 from distkit.trace.trace import Trace
 
 RULES = st.one_of(
@@ -121,7 +121,9 @@ W = {"key": "w"}
 
 def terms(mode):
     """What a register tells: "dist_sync backup=1"."""
-    return facts_of(Op.REGISTER, mode, None, "", valued=False)
+    mode, *others = mode.split()
+    told = dict(one.split("=") for one in others)
+    return {"mode": mode, **{n: int(v) if v.isdecimal() else v for n, v in told.items()}}
 
 
 def asked(rank, seq, op, *states, at=0.0, attributes=W, peer=3, line=0, nth=0):
@@ -160,7 +162,7 @@ def worker(rank, gradients, *then, mode="dist_sync", pulls=True):
     return events
 
 
-def trace(*workers, died=(), **meta):
+def trace(*workers, died=(), **facts):
     ends = {}
     for rank, events in enumerate(workers):
         if all(e.state is not State.BLOCKED for e in events):
@@ -169,7 +171,7 @@ def trace(*workers, died=(), **meta):
                 ends[str(rank)]["text"] = ""
     return Trace(
         [e for events in workers for e in events],
-        {"world_size": len(workers), "ends": ends, **meta},
+        traces.info(world_size=len(workers), ends=ends, **facts),
     )
 
 
@@ -208,7 +210,7 @@ def test_a_push_too_many_at_the_end_changes_nothing() -> None:
             replace(e, attributes=terms(mode)) if e.op is Op.REGISTER else e
             for e in (*even, *more, *worker(2, 2))
         ]
-        assert diagnose(Trace(kept, trace(even, more, worker(2, 2)).meta)) == []
+        assert diagnose(Trace(kept, trace(even, more, worker(2, 2)).info)) == []
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_async staleness=9"])
@@ -218,7 +220,7 @@ def test_nobody_is_accused_who_may_be_answered(mode) -> None:
 
 def test_a_worker_that_still_computes_may_yet_push() -> None:
     held, busy = worker(0, 1, *MORE), worker(1, 1)
-    (remark,) = diagnose(Trace([*held, *busy], {"world_size": 2, "ends": {}}))
+    (remark,) = diagnose(Trace([*held, *busy], traces.info(world_size=2, ends={})))
     assert remark.kind is Kind.STRAGGLER and not remark.hang
     assert "rank 0 waits in pull('w') at In[3]:8 for rank 1" in remark.message
 
@@ -261,7 +263,7 @@ def test_who_was_told_of_a_death_waited_for_it(how: str) -> None:
         "dist_sync needs every worker in every round."
     )
     ends = {"0": {"how": "raised", "text": text}, "1": {"how": "died", "text": "SIGKILL"}}
-    (found,) = diagnose(Trace([*told, *worker(1, 2)], {"world_size": 2, "ends": ends}))
+    (found,) = diagnose(Trace([*told, *worker(1, 2)], traces.info(world_size=2, ends=ends)))
     assert (found.kind, found.culprits, found.waiting) == (Kind.DIED, (1,), (0,))
 
 
@@ -273,7 +275,7 @@ def test_servers_are_no_members_of_the_world() -> None:
     ]
     served = [Event(2, 0, Op.RECV, State.COMPLETED, 0.0, peer=0, match="kv:1:0:0")]
     ends = {"1": {"how": "returned", "text": ""}}
-    (found,) = diagnose(Trace([*stuck, *served], {"world_size": 2, "ends": ends}))
+    (found,) = diagnose(Trace([*stuck, *served], traces.info(world_size=2, ends=ends)))
     assert (found.kind, found.culprits) == (Kind.SKIPPED, (1,))
 
 

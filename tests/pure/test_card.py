@@ -13,6 +13,7 @@ from distkit.cluster.gpus import CPU
 from distkit.cluster.plan import Plan
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.run import Run, follow
+from distkit.trace.info import RunInfo
 from distkit.views import Timeline
 
 
@@ -30,7 +31,7 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr("distkit.cluster.runs.run.in_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", lambda thing, **_: shown.append(thing))
-    conductor = Conductor("train", 1, [], {})
+    conductor = Conductor("train", 1, [], RunInfo())
     conductor.live.mark_replacement(0, "told", 0.0, 1.0)  # one that says nothing is not shown
     run = SlowRun(conductor)
     assert follow(run) is run
@@ -47,5 +48,5 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
     plan = Plan(ranks, servers, "gloo", (CPU,) * ranks, 1)
     facts = {"plan": plan, "stage": "ready", "run": None, "memory": list}
-    room: Any = SimpleNamespace(**facts, meta=lambda: {"ranks": {}})
+    room: Any = SimpleNamespace(**facts, info=RunInfo)
     assert card.status(room).title == f"distkit cluster: {says} · ready"

@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Simulation, Step, line
@@ -13,6 +14,7 @@ from simulated import Simulation, Step, line
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.findings import Kind
 from distkit.events import Event, Op, State
+from distkit.trace.info import RankEnd
 from distkit.trace.trace import Trace
 
 
@@ -466,7 +468,7 @@ def test_branches_of_an_if_are_no_mistake():
     trace = sim.live()
     source = "if rank == step:\n    all_reduce(x)\nelse:\n    all_reduce(zero)\n"
     assert diagnose(trace)[0].kind is Kind.ANOTHER_ORDER
-    assert diagnose(Trace(trace, {**trace.meta, "sources": {"a.py": source}})) == []
+    assert diagnose(Trace(trace, traces.info(trace.info, sources={"a.py": source}))) == []
     programs = [[all_reduce(2), barrier(3)], [all_reduce(5), barrier(6)]] * 2
     assert diagnose(Simulation(programs).run().live()) == []
 
@@ -482,7 +484,7 @@ def test_splits_that_match_are_no_mistake(n, data):
 def test_a_rank_that_is_not_in_the_group():
     sim = Simulation([[all_reduce(3, group="1")]] * 2 + [[]], {"1": [0, 1]}).run()
     stranger = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", where=line(3))
-    (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().meta))
+    (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().info))
     assert (f.kind, f.culprits, f.hang) == (Kind.WRONG_GROUP, (2,), False)
     assert "rank 2 calls all_reduce() at a.py:3 on a group without rank 2" in f.message
 
@@ -491,8 +493,8 @@ def test_a_rank_that_is_not_in_the_group():
 
 
 def ended(trace, rank, **end):
-    ends = {**trace.meta["ends"], str(rank): {"text": "", "where": "", **end}}
-    return Trace(trace, {**trace.meta, "ends": ends})
+    ends = {**trace.info.ends, rank: RankEnd(**end)}
+    return Trace(trace, traces.info(trace.info, ends=ends))
 
 
 def died(trace, rank, text):
@@ -544,7 +546,7 @@ def test_no_line_is_blamed_for_a_death(state, seen):
     note = Event(
         1, 1, Op.MARK, State.COMPLETED, 1.0, attributes={"label": "backward"}, where=line(9)
     )
-    (f,) = diagnose(died(Trace([call, note], {"ends": {}}), 1, "signal SIGKILL"))
+    (f,) = diagnose(died(Trace([call, note], traces.info(ends={})), 1, "signal SIGKILL"))
     assert f.message == (
         f"the process of rank 1 ended (signal SIGKILL); last seen {seen} all_reduce() at {line(3)}."
     )
@@ -553,7 +555,7 @@ def test_no_line_is_blamed_for_a_death(state, seen):
 
 def test_of_several_that_died_one_is_seen_last():
     call = Event(2, 0, Op.BARRIER, State.COMPLETED, 0.0, where=line(3))
-    trace = Trace([call], {"ends": {}})
+    trace = Trace([call], traces.info(ends={}))
     (f,) = diagnose(died(died(trace, 1, "signal SIGKILL"), 2, "signal SIGKILL"))
     assert f.message == (
         "the processes of ranks 1 and 2 ended (signal SIGKILL); rank 2 was last "
@@ -582,19 +584,19 @@ def test_two_causes_are_two_findings():
 
 def test_a_rank_that_still_computes_is_no_hang():
     trace = Simulation([[all_reduce(3)], [barrier(4, group="1")]], {"1": [1]}).run().live()
-    running = Trace(trace, {**trace.meta, "ends": {}})
+    running = Trace(trace, traces.info(trace.info, ends={}))
     (f,) = diagnose(running)
     assert (f.kind, f.culprits, f.waiting, f.hang) == (Kind.STRAGGLER, (1,), (0,), False)
     assert "for rank 1, which is not communicating" in f.message
     released = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
-    (f,) = diagnose(Trace(trace, {**trace.meta, "ends": released}))
+    (f,) = diagnose(Trace(trace, traces.info(trace.info, ends=released)))
     assert f.kind is Kind.STRAGGLER and not f.hang
 
 
 def test_a_paused_rank_is_no_hang():
     trace = Simulation([[recv(1, 3)], []]).run().live()
     paused = Event(1, 0, Op.SEND, State.SCHEDULED, 1.0, peer=0, where=line(5))
-    assert diagnose(Trace([*trace, paused], {**trace.meta, "ends": {}})) == []
+    assert diagnose(Trace([*trace, paused], traces.info(trace.info, ends={}))) == []
 
 
 def late_rank(lasts: float) -> Trace:
@@ -606,7 +608,7 @@ def late_rank(lasts: float) -> Trace:
             for i in range(5)
             for s, wait in ((State.STARTED, 0.0), (State.COMPLETED, lasts))
         ],
-        {"world_size": 3},
+        traces.info(world_size=3),
     )
 
 
@@ -624,14 +626,14 @@ def test_buffer_used_before_wait():
     request = recv(0, 7, later=True)
     sim = Simulation([[send(1, 3)], [request, wait(request)]]).run()
     touch = Event(1, 5, Op.TOUCH, State.COMPLETED, 0.0, match="0", where=line(8))
-    (f,) = diagnose(Trace([*sim.live(), touch], sim.live().meta))
+    (f,) = diagnose(Trace([*sim.live(), touch], sim.live().info))
     assert (f.kind, f.culprits, f.hang) == (Kind.BUFFER_IN_USE, (1,), False)
     assert "buffer of its irecv(src=0) at a.py:7 too early, at a.py:8" in f.message
 
 
 def test_a_trace_that_lost_events_accuses_nobody():
     trace = Simulation([[recv(1, 4)], [recv(0, 7)]]).run().released()
-    lost = Trace(trace, {**trace.meta, "dropped": {"0": 3}})
+    lost = Trace(trace, traces.info(trace.info, dropped={"0": 3}))
     assert diagnose(lost) == []
     (f,) = diagnose(ended(lost, 1, how="raised", text="ValueError: boom"))
     assert f.kind is Kind.RAISED
@@ -776,7 +778,7 @@ def test_no_false_alarm_when_some_ranks_are_heard_late(author, seed, data):
     heard = [
         e for r in range(author.n) for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
     ]
-    assert alarms(Trace(heard, sim.meta)) == []
+    assert alarms(Trace(heard, sim.info)) == []
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import traces
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_views_gradients import MEAN, trained
@@ -87,7 +88,7 @@ def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float =
                 watch.step(loss=1.0, samples=1)
     finally:
         recorder.set_current(None)
-    return Trace([to_event(0, row) for row in rec.drain()], {"world_size": 1})
+    return Trace([to_event(0, row) for row in rec.drain()], traces.info(world_size=1))
 
 
 DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])

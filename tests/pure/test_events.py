@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import traces
 from hypothesis import given
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.events import COLLECTIVES, P2P, Event, Op, State, Summary
-from distkit.trace.file import attributes, is_tag
+from distkit.events import COLLECTIVES, Event, Op, State, Summary
 from distkit.trace.trace import Trace
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
@@ -60,11 +60,11 @@ def message(src: int, dst: int, at: float, seq: int, tag: int = 0) -> list[Event
 
 @given(st.lists(events, max_size=20))
 def test_saving_and_loading_changes_nothing(some: list[Event]) -> None:
-    trace = Trace(some, {"name": "é", "ranks": {"0": {"name": "rank 0"}}})
+    trace = Trace(some, traces.info(name="é", ranks={"0": {"name": "rank 0"}}))
     with tempfile.TemporaryDirectory() as folder:
         again = Trace.load(trace.save(Path(folder, "trace.gz")))
     assert repr(again.events) == repr(trace.events)  # repr: NaN is not equal to itself
-    assert again.meta == trace.meta
+    assert again.info == trace.info
 
 
 @given(st.lists(events, max_size=20))
@@ -176,56 +176,27 @@ def test_of_a_newer_version(saved: Path) -> None:
         Trace.load(rewrite(saved, newer))
 
 
-def test_files_of_the_first_version_still_open(tmp_path: Path) -> None:
-    path = tmp_path / "old.trace"
-    head = {"format": "distkit-trace", "version": 1, "events": 2, "meta": {"name": "old"}}
-    rows = [
-        [
-            0,
-            0,
-            "send",
-            "started",
-            0.5,
-            1,
-            "world",
-            8,
-            [2],
-            "float32",
-            None,
-            "a.py:1",
-            "",
-            None,
-            [[1.0, "nan"], 1.0, "-inf", 1.0, 2, False],
-        ],
-        [1, 0, "recv", "completed", 0.25, 0, "world", 8, [], "", 3, "", "", "m", None],
-    ]
-    path.write_bytes(gzip.compress("\n".join(map(json.dumps, [head, *rows])).encode()))
-    trace = Trace.load(path)
-    assert trace.meta == {"name": "old"}
-    assert repr(trace.events) == repr(
-        (
-            Event(1, 0, Op.RECV, State.COMPLETED, 0.25, 0, nbytes=8, tag=3, match="m"),
-            Event(
-                0,
-                0,
-                Op.SEND,
-                State.STARTED,
-                0.5,
-                1,
-                nbytes=8,
-                shape=(2,),
-                dtype="float32",
-                where="a.py:1",
-                summary=Summary((1.0, math.nan), 1.0, -math.inf, 1.0, 2),
-            ),
-        )
-    )
+def test_older_version_is_refused_with_a_remedy(saved: Path) -> None:
+    def older(lines: list[str]) -> list[str]:
+        return [json.dumps({**json.loads(lines[0]), "version": 2}), *lines[1:]]
+
+    with pytest.raises(dk.errors.TraceFileError, match=r"has format 2, .* Record the run again"):
+        Trace.load(rewrite(saved, older))
+
+
+def test_unknown_fields_of_a_saved_trace_are_ignored(saved: Path) -> None:
+    def newer(lines: list[str]) -> list[str]:
+        head = json.loads(lines[0])
+        return [json.dumps({**head, "more": 1, "meta": {**head["meta"], "draws": 3}}), *lines[1:]]
+
+    before = Trace.load(saved)
+    assert Trace.load(rewrite(saved, newer)) == before
 
 
 @given(st.lists(events, max_size=20))
 def test_a_table_holds_the_events(some: list[Event]) -> None:
     trace = Trace(some)
-    again = Trace.of(trace.table, trace.meta)
+    again = Trace.of(trace.table, trace.info)
     assert repr(tuple(again)) == repr(trace.events)
     assert len(again) == len(trace) and repr(again.spans) == repr(trace.spans)
     if all(e.summary is None for e in some):  # NaN is not equal to itself
@@ -250,72 +221,35 @@ def test_nan_survives_as_plain_json(tmp_path: Path) -> None:
     assert again is not None and math.isnan(again.norm) and again.max == math.inf
 
 
-SAVED = Path(__file__).parent / "saved"
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_what_older_files_told_in_labels_are_attributes(version: int) -> None:
-    """A worker's run with a parameter server, groups and watched gradients, saved back then."""
-    trace = Trace.load(SAVED / f"format{version}.trace")
-    rows = [*map(json.loads, gzip.open(SAVED / "format1.trace", "rt"))][1:]
-    now = {"0,1": "0, 1", "all": ""}
-    assert [e.label for e in trace] == [now.get(row[12], row[12]) for row in rows]
-    assert {e.tag for e in trace if e.op not in P2P} == {None}
-    assert {e.tag for e in trace if e.op in P2P and e.match is None} == {7}
-    updates = [s.attributes for s in trace.spans if "version" in s.attributes]
-    assert updates[0] == {"key": "w", "version": 1, "workers": (0,), "late": (0,)}
-    assert {u["key"] for u in updates} == {"w", 7} and max(u["late"] for u in updates) == (3,)
-    facts = {(str(e.op), *e.attributes.items()) for e in trace}
-    assert facts >= {
-        ("register", ("mode", "dist_async"), ("staleness", 1)),
-        ("init", ("optimizer", "sgd")),
-        ("push", ("key", 7)),
-        ("new_group", ("members", (0, 1))),
-        ("all_reduce", ("gradients", True)),
-        ("all_reduce", ("reduction", "max")),
-        ("broadcast", ("function", "broadcast_object_list")),
-        ("mark", ("step", 2), ("steps", 2)),
-        ("mark", ("watched", "gradient"), ("name", "weight")),
-        ("mark", ("watched", "step")),
-        ("mark", ("label", "forward")),
-    }
-
-
 @pytest.mark.parametrize(
-    ("op", "label", "tag", "facts"),
+    ("op", "label", "facts"),
     [
-        (Op.STORE_WAIT, "get ready", None, {"method": "get", "keys": ("ready",)}),
-        (Op.STORE_SET, "multi_set a, b", None, {"method": "multi_set", "keys": ("a", "b")}),
-        (Op.STORE_WAIT, "barrier x, 4", None, {"method": "barrier", "keys": ("x",), "ranks": 4}),
+        (Op.STORE_WAIT, "get ready", {"method": "get", "keys": ("ready",)}),
+        (Op.STORE_SET, "multi_set a, b", {"method": "multi_set", "keys": ("a", "b")}),
+        (Op.STORE_WAIT, "barrier x, 4", {"method": "barrier", "keys": ("x",), "ranks": 4}),
         (
             Op.REGISTER,
             "dist_sync backup=1 on_crash=continue",
-            None,
             {"mode": "dist_sync", "backup": 1, "on_crash": "continue"},
         ),
-        (Op.PUSH, "w", 3, {"key": "w", "clock": 3}),
-        (Op.PULL, "'7'", None, {"key": "7"}),
-        (Op.PUSH, "w, 3, …, '7'", None, {"keys": ("w", 3, "…", "7")}),
-        (Op.SEND, "w: refused", None, {"key": "w", "refused": True}),
-        (Op.SEND, "w", 2, {"key": "w", "dropped": 2}),
-        (Op.NEW_GROUP, "all", None, {}),
-        (Op.TOUCH, "add", None, {"function": "add"}),
-        (Op.MARK, "step 3/20", None, {"step": 3, "steps": 20}),
-        (Op.MARK, "step", None, {"label": "step"}),
-        (Op.MARK, "update  → v1", None, {"key": "", "version": 1, "workers": (), "late": ()}),
+        (Op.PUSH, "w", {"key": "w", "clock": 3}),
+        (Op.PULL, "'7'", {"key": "7"}),
+        (Op.PUSH, "w, 3, …, '7'", {"keys": ("w", 3, "…", "7")}),
+        (Op.SEND, "w: refused", {"key": "w", "refused": True}),
+        (Op.SEND, "w", {"key": "w", "dropped": 2}),
+        (Op.TOUCH, "add", {"function": "add"}),
+        (Op.MARK, "step 3/20", {"step": 3, "steps": 20}),
+        (Op.MARK, "step", {"label": "step"}),
+        (Op.MARK, "update  → v1", {"key": "", "version": 1, "workers": (), "late": ()}),
         (
             Op.MARK,
             "update a → v2 → v3 ← 0 (1 late), 12 (30 late)",
-            30,
             {"key": "a → v2", "version": 3, "workers": (0, 12), "late": (1, 30)},
         ),
     ],
 )
-def test_labels_of_older_files(op: Op, label: str, tag: int | None, facts: dict) -> None:
-    assert attributes(op, label, tag, "", valued=False) == facts
-    assert not is_tag(op, label)
-    shown = Event(0, 0, op, State.STARTED, 0.0, attributes=facts).label
-    assert shown == ("" if op is Op.NEW_GROUP else label)
+def test_label_shows_the_attributes(op: Op, label: str, facts: dict) -> None:
+    assert Event(0, 0, op, State.STARTED, 0.0, attributes=facts).label == label
 
 
 def test_attributes_do_not_change() -> None:

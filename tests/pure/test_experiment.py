@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import ipywidgets
 import pytest
+import traces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -455,5 +456,5 @@ def test_tabs_hold_what_fits() -> None:
     assert fitting(Trace([mark])) == ["Timeline", "Gradients"]
     assert fitting(Trace([send])) == ["Timeline", "Stage"]
     assert fitting(Trace([mark, send])) == ["Timeline", "Stage", "Gradients"]
-    served = Trace([send], {"ranks": {"1": {"name": "server 0", "role": "server"}}})
+    served = Trace([send], traces.info(ranks={"1": {"name": "server 0", "role": "server"}}))
     assert fitting(served) == ["Timeline", "Servers"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import traces
 
 from distkit.cluster.runs import report
 from distkit.cluster.runs.outcome import DEEPEST, LONGEST, Outcome, describe, printable
@@ -51,7 +52,7 @@ def test_any_exception_is_told(name: str) -> None:
     assert all(type(text) is str and text[:LONGEST] == printable(text[:LONGEST]) for text in said)
     assert len(failure.text) < 2 * LONGEST and len(failure.frames) <= DEEPEST + 1
     outcome = Outcome(1, error=failure)
-    error = report.verdict("train", [outcome], Trace([], {"world_size": 2}))
+    error = report.verdict("train", [outcome], Trace([], traces.info(world_size=2)))
     first = str(error).partition("\n")[0]
     assert first.startswith(f"rank 1 raised {failure.type}") and "catalogue.py:" in first
 
@@ -65,7 +66,7 @@ def test_a_deep_recursion_keeps_its_ends() -> None:
     assert failure.frames[0][2] == "caught" and failure.frames[-1][2] == "deeper"
     assert any(file == "" and "more frames" in what for file, _, what, _ in failure.frames)
     outcome = Outcome(1, error=failure)
-    said = str(report.verdict("train", [outcome], Trace([], {"world_size": 2})))
+    said = str(report.verdict("train", [outcome], Trace([], traces.info(world_size=2))))
     assert len(said) < 1500
 
 
@@ -130,7 +131,7 @@ def died(rank: int, how: str = "exit status 3", **more: Any) -> Outcome:
 
 
 def verdict(*outcomes: Outcome) -> str:
-    return str(report.verdict("train", list(outcomes), Trace([], {"world_size": 2})))
+    return str(report.verdict("train", list(outcomes), Trace([], traces.info(world_size=2))))
 
 
 def test_an_error_comes_before_what_came_of_it() -> None:

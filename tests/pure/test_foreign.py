@@ -154,7 +154,7 @@ def test_ends_are_places_in_their_group(tmp_path: Path) -> None:
     file.write_text(json.dumps(made))
     trace = Trace.load(file)
     assert [(s.rank, s.peer, s.group) for s in trace.spans] == [(1, 3, "7")]
-    assert trace.meta["groups"] == {"world": [0, 1, 2, 3], "7": [1, 3]}
+    assert trace.info.groups == {"world": [0, 1, 2, 3], "7": [1, 3]}
 
 
 def test_buffers_that_forget_are_aligned(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_what_is_queued_behind_a_wait_has_not_begun(tmp_path: Path) -> None:
         made["pg_config"] |= config
     trace = load(tmp_path, *dumps)
     assert {c for _, culprits in found(trace) for c in culprits} == {0, 1}
-    assert trace.meta["unseen"]["0"] == {"all_reduce queued behind one that is not over": 1}
+    assert trace.info.unseen[0] == {"all_reduce queued behind one that is not over": 1}
 
 
 def test_messages_that_cannot_be_matched_any_more_are_counted(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_messages_that_cannot_be_matched_any_more_are_counted(tmp_path: Path) ->
     trace = load(tmp_path, sender, dump(entry(4, "recv 1<-0"), entry(5, "all_reduce")))
     assert [(s.rank, s.seq) for s in trace.spans] == [(0, 2), (1, 5)]
     forgotten = "whose partner a rank may have forgotten"
-    assert trace.meta["unseen"] == {"0": {f"send {forgotten}": 2}, "1": {f"recv {forgotten}": 1}}
+    assert trace.info.unseen == {0: {f"send {forgotten}": 2}, 1: {f"recv {forgotten}": 1}}
 
 
 # -- what a file may not hold ------------------------------------------------------------
@@ -211,14 +211,14 @@ def broken(change: Callable[[Json], Any]) -> Json:
         (b"{", "Expecting property name"),
         (b"\x80\x04garbage", "damaged, or not a trace"),
         (b"\x1f\x8b\x08garbage", "truncated or damaged"),
-        (b"[1, 2]", "field traceEvents"),
+        (b"[1, 2]", "`$.traceEvents[0]`"),
         (b'{"hello": 1}', "not a trace: it holds hello. distkit reads its own"),
         (b'"text"', "not a trace: it holds text. "),
         (pickle.dumps(dump(entry(0, "all_reduce")))[:-90], "damaged, or not a trace"),
         (pickle.dumps(os.system), "system, which is no plain value"),
         (pickle.dumps({"version": 1, "entries": {1, 2}}), "not JSON serializable"),
-        (broken(lambda d: d.update(entries=7)), "field entries: expected a list, found 7"),
-        (broken(lambda d: d["entries"][0].pop("state")), "expected an entry 'state'"),
+        (broken(lambda d: d.update(entries=7)), "Expected `array`, got `int` - at `$.entries`"),
+        (broken(lambda d: d["entries"][0].pop("state")), "missing required field `state`"),
         (broken(lambda d: d["entries"][0].update(input_sizes=[["x"]])), "input_sizes[0][0]"),
         (broken(lambda d: d["entries"][0].update(time_created_ns="x")), "time_created_ns"),
         (broken(lambda d: d["entries"][0].update(frames=[{"line": "x"}])), "frames[0].line"),
@@ -336,7 +336,7 @@ def test_the_rank_of_a_dump_is_in_its_name_and_told(
         file.write_bytes(pickle.dumps(dump(entry(0, "all_reduce", file=f"{rank}.py"))))
     trace = Trace.load(files[::-1])
     assert {e.rank: e.where for e in trace} == {0: "0.py:0", 1: "1.py:0"}
-    assert [trace.meta["ranks"][r]["file"] for r in "01"] == [file.name for file in files]
+    assert [trace.info.ranks[r].file for r in range(2)] == [file.name for file in files]
     words = ["replay", *map(str, files), "--no-browser", "--html", str(tmp_path / "x.html")]
     assert cli.main(words) == 0
     said = " ".join(capsys.readouterr().out.split())

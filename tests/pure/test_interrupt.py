@@ -11,6 +11,7 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.errors import RunStopped
 from distkit.events import WORLD, Op, State
 from distkit.recording.plain import encode_rows
+from distkit.trace.info import RankInfo, RunInfo
 
 FIELDS = (None, WORLD, 0, (), "", None, "", (), None)
 
@@ -36,7 +37,7 @@ class Interrupted(Run):
 
 def make() -> Conductor:
     """Two ranks that wait in a barrier."""
-    it = Conductor("f", 1, [0, 1], {"ranks": {str(r): {"pid": 7} for r in (0, 1)}})
+    it = Conductor("f", 1, [0, 1], RunInfo(ranks={r: RankInfo(pid=7) for r in (0, 1)}))
     for rank in (0, 1):
         told(it, rank, (0, Op.BARRIER, State.STARTED), (0, Op.BARRIER, State.BLOCKED))
         it.hear(rank, "waits", ((0,), 0.1, 0.2))

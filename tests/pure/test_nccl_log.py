@@ -15,6 +15,7 @@ from distkit import cli
 from distkit.diagnosis.findings import Finding, Kind
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Op
+from distkit.trace.info import RankInfo
 from distkit.trace.trace import Trace
 
 FLOAT, LONG, BYTE = 7, 4, 1
@@ -82,8 +83,8 @@ def judged(trace: Trace) -> list[Finding]:
 def limits(trace: Trace) -> set[str]:
     """What is said not to be known, and that this is told."""
     told = {f.message for f in trace.diagnose() if f.kind is Kind.NOT_JUDGED}
-    assert all(any(limit["text"] in one for one in told) for limit in trace.meta["limits"].values())
-    return {*trace.meta["limits"]}
+    assert all(any(limit.text in one for one in told) for limit in trace.info.limits.values())
+    return {*trace.info.limits}
 
 
 def steps(some: Iterable[Process], *names: str, size: int, start: int = 0) -> list[str]:
@@ -106,7 +107,7 @@ def test_the_rank_that_is_behind_is_named_with_its_last_call(tmp_path: Path) -> 
     calls = steps(four, "AllReduce", "AllGather", size=4)
     more = steps([p for p in four if p.rank != 2], "ReduceScatter", size=4, start=2)
     trace = load(tmp_path, *(p.init(4) for p in four), *calls, *more)
-    assert (trace.ranks, trace.meta["groups"]) == ([0, 1, 2, 3], {WORLD: [0, 1, 2, 3]})
+    assert (trace.ranks, trace.info.groups) == ([0, 1, 2, 3], {WORLD: [0, 1, 2, 3]})
     finding = behind(trace)
     assert finding.culprits == finding.missing_ranks == (2,)
     assert finding.message == (
@@ -169,7 +170,7 @@ def test_calls_have_their_facts(tmp_path: Path) -> None:
         ("reduce_scatter", 4, (2,), "bfloat16", None, "custom"),
         ("all_to_all", 6, (6,), "uint8", None, ""),
     ]
-    assert trace.meta["ranks"]["1"] == {"name": "rank 1", "host": "node07", "pid": "4001"}
+    assert trace.info.ranks[1] == RankInfo("rank 1", host="node07", pid="4001")
     assert len(trace.collectives) == 4
 
 
@@ -196,7 +197,7 @@ def test_what_launchers_put_before_a_line_is_no_obstacle(
     inits = [p.init(2) for p in two] * known
     trace = load(tmp_path, *inits, *steps(two, "AllReduce", size=2), two[0].call("AllReduce", n=1))
     told = known or prefix in ("torchrun", "srun", "mpiexec")
-    assert [trace.meta["ranks"][r]["pid"] for r in "01"] == (["9", "5"] if told else ["5", "9"])
+    assert [trace.info.ranks[r].pid for r in range(2)] == (["9", "5"] if told else ["5", "9"])
     if told:
         assert behind(trace).culprits == (1,)
         assert limits(trace) == {"completions"}
@@ -216,7 +217,7 @@ def test_communicators_that_were_split_have_their_own_ranks(tmp_path: Path) -> N
     ]
     calls = [p.call("Broadcast", root=1, number=1) for p in four]
     trace = load(tmp_path, *(p.init(4) for p in four), *splits, *calls)
-    assert sorted(trace.meta["groups"].values()) == [[0, 1, 2, 3], [0, 2], [1, 3]]
+    assert sorted(trace.info.groups.values()) == [[0, 1, 2, 3], [0, 2], [1, 3]]
     assert [(s.rank, s.peer) for s in sorted(trace.spans, key=lambda s: s.rank)] == [
         *((0, 2), (1, 3), (2, 2), (3, 3))
     ]
@@ -268,7 +269,7 @@ def test_of_two_jobs_in_a_log_the_latest_is_shown(tmp_path: Path) -> None:
     )
     assert [s.op for s in trace.spans] == [Op.BROADCAST] * 2
     assert judged(trace) == []
-    assert trace.meta["limits"]["jobs"]["text"] == "the log has 2 jobs; this is the latest."
+    assert trace.info.limits["jobs"].text == "the log has 2 jobs; this is the latest."
 
 
 def test_threads_of_one_process_are_ranks_of_their_own(tmp_path: Path) -> None:
@@ -327,7 +328,7 @@ def test_of_a_right_program_no_part_of_a_log_says_that_it_is_wrong(
     if not any("opCount" in line for line in mixed):
         return
     trace = Trace.load(file)
-    host = {int(r): int(about["pid"]) - 4000 for r, about in trace.meta["ranks"].items()}
+    host = {r: int(about.pid) - 4000 for r, about in trace.info.ranks.items()}
     for finding in judged(trace):
         assert finding.kind is Kind.BEHIND
         assert all(len(parts[host[r]]) < len(program(calls, host[r])) for r in finding.culprits)
@@ -353,7 +354,7 @@ def test_a_file_per_rank_is_of_the_rank_in_its_name(tmp_path: Path) -> None:
         text = "\n".join(steps([p], *["AllReduce"] * (2 - p.rank), size=2))
         tmp_path.joinpath(f"train.rank{p.rank}.log").write_text(text)
     trace = Trace.load(tmp_path)
-    assert [trace.meta["ranks"][r]["pid"] for r in "01"] == ["9", "5"]
+    assert [trace.info.ranks[r].pid for r in range(2)] == ["9", "5"]
     assert behind(trace).culprits == (1,)
     assert re.search(r"at train\.rank1\.log:1", behind(trace).message)
 

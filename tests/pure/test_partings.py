@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import traces
 from simulated import Simulation, Step, line
 
 from distkit.diagnosis.diagnose import diagnose
@@ -36,12 +37,12 @@ def all_reduce(n, **fields):
     return Step(Op.ALL_REDUCE, where=line(n), **fields)
 
 
-def found(*programs, source=LOOP, **meta):
+def found(*programs, source=LOOP, **facts):
     """The first finding of a run that hangs, when the program's text is known."""
     sim = Simulation(list(programs)).run()
     assert sim.stuck
     live = sim.live()
-    return diagnose(Trace(live, {**live.meta, "sources": {"a.py": source}, **meta}))[0]
+    return diagnose(Trace(live, traces.info(live.info, sources={"a.py": source}, **facts)))[0]
 
 
 REDUCE, GATHER = all_reduce(4), Step(Op.ALL_GATHER, where=line(6))
@@ -110,10 +111,10 @@ def test_what_all_are_in_and_does_not_end_is_told():
         for r in (0, 1)
         for s in (State.STARTED, State.BLOCKED)
     ]
-    (f,) = diagnose(Trace(events, {"world_size": 2, "until": 3.0, "ends": {}}))
+    (f,) = diagnose(Trace(events, traces.info(world_size=2, until=3.0, ends={})))
     assert (f.kind, f.waiting, f.hang) == (Kind.IN_BACKEND, (0, 1), False)
     assert "ranks 0 and 1 stay in all_reduce() at a.py:3 for 3 s" in f.message
-    assert diagnose(Trace(events, {"world_size": 2, "until": 0.5, "ends": {}})) == []
+    assert diagnose(Trace(events, traces.info(world_size=2, until=0.5, ends={}))) == []
     assert "doctor" not in f.remedy
 
 
@@ -125,7 +126,7 @@ def test_a_rank_whose_message_does_not_arrive_is_not_said_to_compute():
         for r, (op, peer) in calls.items()
         for s in (State.STARTED, State.BLOCKED)
     ]
-    found = diagnose(Trace(events, {"world_size": 3, "until": 3.0, "ends": {}}))
+    found = diagnose(Trace(events, traces.info(world_size=3, until=3.0, ends={})))
     assert [f.kind for f in found] == [Kind.IN_BACKEND]
     assert 1 in found[0].waiting
 
@@ -144,7 +145,7 @@ def test_a_rank_that_waits_in_an_earlier_call_is_not_said_to_compute():
         for rank, seq, op, peer, state in calls
         for s in (State.STARTED, state)
     ]
-    (f,) = diagnose(Trace(events, {"world_size": 3, "until": 3.0, "ends": {}}))
+    (f,) = diagnose(Trace(events, traces.info(world_size=3, until=3.0, ends={})))
     assert (f.kind, f.waiting) == (Kind.IN_BACKEND, (1, 2))
 
 
@@ -154,9 +155,8 @@ def test_a_message_that_hosts_may_have_lost_is_told():
         for r, op in enumerate((Op.SEND, Op.RECV))
         for s in (State.STARTED, State.BLOCKED)
     ]
-    meta = {"world_size": 2, "until": 3.0, "ends": {}}
-    meta["ranks"] = {"0": {"host": "beta"}, "1": {"host": "alpha"}}
-    (f,) = diagnose(Trace(events, meta))
+    ranks = {"0": {"host": "beta"}, "1": {"host": "alpha"}}
+    (f,) = diagnose(Trace(events, traces.info(world_size=2, until=3.0, ranks=ranks)))
     assert f.kind is Kind.IN_BACKEND
     assert "messages lost between hosts (see distkit doctor --hosts alpha,beta)" in f.remedy
 
@@ -172,7 +172,7 @@ def late(*delays, op=Op.ALL_REDUCE):
                 Event(rank, n, op, State.COMPLETED, n + delay),
             ]
     ends = {str(r): {"how": "returned", "text": "", "where": ""} for r in (0, 1)}
-    return diagnose(Trace(events, {"world_size": 2, "ends": ends}))
+    return diagnose(Trace(events, traces.info(world_size=2, ends=ends)))
 
 
 def test_a_slow_start_is_no_straggler():

@@ -246,7 +246,7 @@ def staleness(trace: Trace) -> Answers:
 
 
 def crashes(trace: Trace) -> Answers:
-    (dead,) = (int(rank) for rank, end in trace.meta["ends"].items() if end["how"] == "died")
+    (dead,) = (rank for rank, end in trace.info.ends.items() if end.how == "died")
     pushes, used, made = calls(trace, Op.PUSH, dead), updates(trace, dead), updates(trace)
     last = made[-1].attributes["workers"]
     assert len(used) == len(pushes) < len(made)  # it was not lost, and the others went on
@@ -260,7 +260,7 @@ def crashes(trace: Trace) -> Answers:
 
 
 def many_machines(trace: Trace) -> Answers:
-    hosts = hosts_of(trace.meta)
+    hosts = hosts_of(trace.info)
     sends = [s for s in calls(trace, Op.SEND) if hosts[s.rank] != hosts[s.peer or 0]]
     quickest = {
         host: min(s.seconds or 0.0 for s in sends if host in (hosts[s.rank], hosts[s.peer or 0]))
@@ -271,7 +271,7 @@ def many_machines(trace: Trace) -> Answers:
         len(sends),
         human_bytes(sum(s.nbytes for s in sends if hosts[s.rank] == "delta")),
         max(quickest, key=lambda name: quickest[name]),
-        human_seconds(agreement(trace.meta) or 0.0),
+        human_seconds(agreement(trace.info) or 0.0),
     )
 
 
@@ -281,7 +281,7 @@ def gpu_ranks(trace: Trace) -> Answers:
     over = first.start + on_gpu
     edges = [t for s in trace.spans for t in (s.start, s.end or 0.0)]
     assert min(abs(over - t) for t in edges) > 0.1 * MS  # or rounding would choose the answer
-    devices = [about["device"] for about in trace.meta["ranks"].values()]
+    devices = [about.device for about in trace.info.ranks.values()]
     used = [s for s in trace.spans if "memory" in s.attributes]
     return (
         "NCCL" if len({*devices}) == len(devices) else "gloo, through host memory",

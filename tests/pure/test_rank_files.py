@@ -20,6 +20,7 @@ from distkit.events import WORLD, Op, State
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import encode
 from distkit.trace.generations import split
+from distkit.trace.info import ClockOffset
 from distkit.trace.trace import Trace
 from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.rankfile import RankFile
@@ -155,12 +156,12 @@ def test_ranks_of_a_host_are_merged_exactly(tmp_path: Path) -> None:
     (message,) = trace.messages
     assert (message.src, message.dst, message.sent, message.received) == (0, 1, 11.0, 12.5)
     assert trace.events[0].where == "t.py:3"
-    assert trace.meta["name"] == "train.py"
-    assert trace.meta["until"] == 13.5
-    assert "clocks" not in trace.meta
+    assert trace.info.name == "train.py"
+    assert trace.info.until == 13.5
+    assert not trace.info.clocks
     assert trace.diagnose() == []
     again = Trace.load(trace.save(tmp_path / "whole.gz"))
-    assert (repr(again.events), again.meta) == (repr(trace.events), trace.meta)
+    assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
     assert len(Trace.load([*tmp_path.glob("*.rank")])) == len(trace)
 
 
@@ -173,10 +174,10 @@ def test_clocks_of_two_hosts_are_put_right(tmp_path: Path, ahead: float) -> None
     mine = [*late, (Op.SEND, 17.9, 17.95, 0)]
     write(tmp_path, there, mine, end="returned", until=20.0, ahead=ahead)
     trace = Trace.load(tmp_path)
-    assert trace.meta["clocks"]["b"]["ahead"] == pytest.approx(ahead, abs=5e-4)
-    assert trace.meta["clocks"]["b"]["error"] < 2e-3
-    assert trace.meta["clocks"]["a"] == {"ahead": 0.0, "error": 0.0}
-    assert [about["host"] for about in trace.meta["ranks"].values()] == ["a", "b"]
+    assert trace.info.clocks["b"].ahead == pytest.approx(ahead, abs=5e-4)
+    assert trace.info.clocks["b"].error < 2e-3
+    assert trace.info.clocks["a"] == ClockOffset(0.0, 0.0)
+    assert [about.host for about in trace.info.ranks.values()] == ["a", "b"]
     (message,) = trace.messages
     assert message.sent < message.received
     assert message.sent == pytest.approx(17.9, abs=1e-3)
@@ -209,7 +210,7 @@ def test_without_messages_the_wall_clocks_tell(tmp_path: Path) -> None:
     write(tmp_path, about(0), end="returned")
     write(tmp_path, there, [(Op.BARRIER, 11.0, None)], ahead=7.0, until=12.0)
     trace = Trace.load(tmp_path)
-    assert trace.meta["clocks"]["b"] == {"ahead": pytest.approx(7.0, abs=0.01)}
+    assert trace.info.clocks["b"] == ClockOffset(pytest.approx(7.0, abs=0.01))
     (said,) = cli.clocks(trace)
     assert said.startswith("The clock of b is 7.0") and said.endswith(
         "(by their wall clocks only)."
@@ -229,8 +230,8 @@ def test_times_that_no_clock_explains_are_told(tmp_path: Path) -> None:
     write(tmp_path, about(0), one, end="returned", until=14.0)
     write(tmp_path, about(1, host="b", clock="b"), other, end="returned", until=14.0)
     trace = Trace.load(tmp_path)
-    assert "cannot be aligned" in trace.meta["clocks_disagree"]
-    assert [c.get("error") for c in trace.meta["clocks"].values()] == [0.0, None]
+    assert "cannot be aligned" in trace.info.clocks_disagree
+    assert [c.error for c in trace.info.clocks.values()] == [0.0, None]
 
 
 def test_a_rank_that_left_no_report_died_and_one_that_was_ended_waits(tmp_path: Path) -> None:
@@ -246,11 +247,11 @@ def test_a_rank_that_left_no_report_died_and_one_that_was_ended_waits(tmp_path: 
         '  File "/srv/ada/t.py", line 9 in f\n\nExtension modules: x'
     )
     trace = Trace.load(tmp_path)
-    ends = trace.meta["ends"]
-    assert [ends[r]["how"] for r in "012"] == ["died", "released", "died"]
-    assert "without a report" in ends["0"]["text"]
-    assert (ends["2"]["text"], ends["2"]["where"]) == ("signal SIGSEGV", "t.py:9")
-    assert (ends["0"]["time"], ends["2"]["time"]) == (12.0, 12.5)
+    ends = trace.info.ends
+    assert [ends[r].how for r in range(3)] == ["died", "released", "died"]
+    assert "without a report" in ends[0].text
+    assert (ends[2].text, ends[2].where) == ("signal SIGSEGV", "t.py:9")
+    assert (ends[0].time, ends[2].time) == (12.0, 12.5)
     told = " ".join(map(str, trace.diagnose()))
     assert "the process of rank 0 ended (without a report" in told
     assert "rank 1 waits in recv(src=0)" in told
@@ -267,7 +268,7 @@ def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
             )
     trace = Trace.load(tmp_path)
     assert [e.time for e in trace.events] == [31.0, 31.0, 32.0, 32.0]
-    assert "generations" not in trace.meta
+    assert not trace.info.generations
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "Slurm"])
@@ -283,7 +284,7 @@ def test_ranks_with_equal_pids_on_one_kernel_are_one_run(
         )
     trace = Trace.load(tmp_path)
     assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
-    assert "generations" not in trace.meta
+    assert not trace.info.generations
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -294,7 +295,7 @@ def test_a_pid_of_another_namespace_is_not_looked_up_here(tmp_path: Path, here: 
     its |= {"began": (time.monotonic() - 60, time.time())}  # silent for a minute
     write(tmp_path, about(0) | its, end="returned")
     silent = write(tmp_path, about(1) | its)
-    assert ("1" in Trace.load(tmp_path).meta["ends"]) is not here
+    assert (1 in Trace.load(tmp_path).info.ends) is not here
     silent.unlink()
     write(tmp_path, about(1) | its, end="returned")
     assert dk.hosts.follow(tmp_path).finished is not here
@@ -323,10 +324,10 @@ def restarted(folder: Path) -> Trace:
 def test_a_trace_tells_that_ranks_were_started_anew(tmp_path: Path) -> None:
     trace = restarted(tmp_path)
     assert trace.ranks == [0, 1, 2]
-    assert trace.meta["world_size"] == 2
-    assert trace.meta["groups"] == {WORLD: [0, 1], "world (generation 0)": [0, 1, 2]}
-    (dead,) = trace.meta["replaced"]
-    assert (dead["node"], dead["time"]) == (1, 12.5)
+    assert trace.info.world_size == 2
+    assert trace.info.groups == {WORLD: [0, 1], "world (generation 0)": [0, 1, 2]}
+    (dead,) = trace.info.replaced
+    assert (dead.node, dead.time) == (1, 12.5)
     marks = {s.rank: s for s in trace.spans if s.op is Op.MARK}
     assert marks[0].label.startswith("generation 1: rank 1 died (without a report")
     assert {r: (s.start, s.end) for r, s in marks.items()} == {0: (13.5, 20.0), 1: (12.5, 20.0)}
@@ -335,7 +336,7 @@ def test_a_trace_tells_that_ranks_were_started_anew(tmp_path: Path) -> None:
     assert sorted(map(len, trace.collectives)) == [2, 2, 2, 2, 3]
     assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]
     again = Trace.load(trace.save(tmp_path / "whole.gz"))
-    assert (repr(again.events), again.meta) == (repr(trace.events), trace.meta)
+    assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
 
 
 @pytest.mark.parametrize("recent", [0.0, math.inf])  # torchrun starts ranks anew within a second
@@ -390,7 +391,7 @@ def test_hosts_need_not_agree_on_the_order_nor_have_counted_equally_far(tmp_path
             path.with_suffix(".fault").write_text("Current thread 0x1:\n")
     trace = Trace.load(tmp_path)
     assert [len(part.collectives[0]) for part in split(trace)] == [2, 2]
-    assert trace.meta["clocks"]["b"]["ahead"] == pytest.approx(12, abs=1)
+    assert trace.info.clocks["b"].ahead == pytest.approx(12, abs=1)
 
 
 def test_addresses_of_ranks_that_have_ended_are_explained(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import traces
 from traces import ring
 
 from distkit.cli import main
@@ -61,7 +62,7 @@ def test_it_says_what_is_wrong_in_a_hang(tmp_path: Path) -> None:
             for r in range(2)
             for i, state in enumerate((State.STARTED, State.BLOCKED))
         ],
-        {"world_size": 2},
+        traces.info(world_size=2),
     )
     file, page = both.save(tmp_path / "hang.gz"), tmp_path / "out.html"
     ran = bare("replay", file, "--html", page, "--no-browser")
@@ -92,8 +93,11 @@ def newer(file: Path) -> None:
         (lambda f: f.mkdir(), "the folder is empty"),
         (lambda f: f.write_text("hello"), "damaged, or not a trace"),
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
-        (newer, "the trace has format 99, this distkit reads up to"),
-        (lambda f: f.write_text('{"traceEvents": 7}'), "field traceEvents: expected a list"),
+        (newer, "the trace has format 99, this distkit reads 3"),
+        (
+            lambda f: f.write_text('{"traceEvents": 7}'),
+            "Expected `array`, got `int` - at `$.traceEvents`",
+        ),
         (lambda f: f.write_bytes(pickle.dumps(Path(f))), "which is no plain value"),
     ],
 )

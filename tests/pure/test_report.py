@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import traces
 
 import distkit as dk
 from distkit.cluster.runs import report
@@ -16,6 +17,7 @@ from distkit.cluster.runs.outcome import Failure, Outcome, describe
 from distkit.kvstore.protocol.terms import Terms
 from distkit.recording import trouble
 from distkit.trace.calls import SILENT, silence
+from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
 
 WORKERS = {str(r): {"name": f"worker {r}"} for r in range(2)}
@@ -25,10 +27,10 @@ def died(how: str, rank: int = 1) -> Outcome:
     return Outcome(rank, died=how)
 
 
-def told(outcome: Outcome, **meta: Any) -> dk.errors.RankError:
+def told(outcome: Outcome, **facts: Any) -> dk.errors.RankError:
     """The error of a run in which one rank came to this end."""
     ends = report.ends([outcome])
-    trace = Trace([], {"world_size": 2, "ranks": WORKERS, "ends": ends, **meta})
+    trace = Trace([], traces.info(world_size=2, ranks=WORKERS, ends=ends, **facts))
     error = report.verdict("train", [outcome], trace)
     assert isinstance(error, dk.errors.RankError)
     return error
@@ -138,7 +140,7 @@ def test_one_that_crashed_while_it_was_to_be_ended_has_crashed() -> None:
     ],
 )
 def test_the_remedy_of_a_replaced_one_is_for_how_it_ended(how: str, says: str) -> None:
-    (said,) = report.of_replacements("train", [{"node": 2, "name": "server 0", "how": how}])
+    (said,) = report.of_replacements("train", [Replacement(2, "server 0", how, 0.0)])
     assert said.startswith(says)
     assert ("heartbeat_timeout" in said) == (SILENT in how)
 
@@ -146,8 +148,8 @@ def test_the_remedy_of_a_replaced_one_is_for_how_it_ended(how: str, says: str) -
 # -- ranks that were replaced -------------------------------------------------------------
 
 
-def replaced(*hows: str, rank: int = 1) -> list[dict[str, Any]]:
-    return [{"node": rank, "name": f"worker {rank}", "how": how, "time": 0.0} for how in hows]
+def replaced(*hows: str, rank: int = 1) -> list[Replacement]:
+    return [Replacement(rank, f"worker {rank}", how, 0.0) for how in hows]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from itertools import pairwise
 
 import pytest
 import steps
+import traces
 from hypothesis import given
 from hypothesis import strategies as st
 from traces import on_hosts
 
 from distkit.events import Event, Op, State
+from distkit.trace.info import RankInfo
 from distkit.trace.trace import Trace
 from distkit.views import Cockpit, Compare, Stage, Timeline
 from distkit.views.stage.field import Field
@@ -57,7 +59,7 @@ def told(events, wrong, error):
         )
         for e in events
     ]
-    return Trace(seen, {"world_size": len(HOSTS), "ranks": ranks(), "clocks": clocks})
+    return Trace(seen, traces.info(world_size=len(HOSTS), ranks=ranks(), clocks=clocks))
 
 
 ERROR = 1e-3
@@ -107,7 +109,7 @@ def test_bytes_within_hosts_and_between_them_are_counted_apart():
     events = [
         e for n, (src, dst, size) in enumerate(sent) for e in message(n, src, dst, n, n + 0.1, size)
     ]
-    trace = Trace(events, {"ranks": ranks()})
+    trace = Trace(events, traces.info(ranks=ranks()))
     assert trace.host_traffic == {
         ("alpha", "alpha"): (1, 8),
         ("alpha", "beta"): (2, 120),
@@ -122,7 +124,7 @@ def test_a_saved_trace_knows_its_hosts_and_clocks(tmp_path):
     trace = on_hosts(("alpha", "beta"))
     loaded = Trace.load(trace.save(tmp_path / "run.trace"))
     assert loaded.hosts == trace.hosts and loaded.host_traffic == trace.host_traffic
-    assert loaded.meta["clocks"] == trace.meta["clocks"]
+    assert loaded.info.clocks == trace.info.clocks
 
 
 # -- the views ------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def test_a_stage_by_hosts_has_areas_that_do_not_overlap():
 
 def test_a_stepped_moment_says_on_which_host_a_rank_is():
     stepper = steps.ring(2)
-    stepper.about = {str(r): {"host": host} for r, host in enumerate(("alpha", "beta"))}
+    stepper.about = {r: RankInfo(host=host) for r, host in enumerate(("alpha", "beta"))}
     drawn = Cockpit(stepper)._svg()
     assert "on alpha" in drawn and "on beta" in drawn
 
@@ -208,5 +210,5 @@ def test_what_a_collective_tells_of_clocks(
         for rank, both in enumerate(times)
         for state, at in zip(states, both, strict=True)
     ]
-    found = crossings(Trace(events, {"world_size": 3}), {0: "a", 1: "a", 2: "b"})
+    found = crossings(Trace(events, traces.info(world_size=3)), {0: "a", 1: "a", 2: "b"})
     assert {*map(tuple, found)} == expected

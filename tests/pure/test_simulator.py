@@ -68,7 +68,7 @@ def test_a_trace_has_the_schedules_messages(name: str) -> None:
     assert [found[r] for r in range(n)] == messages.tolist()
     assert [sum(m.nbytes for m in trace.messages if m.src == r) for r in range(n)] == sent.tolist()
     assert all(m.send and m.recv and m.received > m.sent for m in trace.messages)
-    assert trace.meta["simulated"] is True
+    assert trace.info.simulated is True
     adding = NET.link.gamma * nbytes  # what comes after the last message leaves no event
     last = finish_times(name, n, nbytes, NET).max()
     assert last - adding * n <= trace.events[-1].time <= last

@@ -307,7 +307,7 @@ class FakeRun:
 
     @property
     def trace(self) -> Trace:
-        return Trace(self.whole[: self.seen], self.whole.meta)
+        return Trace(self.whole[: self.seen], self.whole.info)
 
     def subscribe(self, callback):
         self.callback = callback

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_views_tensors import events
@@ -226,7 +227,7 @@ def recording():
     """Record this process as rank 0; a function that ends it and gives the trace."""
     rec = Recorder(0)
     recorder.set_current(rec)
-    yield lambda: Trace([to_event(0, row) for row in rec.drain()], {"world_size": 1})
+    yield lambda: Trace([to_event(0, row) for row in rec.drain()], traces.info(world_size=1))
     recorder.set_current(None)
 
 

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import traces
 from traces import ring
 
 from distkit.trace.trace import Trace
@@ -20,7 +21,7 @@ class FakeRun:
 
     @property
     def trace(self):
-        return Trace(self.seen, self.whole.meta if self.finished else {"world_size": 4})
+        return Trace(self.seen, self.whole.info if self.finished else traces.info(world_size=4))
 
     def subscribe(self, callback):
         self.callbacks.append(callback)
@@ -115,7 +116,7 @@ class Hasty(FakeRun):
     def trace(self):
         if not self.seen:
             events = list(self.whole.events)
-            so_far = Trace(events[:50], {"world_size": 4})
+            so_far = Trace(events[:50], traces.info(world_size=4))
             self.tell(events)
             self.end()
             return so_far

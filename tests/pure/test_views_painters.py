@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 from unittest.mock import ANY
 
 import pytest
+import traces
 from traces import (
     DEMOS,
     big,
@@ -52,7 +53,7 @@ def test_pictures_are_well_formed_and_small(name):
 
 def test_a_run_that_was_stopped_is_not_said_to_go_on():
     trace = hang()
-    words = texts(Trace(trace.events, {**trace.meta, "interrupted": True}))
+    words = texts(Trace(trace.events, traces.info(trace.info, interrupted=True)))
     assert "! the run was stopped" in words and "stopped in recv from rank 0" in words
     assert not any("still in" in word for word in words)
 

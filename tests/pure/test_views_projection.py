@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import (
@@ -42,7 +43,7 @@ TRACES = {
 
 def test_what_was_not_recorded_is_said() -> None:
     unseen = {"0": {"calls of rpc: not recorded": 2}, "1": {"calls of rpc: not recorded": 1}}
-    trace = Trace([], {"world_size": 2, "unseen": unseen})
+    trace = Trace([], traces.info(world_size=2, unseen=unseen))
     assert "calls of rpc: not recorded (3 times)" in project(trace)["notices"]
 
 
@@ -61,9 +62,9 @@ def keyed(picture):
     }
 
 
-def merged(meta, pieces):
+def merged(pieces):
     """What a browser holds that has merged one patch after the other."""
-    growing = Bars(Trace([], meta), live=True)
+    growing = Bars(Trace(), live=True)
     picture = keyed(growing.picture())
     for piece in pieces:
         patch = keyed(growing.take(piece))
@@ -130,7 +131,7 @@ def pieces(draw, events):
 @given(st.data())
 def test_pieces_in_any_order_make_the_same_picture(data):
     trace = data.draw(runs())
-    assert merged({}, data.draw(pieces(trace.events))) == keyed(project(trace))
+    assert merged(data.draw(pieces(trace.events))) == keyed(project(trace))
 
 
 @FEW
@@ -211,7 +212,7 @@ def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
 
 def test_a_patch_holds_only_what_changed():
     trace = ring(4)
-    growing = Bars(Trace([], trace.meta), live=True)
+    growing = Bars(Trace([], trace.info), live=True)
     growing.take(trace.events[:-1])
     patch = growing.take(trace.events[-1:])
     assert len(patch["bars"]) == 1 and len(patch["arrows"]) <= 1
@@ -226,7 +227,7 @@ def step(rank, op, *states, seq=0, at=0.0, **fields):
 def test_a_paused_operation_is_no_communication_yet():
     send = step(0, Op.SEND, State.SCHEDULED, State.STARTED, peer=1, nbytes=8)
     recv = step(1, Op.RECV, State.SCHEDULED, State.STARTED, State.BLOCKED, peer=0, nbytes=8)
-    p = Bars(Trace([], {"world_size": 2}), live=True)
+    p = Bars(Trace([], traces.info(world_size=2)), live=True)
     p.take(step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8))
     p.take(step(1, Op.RECV, State.SCHEDULED, peer=0, nbytes=8))
     picture = p.picture()

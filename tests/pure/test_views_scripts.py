@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import traces
 from traces import DEMOS, ring
 
 from distkit.trace.log import EventLog
@@ -83,7 +84,7 @@ def test_the_modules_do_what_their_unit_tests_say(tmp_path):
 def told():
     """What Python makes for the browser: pictures in bulk and bar by bar, and patches."""
     trace = ring()
-    live = Bars(EventLog([], {"world_size": 4}), live=True)
+    live = Bars(EventLog([], traces.info(world_size=4)), live=True)
     first = live.picture()
     half = len(trace.events) // 2
     patches = [live.take(trace.events[:half]), live.take(trace.events[half:])]

@@ -103,7 +103,7 @@ class Shop:
         pull = self.sends(worker, Pull, key)
         self.answer([*self.takes(push), *self.takes(pull)])
 
-    def trace(self, **meta):
+    def trace(self, **facts):
         events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
         roles = traces.names(*["worker"] * self.workers, "server")
         rule = self.server.rule
@@ -121,7 +121,7 @@ class Shop:
                 Event(99, 2 * worker + 1, Op.SEND, State.COMPLETED, at + 0.1, **said),
                 Event(worker, 999, Op.REGISTER, State.COMPLETED, at + 0.2, **said),
             ]
-        return Trace(events, {"ranks": roles, **meta})
+        return Trace(events, traces.info(ranks=roles, **facts))
 
 
 def shop(workers, rule, steps=()):
@@ -326,11 +326,10 @@ def test_who_died_is_said_and_crossed_out() -> None:
 
 def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
     run = shop(2, Synchronous(), [("push", 0), ("push", 1), ("pull", 0)])
-    trace = run.trace(replaced=[])
+    trace = run.trace()
     first = min(e.time for e in trace.events if e.rank == 1)
     gone = {"node": 1, "name": "worker 1", "how": "signal SIGKILL", "time": first}
-    trace.meta["replaced"].append(gone)
-    run = project(trace)
+    run = project(Trace(trace.events, traces.info(trace.info, replaced=[gone])))
     (death,) = [b for b in run.beats if b.kind == "death"]
     (begin, end) = next((s[0], s[1]) for s in run.doing[1] if s[2].text == "died")
     assert (begin, end) == (first, death.of[2])
@@ -405,14 +404,14 @@ def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
     """Events in any number, as they arrive while a run goes on."""
     whole = traces.parameter_server()
     kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
-    run = project(Trace(kept, whole.meta), live=True)
+    run = project(Trace(kept, whole.info), live=True)
     ET.fromstring(to_svg(draw(run)))
     assert all(b.end is None or b.end >= b.begin for b in run.beats)
 
 
 def test_a_patch_carries_only_what_is_new() -> None:
     whole = traces.parameter_server()
-    view = Servers(Trace(whole[: len(whole) // 2], whole.meta))
+    view = Servers(Trace(whole[: len(whole) // 2], whole.info))
     before = view._data
     patch = view._renew(whole)
     assert 0 < patch["beats"]["keep"] <= len(before["beats"])

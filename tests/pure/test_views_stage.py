@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+import traces
 from hypothesis import given
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_server, ring, summary
@@ -166,7 +167,7 @@ def test_on_the_clock_of_rounds_nobody_is_ahead():
     """However late a rank was: after k rounds everybody holds what the schedule says."""
     rounds, trace = list(schedules.ring(4)), all_reduce_ring(4)
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
-    picture = stage(Trace(late, trace.meta), clock="rounds")
+    picture = stage(Trace(late, trace.info), clock="rounds")
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
         wanted = schedules.held(rounds[:k], 4) > 0
@@ -193,7 +194,7 @@ def test_what_only_looks_like_a_ring_is_none():
     assert find_rings(ring()) == []  # its values are arbitrary
     assert find_rings(all_reduce_ring(2)) == []  # two ranks may as well exchange tensors
     whole = all_reduce_ring(4)
-    assert find_rings(Trace(whole.events[:-40], whole.meta)) == []
+    assert find_rings(Trace(whole.events[:-40], whole.info)) == []
     assert "schedule" not in stage(ring())["said"]
 
 
@@ -284,7 +285,7 @@ TRACES = {
     "empty": Trace,
     "thousand": thousand,
     "big": lambda: big(4000),
-    "one": lambda: Trace([], {"world_size": 1}),
+    "one": lambda: Trace([], traces.info(world_size=1)),
     "real ring": lambda: all_reduce_ring(8),
 }
 
@@ -354,7 +355,7 @@ EVENTS = st.builds(
 
 @given(st.lists(EVENTS, max_size=40), st.booleans())
 def test_any_trace_can_be_staged(events, live):
-    picture = stage(Trace(events, {"ranks": names("worker", "server")}), live=live)
+    picture = stage(Trace(events, traces.info(ranks=names("worker", "server"))), live=live)
     assert json.dumps(picture, allow_nan=False)
     drawn = draw(picture)
     assert json.dumps(drawn, allow_nan=False)

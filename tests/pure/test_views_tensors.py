@@ -175,7 +175,7 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        return self.whole if self.finished else Trace(self.whole[: self.first], self.whole.meta)
+        return self.whole if self.finished else Trace(self.whole[: self.first], self.whole.info)
 
     def subscribe(self, callback):
         self.tell = callback

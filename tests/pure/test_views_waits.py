@@ -2,6 +2,8 @@
 
 import xml.etree.ElementTree as ET
 
+import traces
+
 from distkit.diagnosis.facts import standings
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import Event, Op, State
@@ -90,6 +92,6 @@ def test_ranks_stand_where_they_were_released():
         for r in (0, 1)
     ]
     ends = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
-    trace = EventLog(events, {"world_size": 2, "ends": ends})
+    trace = EventLog(events, traces.info(world_size=2, ends=ends))
     assert [s.waits_for for s in standings(trace)] == [(1,), (0,)]
     ET.fromstring(waits_svg(standings(trace)))

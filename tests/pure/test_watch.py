@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import traces
 
 from distkit.cluster.runs import watchdog
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
@@ -18,7 +19,7 @@ def waits_for_each_other(ranks: int) -> Trace:
             for r in range(ranks)
             for i, state in enumerate((State.STARTED, State.BLOCKED))
         ],
-        {"world_size": ranks, "ends": {}},
+        traces.info(world_size=ranks, ends={}),
     )
 
 

@@ -47,8 +47,8 @@ def test_abort_frees_the_thread_that_waits_for_the_device() -> None:
     with pytest.raises(dk.errors.RankError, match="rank 1 raised ValueError") as caught:
         dk.run_ranks(program, 2)
     assert isinstance(caught.value.run, Run)
-    end = caught.value.run.trace.meta["ends"]["0"]
-    assert (end["how"], end["text"]) == ("released", "")  # not by ending its process
+    end = caught.value.run.trace.info.ends[0]
+    assert (end.how, end.text) == ("released", "")  # not by ending its process
 
 
 @pytest.mark.gpu(2)

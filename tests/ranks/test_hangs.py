@@ -51,7 +51,7 @@ def test_a_hang_is_released_and_explained(name: str) -> None:
     assert str(error) == f"{finding.message} {finding.remedy}\n{name} was stopped on all ranks."
     assert {line.rpartition(":")[0] for line in finding.lines.values()} == {"distkit/hangs.py"}
     assert all(line in finding.message for line in finding.lines.values())
-    ends = {end["how"] for end in run.trace.meta["ends"].values()}
+    ends = {end.how for end in run.trace.info.ends.values()}
     assert "released" in ends and ends <= {"released", "returned"}
 
 

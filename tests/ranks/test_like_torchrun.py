@@ -35,12 +35,12 @@ def test_ranks_draw_different_numbers() -> None:
 
 def test_a_run_can_be_repeated() -> None:
     first = dk.run_ranks(draws, 2, seed=7)
-    assert first.trace.meta["seed"] == 7
+    assert first.trace.info.seed == 7
     assert dk.run_ranks(draws, 2, seed=7).results == first.results
     assert dk.run_ranks(draws, 3, seed=7).results[:2] == first.results
     assert first.results[0] != first.results[1]
     unplanned = dk.run_ranks(draws, 2)
-    again = dk.run_ranks(draws, 2, seed=unplanned.trace.meta["seed"])
+    again = dk.run_ranks(draws, 2, seed=unplanned.trace.info.seed)
     assert again.results == unplanned.results
 
 

@@ -137,7 +137,7 @@ def test_sparse_tensors() -> None:
     assert (mine.shape, mine.dtype) == ((4, 2), "sparse float32")
     assert (mine.nbytes, other.nbytes) == (2 * (16 + 4), 4 * (16 + 4)), "indices and values"
     assert mine.after is not None and mine.after.size == 4
-    assert "unseen" not in run.trace.meta or not run.trace.meta["unseen"]
+    assert not run.trace.info.unseen
 
 
 KINDS = (torch.bfloat16, torch.float16, torch.int64, torch.uint8)
@@ -209,7 +209,7 @@ def kinds() -> list[Any]:
 def test_dtypes_and_shapes() -> None:
     run = same_unrecorded(kinds)
     assert len(told(run)) == len(KINDS) + 4
-    assert not run.trace.meta["unseen"]
+    assert not run.trace.info.unseen
 
 
 LOOKED_AT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -271,7 +271,7 @@ def test_a_group_made_by_hand() -> None:
         stock = dk.run_ranks(by_hand, 2, f"{second}/store", record=False)
     assert run.results == stock.results
     assert [op for op, _ in told(run)] == [Op.ALL_REDUCE, Op.ALL_REDUCE, Op.RECV, Op.ALL_REDUCE]
-    assert sum(run.trace.meta["unseen"]["0"].values()) == 3
+    assert sum(run.trace.info.unseen[0].values()) == 3
     assert mistakes(run) == []
 
 
@@ -293,7 +293,7 @@ def test_remote_calls_are_counted() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = dk.run_ranks(remote_calls, 2, f"{folder}/rpc")
     assert run.results == [3, 3]
-    assert run.trace.meta["unseen"]["1"][NOT_RECORDED] >= 1
+    assert run.trace.info.unseen[1][NOT_RECORDED] >= 1
 
 
 # -- nothing of ours breaks a program ----------------------------------------------------
@@ -319,7 +319,7 @@ def test_what_the_recorder_cannot_read_is_counted_and_goes_on() -> None:
     run = dk.run_ranks(blind, 2)
     assert run.results == [[2.0, 2.0]] * 2
     assert run.trace.spans == []
-    assert run.trace.meta["unseen"]["1"] == {
+    assert run.trace.info.unseen[1] == {
         "all_reduce: LookupError: no such group": 1,
         "send: LookupError: no such group": 1,
         "recv: LookupError: no such group": 1,

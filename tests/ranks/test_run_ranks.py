@@ -205,7 +205,7 @@ def test_new_groups_are_told_apart() -> None:
         dist.all_reduce(torch.ones(1))
 
     trace = dk.run_ranks(program, 3).trace
-    groups = trace.meta["groups"]
+    groups = trace.info.groups
     (inner,) = [name for name in groups if name != "world"]
     assert groups[inner] == [0, 2]
     assert {s.rank for s in trace.spans if s.group == inner and s.op is Op.ALL_REDUCE} == {0, 2}
@@ -296,7 +296,7 @@ def test_a_rank_that_dies_is_named(end: object) -> None:
     run = caught.value.run
     assert isinstance(run, Run)
     trace = run.trace
-    assert trace.start < trace.meta["ends"]["1"]["time"] <= trace.meta["until"]
+    assert trace.start < trace.info.ends[1].time <= trace.info.until
     assert to_svg(Columns(trace).picture()).count(">died<") == 1
 
 

@@ -185,8 +185,8 @@ def test_a_script_is_recorded_unchanged() -> None:
     assert len(trace) == len(Trace.load("trace.gz")) > 0
     assert trace.diagnose() == []
     assert [span.where for span in trace.by_rank[0][:1]] == ["train.py:9"]
-    assert {end["how"] for end in trace.meta["ends"].values()} == {"returned"}
-    assert trace.meta["sources"]["train.py"] == WELL
+    assert {end.how for end in trace.info.ends.values()} == {"returned"}
+    assert trace.info.sources["train.py"] == WELL
     (message,) = trace.messages
     assert message.sent < message.received
     # only the files of the ranks stay: nothing of a rank that has ended by itself
@@ -199,8 +199,8 @@ def test_a_rank_dies_and_all_meet_again() -> None:
     assert "generation 0 ended, and all ranks were started anew: the process of rank 1" in said
     trace = Trace.load("t.gz")
     first, second = split(trace)
-    assert first.meta["ends"]["1"]["how"] == "died"
-    assert {end["how"] for end in second.meta["ends"].values()} == {"returned"}
+    assert first.info.ends[1].how == "died"
+    assert {end.how for end in second.info.ends.values()} == {"returned"}
     assert [s.state for s in second.spans] == [State.COMPLETED] * 6
     # what the killed rank did last is there, though nothing had time to be written
     assert [s.op for s in first.spans if s.rank == 1 and s.op is not Op.MARK] == [Op.ALL_REDUCE] * 2
@@ -218,7 +218,7 @@ def test_a_hang_that_a_signal_ends_is_explained() -> None:
         said, _ = process.communicate(timeout=LONG)
     assert "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits" in " ".join(said.split())
     assert process.returncode != 0
-    assert Trace.load("trace.gz").meta["ends"]["0"]["how"] == "released"
+    assert Trace.load("trace.gz").info.ends[0].how == "released"
 
 
 def waiting() -> bool:
@@ -346,7 +346,7 @@ def test_a_script_attaches_itself() -> None:
     assert "ValueError: on purpose" in said
     assert len([*Path("here").glob("*.rank")]) == 2
     trace = Trace.load("here")
-    assert trace.meta["ends"]["1"]["text"] == "ValueError: on purpose"
+    assert trace.info.ends[1].text == "ValueError: on purpose"
     assert "rank 1 raised ValueError: on purpose at train.py:15" in str(trace.diagnose()[0])
 
 
@@ -388,7 +388,7 @@ def test_a_traceback_begins_in_the_script() -> None:
     assert "attach" not in said
     assert "ZeroDivisionError" in traceback
     assert "Traceback" not in run(*command, script="raise SystemExit(3)", status=3)
-    assert Trace.load("trace").meta["ends"]["0"]["text"] == "SystemExit: 3"
+    assert Trace.load("trace").info.ends[0].text == "SystemExit: 3"
 
 
 def test_two_nodes_write_into_one_folder() -> None:
@@ -411,7 +411,7 @@ def test_two_nodes_write_into_one_folder() -> None:
         assert [process.wait(LONG) for process in both] == [0, 0]
     trace = Trace.load("shared")
     assert trace.ranks == [0, 1]
-    assert "clocks" not in trace.meta  # they are of one machine
+    assert not trace.info.clocks  # they are of one machine
     assert len(trace.collectives) == 3
     assert Path("shared.gz").exists()
 

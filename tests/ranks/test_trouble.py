@@ -100,7 +100,7 @@ def test_a_dropped_rank_leaves_without_a_word() -> None:
     run = caught.value.run
     assert isinstance(run, Run)
     assert reduced(run, 2) == 2  # its third communication, after the barrier
-    assert run.trace.meta["ends"]["2"]["how"] == "returned"
+    assert run.trace.info.ends[2].how == "returned"
 
 
 def test_a_rank_may_be_dropped_at_once() -> None:

@@ -246,7 +246,7 @@ def groups_of_their_own() -> list[float]:
 def test_threads_with_groups_of_their_own_are_fine() -> None:
     run = dk.run_ranks(groups_of_their_own, 2)
     assert run.results == [[32.0, 32.0]] * 2
-    assert "threads" not in run.trace.meta
+    assert not run.trace.info.threads
 
 
 def a_thread_of_a_pool() -> None:

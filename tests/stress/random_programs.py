@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import traces
 
 import distkit as dk
 from distkit.diagnosis.findings import Kind
@@ -227,4 +228,4 @@ def _beginning(trace: Trace, part: float) -> Trace:
     """The trace up to this part of its duration."""
     until = trace.start + part * trace.seconds
     early = [e for e in trace if e.time <= until]
-    return Trace(early, {**trace.meta, "ends": {}, "until": until})
+    return Trace(early, traces.info(trace.info, ends={}, until=until))

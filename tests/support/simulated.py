@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from distkit.events import COLLECTIVES, NO_ATTRIBUTES, WORLD, Event, Op, State
+from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.trace import Trace
 
 
@@ -163,28 +166,28 @@ class Simulation:
         return [r for r, w in enumerate(self.waits) if w is not None and not w.met]
 
     @property
-    def meta(self):
-        return {"world_size": len(self.programs), "groups": self.groups}
+    def info(self):
+        return RunInfo(world_size=len(self.programs), groups=self.groups)
 
     def live(self):
         """The trace now; who waits has said so, and who has come to its end, too."""
         for r in range(len(self.programs)):
             self.block(r)
-        return Trace(self.events, {**self.meta, "ends": self.ends("")})
+        return Trace(self.events, structs.replace(self.info, ends=self.ends("")))
 
     def released(self):
         """The trace after those who are stuck were released."""
         for r in self.stuck:
             self.block(r)
             self.put(self.waits[r], State.FAILED)
-        return Trace(self.events, {**self.meta, "ends": self.ends("released")})
+        return Trace(self.events, structs.replace(self.info, ends=self.ends("released")))
 
     def ends(self, held):
         over = {
             r: self.waits[r] is None and self.at[r] == len(p) for r, p in enumerate(self.programs)
         }
         how = {r: "returned" if over[r] else held for r in over}
-        return {str(r): {"how": h, "text": "", "where": ""} for r, h in how.items() if h}
+        return {r: RankEnd(h) for r, h in how.items() if h}
 
 
 def line(n):

@@ -11,6 +11,7 @@ from traces import MS, summary
 from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.errors import RunError
 from distkit.events import Event, Op, State
+from distkit.trace.info import RankEnd, RankInfo, RunInfo
 from distkit.trace.trace import Trace
 
 Call = dict[str, Any]
@@ -43,9 +44,9 @@ class FakeStepper:
         self.ranks = list(range(len(scripts)))
         self.playing, self.findings, self.error = False, [], ""
         self.calls: list[tuple[str, Any]] = []
-        self.ends: dict[str, dict[str, str]] = {}
-        self.facts: dict[str, Any] = {}  # of meta, too
-        self.about: dict[str, dict[str, str]] = {}  # meta["ranks"]
+        self.ends: dict[int, RankEnd] = {}
+        self.facts: dict[str, Any] = {}  # of the trace's info, too
+        self.about: dict[int, RankInfo] = {}
         self._board, self._events = WaitForGraph(len(scripts)), []
         self._clock, self._next, self._in = 4711.0, [-1] * len(scripts), {}
         self._watchers, self._readers = [], []
@@ -58,9 +59,16 @@ class FakeStepper:
 
     @property
     def trace(self) -> Trace:
-        meta = {"name": self.name, "world_size": len(self.ranks), "backend": "gloo"}
-        meta |= {"ends": self.ends, "ranks": self.about, **self.facts}
-        return Trace(self._events, {**meta, "sources": self.sources})
+        info = RunInfo(
+            name=self.name,
+            world_size=len(self.ranks),
+            backend="gloo",
+            ends=self.ends,
+            ranks=self.about,
+            sources=self.sources,
+            **self.facts,
+        )
+        return Trace(self._events, info)
 
     @property
     def finished(self) -> bool:
@@ -121,10 +129,10 @@ class FakeStepper:
     def fail(self, error: str, rank: int, text: str, where: str, how: str = "raised") -> None:
         """One rank fails, and the others are released."""
         self.error = error
-        self.ends = {str(r): dict(how="released", text="", where="") for r in self.ranks}
-        self.ends[str(rank)] = dict(how=how, text=text, where=where)
+        self.ends = {r: RankEnd("released") for r in self.ranks}
+        self.ends[rank] = RankEnd(how, text, where)
         for r, end in self.ends.items():
-            self._board.end(int(r), end["how"], end["text"])
+            self._board.end(r, end.how, end.text)
         self._note(())
 
     # -- inside -------------------------------------------------------------------------

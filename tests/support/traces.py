@@ -6,8 +6,13 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from distkit.events import Event, Op, State, Summary
+from distkit.trace.info import RankInfo, RunInfo
 from distkit.trace.trace import Trace
 
 US, MS = 1e-6, 1e-3
@@ -17,6 +22,13 @@ def summary(values: list[float], size: int | None = None) -> Summary:
     finite = [v for v in values if math.isfinite(v)] or [math.nan]
     norm = math.sqrt(sum(v * v for v in values))
     return Summary(tuple(values), norm, min(finite), max(finite), size or len(values))
+
+
+def info(known: RunInfo = RunInfo(), **facts: Any) -> RunInfo:  # noqa: B008
+    """What is known of a run, with facts as a saved trace has them, or as its structs."""
+    plain = msgspec.to_builtins(facts, str_keys=True)
+    told = msgspec.convert(plain, RunInfo, str_keys=True)
+    return structs.replace(known, **{name: getattr(told, name) for name in facts})
 
 
 class Script:
@@ -39,8 +51,8 @@ class Script:
             add(Event(rank, seq, op, state, at + max(end, begin + 3 * US), **fields, summary=after))
         return self
 
-    def trace(self, **meta) -> Trace:
-        return Trace(self.events, meta)
+    def trace(self, **facts) -> Trace:
+        return Trace(self.events, info(**facts))
 
 
 def gpus() -> Trace:
@@ -65,20 +77,14 @@ def group_of_two() -> Trace:
     return script.trace(name="groups", world_size=3, groups=groups)
 
 
-def names(*roles: str) -> dict[str, dict[str, str]]:
-    """``meta["ranks"]`` for worker, worker, server, scheduler …"""
+def names(*roles: str) -> dict[int, RankInfo]:
+    """``info.ranks`` for worker, worker, server, scheduler …"""
     seen: dict[str, int] = defaultdict(int)
     ranks = {}
     for rank, role in enumerate(roles):
         number = "" if role == "scheduler" else f" {seen[role]}"
         seen[role] += 1
-        ranks[str(rank)] = {
-            "name": role + number,
-            "role": role,
-            "host": "localhost",
-            "pid": 4000 + rank,
-            "device": "cpu",
-        }
+        ranks[rank] = RankInfo(role + number, role, "localhost", 4000 + rank, "cpu")
     return ranks
 
 

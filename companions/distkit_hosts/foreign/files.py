@@ -21,10 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from msgspec import structs
+
 from distkit.errors import TraceFileError
 from distkit.events import Event
-from distkit.trace import fields, file
+from distkit.trace import file
 from distkit.trace.file import unpacked
+from distkit.trace.info import RankInfo, RunInfo
 from distkit.trace.log import Log
 from distkit_hosts.foreign import flight_recorder, kineto, naming, nccl_log
 
@@ -81,13 +84,13 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     files = [file for path in paths for file in (_inside(path) if path.is_dir() else [path])]
     read = {file: _parsed(file) for file in files}
     reader = _reader(read)
-    events, meta = checked(files, lambda: _read(read, reader))
+    events, info = checked(files, lambda: _read(read, reader))
     if not events:
         raise TraceFileError(
             f"{_names(files)}: nothing that could be shown was found in "
             f"{reader.holds(read.values())}. Looked for {reader.LOOKED_FOR}."
         )
-    trace: Log = checked(files, lambda: sound(kind(events, meta)))
+    trace: Log = checked(files, lambda: file.checked(kind(events, info)))
     return trace
 
 
@@ -167,18 +170,6 @@ def _listed(value: Any, left: Iterator[int]) -> Any:
     return value
 
 
-def sound(trace: Log) -> Log:
-    """The trace, if a saved one may hold the same."""
-    for event in trace:
-        fields.rank(event.rank, "rank")
-        fields.whole(event.seq, "seq", least=-fields.LARGEST)
-        fields.number(event.time, "time")
-    for look in json.loads(json.dumps(trace.table.looks)):  # lists for tuples, words for states
-        fields.look(*look)
-    fields.meta(trace.meta, "meta")
-    return type(trace).of(trace.table, trace.meta)
-
-
 def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
     """What is parsed; an error in it is that of the files."""
     try:
@@ -224,8 +215,8 @@ def _reader(read: Mapping[Path, Any]) -> ModuleType:
     return next(iter(kinds))
 
 
-def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], Json]:
-    """The events and meta data of what is in some files of one kind."""
+def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], RunInfo]:
+    """The events in some files of one kind, and what is known of their run."""
     if reader is nccl_log:
         return nccl_log.read({label: read[path] for path, label in _labels([*read]).items()})
     for path, content in read.items():
@@ -234,9 +225,9 @@ def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], Js
                 raise TraceFileError(f"{path} has all ranks of a run. Load it alone.")
             return kineto.read({0: content})
     ranks = _by_rank(read)
-    events, meta = reader.read({rank: read[path] for rank, path in ranks.items()})
-    known = {str(rank): {"name": f"rank {rank}", "file": path.name} for rank, path in ranks.items()}
-    return events, {**meta, "ranks": known}
+    events, info = reader.read({rank: read[path] for rank, path in ranks.items()})
+    known = {rank: RankInfo(f"rank {rank}", file=path.name) for rank, path in ranks.items()}
+    return events, structs.replace(info, ranks=known)
 
 
 # -- which rank a file is of -----------------------------------------------------------------------
@@ -260,7 +251,6 @@ def _told(path: Path, content: Json) -> int | None:
     about = content.get("distributedInfo")
     if not isinstance(about, dict) or "rank" not in about:
         return None
-    checked([path], lambda: fields.rank(about["rank"], "distributedInfo.rank"))
     return int(about["rank"])
 
 

@@ -8,19 +8,20 @@ Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from distkit.errors import OWN
 from distkit.events import COLLECTIVES, WORLD, Event, Op, State
-from distkit.trace import fields
+from distkit.trace.info import Count, Rank, RankEnd, RunInfo
 
 Json = dict[str, Any]
 
@@ -61,31 +62,33 @@ DTYPES = {
 
 #: Point-to-point calls name the places of both ends in their group: ``send 0->1``, ``recv 1<-0``.
 _ENDS = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
-_SHAPES = fields.items(fields.items(fields.whole))
-_TIME = partial(fields.whole, below=2**63)
+_Shapes = list[list[Count]]
+_Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-def _optional(check: fields.Check) -> fields.Check:
-    return lambda value, field: None if value is None else check(value, field)
+class _Frame(Struct):
+    filename: str = ""
+    line: Count = 0
 
 
-_ENTRY = fields.record(
-    {
-        "record_id": _TIME,
-        "process_group": fields.items(fields.text),
-        "collective_seq_id": _TIME,
-        "profiling_name": fields.text,
-        "time_created_ns": _TIME,
-        "time_discovered_started_ns": _optional(_TIME),
-        "time_discovered_completed_ns": _optional(_TIME),
-        "input_sizes": _SHAPES,
-        "output_sizes": _SHAPES,
-        "input_dtypes": fields.items(fields.text),
-        "state": fields.text,
-        "frames": fields.items(fields.record({"filename": fields.text, "line": fields.whole})),
-    },
-    needed=("record_id", "process_group", "profiling_name", "time_created_ns", "state"),
-)
+class _Entry(Struct):
+    record_id: _Time
+    process_group: list[str]
+    profiling_name: str
+    time_created_ns: _Time
+    state: str
+    collective_seq_id: _Time = 0
+    time_discovered_started_ns: _Time | None = None
+    time_discovered_completed_ns: _Time | None = None
+    input_sizes: _Shapes = []
+    output_sizes: _Shapes = []
+    input_dtypes: list[str] = []
+    frames: list[_Frame] = []
+
+
+class _Dump(Struct):
+    entries: list[_Entry]
+    pg_config: dict[str, dict[str, str]] | None = None
 
 
 #: What calls are recognised by.
@@ -106,8 +109,7 @@ def holds(dumps: Collection[Json]) -> str:
 
 def check(dump: Json) -> None:
     """Raise ValueError when a field holds something else than it should, and name it."""
-    fields.items(_ENTRY)(dump["entries"], "entries")
-    fields.by_name(fields.by_name(fields.text))(dump.get("pg_config") or {}, "pg_config")
+    msgspec.convert(dump, _Dump)
 
 
 def op_of(name: str) -> Op | None:
@@ -148,8 +150,8 @@ class Call:
         return self.event.group, self.number, self.event.op, self.event.nbytes
 
 
-def read(dumps: Mapping[int, Json]) -> tuple[list[Event], Json]:
-    """The events and the meta data of a run, from the dumps of its ranks.
+def read(dumps: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
+    """The events of a run, and what is known of it, from the dumps of its ranks.
 
     Args:
         dumps: by rank; each has passed :func:`check`.
@@ -157,21 +159,19 @@ def read(dumps: Mapping[int, Json]) -> tuple[list[Event], Json]:
     groups = _groups(dumps)
     world = max(len(groups[WORLD]), *(rank + 1 for rank in dumps))
     groups[WORLD] = [*range(world)]
-    unseen: dict[str, Counter[str]] = defaultdict(Counter)
+    unseen: dict[int, Counter[str]] = defaultdict(Counter)
     first = min((e["time_created_ns"] for d in dumps.values() for e in d["entries"]), default=0)
     calls = {
-        rank: list(_calls(rank, dump, groups, unseen[str(rank)], first))
-        for rank, dump in dumps.items()
+        rank: list(_calls(rank, dump, groups, unseen[rank], first)) for rank, dump in dumps.items()
     }
     events = list(_events(_settled([*_aligned(calls, unseen)], groups)))
-    meta = {
-        "name": "flight recorder",
-        "world_size": world,
-        "groups": groups,
-        "unseen": {rank: dict(found) for rank, found in unseen.items() if found},
-        "ends": _ends(events, range(world), dumps),
-    }
-    return events, meta
+    return events, RunInfo(
+        name="flight recorder",
+        world_size=world,
+        groups=groups,
+        unseen={rank: dict(found) for rank, found in unseen.items() if found},
+        ends=_ends(events, range(world), dumps),
+    )
 
 
 # -- groups --------------------------------------------------------------------------
@@ -185,8 +185,7 @@ def _groups(dumps: Mapping[int, Json]) -> dict[str, list[int]]:
         for entry in _entries(dump):
             seen[_group(entry["process_group"])].add(rank)
         for name, about in (dump.get("pg_config") or {}).items():
-            ranks = json.loads(about.get("ranks") or "[]")
-            fields.items(fields.rank)(ranks, f"pg_config.{name}.ranks")
+            ranks = msgspec.json.decode(about.get("ranks") or "[]", type=list[Rank])
             label = WORLD if name == "" else _group([name, about.get("desc", "")])
             known[label] = sorted({*known.get(label, ()), *ranks})
     found = {name: known.get(name) or sorted(ranks) for name, ranks in seen.items()}
@@ -285,7 +284,7 @@ _FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
 # -- what belongs together -----------------------------------------------------------
 
 
-def _aligned(calls: dict[int, list[Call]], unseen: Mapping[str, Counter[str]]) -> Iterator[Call]:
+def _aligned(calls: dict[int, list[Call]], unseen: Mapping[int, Counter[str]]) -> Iterator[Call]:
     """Without the calls whose partners a rank has forgotten: a buffer holds only the latest.
 
     Those are counted.
@@ -306,7 +305,7 @@ def _aligned(calls: dict[int, list[Call]], unseen: Mapping[str, Counter[str]]) -
             if known or (call.pending and op not in COLLECTIVES):
                 yield call
             else:
-                unseen[str(rank)][f"{op} whose partner a rank may have forgotten"] += 1
+                unseen[rank][f"{op} whose partner a rank may have forgotten"] += 1
 
 
 def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:
@@ -349,12 +348,12 @@ def _events(calls: list[Call]) -> Iterator[Event]:
             yield replace(event, state=State.BLOCKED, time=until)
 
 
-def _ends(events: list[Event], world: range, dumps: Mapping[int, Json]) -> Json:
+def _ends(events: list[Event], world: range, dumps: Mapping[int, Json]) -> dict[int, RankEnd]:
     """The ranks that wait for nothing while others do: their dumps end, or there are none."""
     blocked = {e.rank for e in events if e.state is State.BLOCKED}
     missing = "there is no dump of it"
     return {
-        str(rank): {"how": "elsewhere", "text": "" if rank in dumps else missing}
+        rank: RankEnd("elsewhere", "" if rank in dumps else missing)
         for rank in world
         if blocked and rank not in blocked
     }

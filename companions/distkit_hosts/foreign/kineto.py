@@ -20,9 +20,12 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from distkit.events import P2P, WORLD, Event, Op, State
-from distkit.trace import fields
 from distkit.trace.calls import named
+from distkit.trace.info import Limit, Number, Rank, RunInfo
 from distkit.views.scene.units import count
 from distkit_hosts.foreign.flight_recorder import described, op_of, peer_of
 
@@ -39,9 +42,6 @@ _BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")
 #: Categories of operators, today's and those of older versions; "" is what legacy profilers write.
 _OPERATORS = {"cpu_op", "operator", ""}
 _ANNOTATIONS = {"user_annotation", *_OPERATORS}
-_EVENT = fields.record(
-    {"name": fields.text, "ph": fields.text, "ts": fields.number, "dur": fields.number}
-)
 
 #: Details of a call are among the last so many before it, or later.
 _NEAR = 8
@@ -66,6 +66,23 @@ class Slice:
     facts: Json
 
 
+class _Event(Struct):
+    name: str = ""
+    ph: str = ""
+    ts: Number = 0.0
+    dur: Number = 0.0
+
+
+class _Distributed(Struct):
+    world_size: Rank = 0
+    rank: Rank = 0
+
+
+class _Trace(Struct):
+    traceEvents: list[_Event]
+    distributedInfo: _Distributed | None = None
+
+
 def is_one(value: Any) -> bool:
     """True if this looks like such a trace."""
     return isinstance(value, dict) and "traceEvents" in value
@@ -78,9 +95,7 @@ def is_ours(trace: Json) -> bool:
 
 def check(trace: Json) -> None:
     """Raise ValueError when a field holds something else than it should, and name it."""
-    fields.items(_EVENT)(trace["traceEvents"], "traceEvents")
-    about = trace.get("distributedInfo") or {}
-    fields.record({"world_size": fields.rank, "rank": fields.rank})(about, "distributedInfo")
+    msgspec.convert(trace, _Trace)
 
 
 def holds(traces: Iterable[Json]) -> str:
@@ -95,8 +110,8 @@ def holds(traces: Iterable[Json]) -> str:
     return f"{len(events):,} events" + f" ({most})" * bool(most)
 
 
-def read(traces: Mapping[int, Json]) -> tuple[list[Event], Json]:
-    """The events and the meta data of a run, from the traces of its ranks.
+def read(traces: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
+    """The events of a run, and what is known of it, from the traces of its ranks.
 
     Args:
         traces: by rank, or one that distkit has written, of all ranks; each has passed
@@ -112,22 +127,22 @@ def read(traces: Mapping[int, Json]) -> tuple[list[Event], Json]:
     missing = [r for r in range(world) if r not in traces] if known or len(traces) > 1 else []
     groups = _groups(about)
     events: list[Event] = []
-    unseen: dict[str, Counter[str]] = {}
+    unseen: dict[int, Counter[str]] = {}
     for rank, trace in traces.items():
         late = (int(trace.get("baseTimeNanoseconds", 0)) - base) / 1e9
         its = _Rank(rank, _slices(trace, late), groups)
         events += its.events()
-        unseen[str(rank)] = its.unseen
-    meta: Json = {
-        "name": "profiler",
-        "backend": next((str(a["backend"]) for a in about if "backend" in a), ""),
-        "groups": {WORLD: [*range(world)]} | groups,
-        "unseen": {rank: dict(found) for rank, found in unseen.items() if found},
-        "limits": _limits(traces, missing, events, sum(unseen.values(), Counter())),
-    }
-    if len(traces) == world:  # else there would be lanes for all that are not here
-        meta["world_size"] = world
-    return events, meta
+        unseen[rank] = its.unseen
+    info = RunInfo(
+        name="profiler",
+        backend=next((str(a["backend"]) for a in about if "backend" in a), ""),
+        groups={WORLD: [*range(world)]} | groups,
+        unseen={rank: dict(found) for rank, found in unseen.items() if found},
+        limits=_limits(traces, missing, events, sum(unseen.values(), Counter())),
+        # else there would be lanes for all that are not here
+        world_size=world if len(traces) == world else 0,
+    )
+    return events, info
 
 
 def _groups(about: list[Json]) -> dict[str, list[int]]:
@@ -141,39 +156,38 @@ def _groups(about: list[Json]) -> dict[str, list[int]]:
 
 def _limits(
     traces: Mapping[int, Json], missing: list[int], events: list[Event], unseen: Counter[str]
-) -> Json:
+) -> dict[str, Limit]:
     """What these traces cannot tell, and what to do about it."""
-    found: Json = {}
+    found: dict[str, Limit] = {}
     if missing:
-        found["matching"] = {
-            "text": f"{named(missing)} of {len(traces) + len(missing)} "
+        found["matching"] = Limit(
+            text=f"{named(missing)} of {len(traces) + len(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} missing: whether the ranks' calls match is "
             "not judged.",
-            "remedy": "Load the traces of all ranks together: distkit replay FOLDER.",
-        }
+            remedy="Load the traces of all ranks together: distkit replay FOLDER.",
+        )
     if not any(e.op is not Op.MARK for e in events):
-        found["communication"] = {
-            "text": f"there is no communication in {holds(traces.values())}: looked for "
-            f"{LOOKED_FOR}.",
-            "remedy": "Calls are recorded on the CPU: profile with ProfilerActivity.CPU, around "
+        found["communication"] = Limit(
+            text=f"there is no communication in {holds(traces.values())}: looked for {LOOKED_FOR}.",
+            remedy="Calls are recorded on the CPU: profile with ProfilerActivity.CPU, around "
             "steps that communicate.",
-        }
+        )
     if n := unseen[NO_GROUP]:
-        found["groups"] = {
-            "text": f"the profiler does not tell the group of {count(n, 'collective')}: drawn for "
+        found["groups"] = Limit(
+            text=f"the profiler does not tell the group of {count(n, 'collective')}: drawn for "
             "each rank alone, and whether they match is not judged.",
-            "remedy": "It tells groups for NCCL from torch 2.3 on, and for gloo in a process that "
+            remedy="It tells groups for NCCL from torch 2.3 on, and for gloo in a process that "
             "has one.",
-        }
+        )
     lost = [f"the peer of {count(n, 'send or recv')}"] if (n := unseen[NO_PEER]) else []
     lost += [f"the size of {count(n, 'call')}"] if (n := unseen[NO_BYTES]) else []
     if lost:
-        found["messages"] = {
-            "text": f"the profiler does not tell {' and '.join(lost)}: messages and bytes are "
+        found["messages"] = Limit(
+            text=f"the profiler does not tell {' and '.join(lost)}: messages and bytes are "
             "missing here.",
-            "remedy": "Profile with record_shapes=True. For gloo it tells no peers in a process "
+            remedy="Profile with record_shapes=True. For gloo it tells no peers in a process "
             "that has several groups.",
-        }
+        )
     return found
 
 
@@ -363,12 +377,12 @@ def _is_own(file: str) -> bool:
 # -- what distkit has written --------------------------------------------------------------------
 
 
-def _ours(trace: Json) -> tuple[list[Event], Json]:
+def _ours(trace: Json) -> tuple[list[Event], RunInfo]:
     """The events of a trace that :meth:`distkit.Trace.to_chrome` has written."""
     slices = [e for e in trace["traceEvents"] if "seq" in (e.get("args") or ())]
     events = [event for e in slices for event in _span(e)]
     world = max((e.rank for e in events), default=-1) + 1
-    return events, {"name": str(trace["otherData"].get("name", "")), "world_size": world}
+    return events, RunInfo(name=str(trace["otherData"].get("name", "")), world_size=world)
 
 
 _FACTS = "seq", "peer", "group", "dtype", "tag", "where"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from distkit.trace import fields
+from distkit.trace.info import MOST_RANKS
 
 #: What follows the rank's number: suffixes without a digit.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
@@ -56,4 +56,4 @@ def _behind_rank(name: str) -> int | None:
 
 
 def _plausible(number: str) -> int | None:
-    return int(number) if len(number) < 10 and int(number) < fields.MOST_RANKS else None
+    return int(number) if len(number) < 10 and int(number) < MOST_RANKS else None

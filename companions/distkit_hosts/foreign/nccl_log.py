@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from distkit.events import COLLECTIVES, P2P, WORLD, Event, Op, State
-from distkit.trace import fields
 from distkit.trace.calls import CUT, named
+from distkit.trace.info import MOST_RANKS, Limit, RankInfo, RunInfo
 from distkit_hosts.foreign import naming
 from distkit_hosts.foreign.flight_recorder import op_of
 
@@ -130,8 +130,8 @@ def holds(logs: Collection[str]) -> str:
     return said
 
 
-def read(logs: Mapping[str, str]) -> tuple[list[Event], Json]:
-    """The events and the meta data of a job; of several in the logs, the latest.
+def read(logs: Mapping[str, str]) -> tuple[list[Event], RunInfo]:
+    """The events of a job, and what is known of it; of several in the logs, the latest.
 
     Args:
         logs: the texts, by the names of their files.
@@ -144,22 +144,19 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], Json]:
     unmatched = _aligned(comms)
     events = [*_events(comms, ranks, groups, members, log.timed)]
     size = len(members.get(WORLD, ranks))
-    meta: Json = {
-        "name": "NCCL log",
-        "backend": "nccl",
-        "ranks": {
-            str(rank): {"name": f"rank {rank}", "host": host, "pid": pid}
+    info = RunInfo(
+        name="NCCL log",
+        backend="nccl",
+        ranks={
+            rank: RankInfo(f"rank {rank}", host=host, pid=pid)
             for (host, pid, _), rank in sorted(ranks.items(), key=lambda item: item[1])
         },
-        "groups": {WORLD: [*range(size)]} | {g: r for g, r in members.items() if g != WORLD},
-        "unseen": {
-            str(rank): {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]
-        },
-        "limits": _limits(log, ranks, how, size, earlier, unmatched, guessed),
-    }
-    if size == len(ranks):
-        meta["world_size"] = size
-    return events, meta
+        groups={WORLD: [*range(size)]} | {g: r for g, r in members.items() if g != WORLD},
+        unseen={rank: {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]},
+        limits=_limits(log, ranks, how, size, earlier, unmatched, guessed),
+        world_size=size if size == len(ranks) else 0,
+    )
+    return events, info
 
 
 # -- lines -----------------------------------------------------------------------------------------
@@ -314,7 +311,7 @@ def _ranks(comms: Sequence[Comm], log: _Log) -> tuple[dict[Lane, int], str]:
         if identity and len(found) == len(lanes) == len({*found.values()}):
             return {lane: place for lane, place in found.items() if place is not None}, "world"
     told = {lane: log.told[lane] for lane in lanes if lane in log.told}
-    if len(lanes) == len({*told.values()}) and max(told.values()) < fields.MOST_RANKS:
+    if len(lanes) == len({*told.values()}) and max(told.values()) < MOST_RANKS:
         return told, "lines"
     files = {lane: log.files[lane] for lane in lanes if lane in log.files}
     if len(lanes) == len({*files.values()}) and (names := naming.ranks([*files.values()])):
@@ -446,45 +443,45 @@ def _limits(
     earlier: int,
     unmatched: int,
     guessed: bool,
-) -> Json:
+) -> dict[str, Limit]:
     """What these logs cannot tell, and what to do about it."""
-    found: Json = {}
+    found: dict[str, Limit] = {}
     if guessed and how == "order":  # else these are known to be all ranks
-        found["communicators"] = {
-            "text": "the log does not tell which communicators belong together: those of "
+        found["communicators"] = Limit(
+            text="the log does not tell which communicators belong together: those of "
             f"{len(ranks)} ranks are taken for one",
-            "remedy": "NCCL_DEBUG_SUBSYS=INIT,COLL tells it.",
-        }
+            remedy="NCCL_DEBUG_SUBSYS=INIT,COLL tells it.",
+        )
     times = "" if log.timed else " It has no times either: the calls of a rank are drawn in a row."
-    found["completions"] = {
-        "text": "a log of NCCL has calls, and nothing of their ends: each is drawn until the "
+    found["completions"] = Limit(
+        text="a log of NCCL has calls, and nothing of their ends: each is drawn until the "
         f"last of its ranks has made it, and whether it ended then is not known.{times}",
-        "remedy": "The flight recorder notes what has ended, and on which lines: set "
+        remedy="The flight recorder notes what has ended, and on which lines: set "
         "TORCH_FR_BUFFER_SIZE=2000, and load its dumps.",
-    }
+    )
     missing = [rank for rank in range(size) if rank not in ranks.values()]
     if missing or log.torn or unmatched:
         are = "are" if len(missing) > 1 else "is"
         why = [f"{named(missing)} of {size} {are} missing"] if missing else []
         why += [f"{log.torn} calls have lost the beginning of their line"] if log.torn else []
         why += [f"the communicator of {unmatched} calls is not known"] if unmatched else []
-        found["matching"] = {
-            "text": f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
-            "remedy": "Let each rank write a file of its own, from its start on: "
+        found["matching"] = Limit(
+            text=f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
+            remedy="Let each rank write a file of its own, from its start on: "
             "NCCL_DEBUG_SUBSYS=INIT,COLL NCCL_DEBUG_FILE=nccl.%h.%p.log",
-            "calls": log.torn,
-        }
+            calls=log.torn,
+        )
     if how == "order":
         lanes = sorted(ranks, key=lambda lane: ranks[lane])
         some = ", ".join(f"{ranks[lane]} is {lane[0]}:{lane[1]}" for lane in lanes[:4])
-        found["ranks"] = {
-            "text": "of which rank each process is, the log does not tell: they are numbered by "
+        found["ranks"] = Limit(
+            text="of which rank each process is, the log does not tell: they are numbered by "
             f"host and pid ({some}{', …' * (len(lanes) > 4)}).",
-            "remedy": "NCCL_DEBUG_SUBSYS=INIT,COLL tells it, as do `srun --label` and torchrun.",
-        }
+            remedy="NCCL_DEBUG_SUBSYS=INIT,COLL tells it, as do `srun --label` and torchrun.",
+        )
     if earlier:
-        found["jobs"] = {
-            "text": f"the log has {earlier + 1} jobs; this is the latest.",
-            "remedy": "Give the part of one job to see that.",
-        }
+        found["jobs"] = Limit(
+            text=f"the log has {earlier + 1} jobs; this is the latest.",
+            remedy="Give the part of one job to see that.",
+        )
     return found

@@ -19,6 +19,7 @@ from distkit.events import Event
 from distkit.recording import trouble
 from distkit.trace.calls import raised_at
 from distkit.trace.generations import split
+from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
 from distkit_hosts.torchrun import merge, rankfile
@@ -88,7 +89,7 @@ class Following:
         self._reading, self._works = threading.RLock(), False
         self._sizes, self._read = dict[Path, int](), 0.0  # of the files, when they were read
         self._grew = dict[Path, float]()  # when a file was seen to have grown
-        self._trace, self._records = Trace([], {}), list[rankfile.Record]()
+        self._trace, self._records = Trace(), list[rankfile.Record]()
         self._generation, self._watchdog = 0, DeadlockWatchdog()
         self._deadlock: list[Finding] = []
         self._ending = False  # it was told to
@@ -105,14 +106,13 @@ class Following:
     @property
     def whole(self) -> bool:
         """True if all ranks have begun."""
-        known = self._trace.meta.get("ranks", {})
-        return bool(known) and len(known) >= self._trace.meta["world_size"]
+        info = self._trace.info
+        return bool(info.ranks) and len(info.ranks) >= info.world_size
 
     @property
     def begun(self) -> str:
         """How many ranks have begun, in words."""
-        meta = self._trace.meta
-        known, size = len(meta.get("ranks", {})), meta.get("world_size", 0)
+        known, size = len(self._trace.info.ranks), self._trace.info.world_size
         return f"{known} of {size} ranks have begun" if size else "no rank has begun"
 
     @property
@@ -123,7 +123,7 @@ class Following:
             return self._is_over()
 
     def _is_over(self) -> bool:
-        if not self.whole or len(self._trace.meta["ends"]) < len(self._trace.meta["ranks"]):
+        if not self.whole or len(self._trace.info.ends) < len(self._trace.info.ranks):
             return False
         here = [r.about for r in self._records if rankfile.is_here(r.about)]
         return not any(a["launcher"] == "torchrun" and rankfile.lives(a["parent"]) for a in here)
@@ -141,8 +141,7 @@ class Following:
     @property
     def ends(self) -> dict[int, str]:
         """The ranks that have ended, and how: "returned", "raised ValueError: … at train.py:7"."""
-        told = self.trace.meta.get("ends", {})
-        return {int(rank): _in_words(end) for rank, end in told.items()}
+        return {rank: _in_words(end) for rank, end in self.trace.info.ends.items()}
 
     def wait(self, timeout: float | None = None) -> Following:
         """Wait until all ranks have ended, and nobody starts them anew.
@@ -165,8 +164,8 @@ class Following:
                 raise TimeoutError(f"{self._name} still runs after {timeout} s; it goes on")
             _pause(began)
         last = split(self._trace)[-1]
-        outcomes = [outcome(int(rank), end) for rank, end in last.meta["ends"].items()]
-        trace = Trace(last.events, last.meta)
+        outcomes = [outcome(rank, end) for rank, end in last.info.ends.items()]
+        trace = Trace(last.events, last.info)
         error = report.verdict(self._name, outcomes, trace, replaces=False)
         if found := self._deadlock or (_broken_off(last) if error is not None else []):
             raise self._deadlocked(found, "All ranks have ended.") from error
@@ -242,8 +241,8 @@ class Following:
     def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[TheirRanks, Stepper]:
         """Take the lines of these ranks up, if that has not been done."""
         if self._held is None or self._held[1].finished:
-            meta = split(self._trace)[-1].meta
-            run = OthersRun(ranks, {name: meta[name] for name in ("world_size", "ranks")})
+            info = split(self._trace)[-1].info
+            run = OthersRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
             theirs = TheirRanks(run, ranks)
             self._held = theirs, Stepper(Run(run), theirs.go)
             threading.Thread(target=run.conduct, args=(theirs,), daemon=True).start()
@@ -269,14 +268,14 @@ class Following:
 
     def __repr__(self) -> str:
         state = "ended" if self.finished else "waiting for ever" if self._deadlock else "going on"
-        ranks, events = len(self._trace.meta.get("ranks", {})), len(self._trace.events)
+        ranks, events = len(self._trace.info.ranks), len(self._trace.events)
         ends = [f"rank {rank} {how}" for rank, how in self.ends.items() if how != "returned"]
         state = ", ".join([state, *ends])
         return f"<Following {self._folder}: {ranks} ranks, {events} events, {state}>"
 
     @property
     def _name(self) -> str:
-        return str(self._trace.meta["name"])
+        return self._trace.info.name
 
     def _ipython_display_(self) -> None:
         from distkit.views import Timeline
@@ -336,13 +335,13 @@ class Following:
     def _watch(self) -> None:
         """See whether the ranks wait for each other for ever."""
         last = split(self._trace)[-1]
-        generation = len(self._trace.meta.get("generations", [last]))
+        generation = len(self._trace.info.generations)
         if generation != self._generation:
             self._generation, self._watchdog = generation, DeadlockWatchdog()
             self._deadlock, self._ending = [], False
-        for rank, waits in last.meta["waits"].items():
-            self._watchdog.hear(int(rank), *waits)
-        running = [int(r) for r in last.meta["ranks"] if r not in last.meta["ends"]]
+        for rank, wait in last.info.waits.items():
+            self._watchdog.hear(rank, wait.seqs, wait.since, wait.until)
+        running = [r for r in last.info.ranks if r not in last.info.ends]
         if not self._deadlock and self.whole and self._watchdog.due(running):
             self._deadlock = self._watchdog.judge(last, running)
 
@@ -372,6 +371,6 @@ def _out_of_reach(record: rankfile.Record) -> str:
     return "" if is_ours(line.parent) and line.is_socket() else "offer no line to this user"
 
 
-def _in_words(end: dict[str, str]) -> str:
-    said = end["how"] + (f" ({end['text']})" if end["how"] == "died" else f" {end['text']}")
-    return raised_at(said.rstrip(), end["where"])
+def _in_words(end: RankEnd) -> str:
+    said = end.how + (f" ({end.text})" if end.how == "died" else f" {end.text}")
+    return raised_at(said.rstrip(), end.where)

@@ -7,6 +7,7 @@ the messages between them, and where these do not tell, by their wall clocks.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import time
 from collections import defaultdict
@@ -15,14 +16,18 @@ from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any
 
+from msgspec import structs
+
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
 from distkit.recording.recorder import is_users, to_event
+from distkit.trace import file
 from distkit.trace.generations import join
+from distkit.trace.info import ClockOffset, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
 from distkit_hosts.alignment import ClocksDisagree, Correction, Crossing, align
 from distkit_hosts.causality import crossings
-from distkit_hosts.foreign.files import checked, sound
+from distkit_hosts.foreign.files import checked
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
 
@@ -46,18 +51,23 @@ def load(files: Sequence[Path], kind: type[Log]) -> Log:
 def of(records: Sequence[Record], kind: type[Log]) -> Log:
     """The same of files that were read already."""
     files = [record.path for record in records]
-    merged: Log = checked(files, lambda: sound(kind(*merge(records))))
+    merged: Log = checked(files, lambda: file.checked(kind(*merge(records))))
     return merged
 
 
-def merge(records: Iterable[Record]) -> tuple[list[Event], dict[str, Any]]:
-    """The events of a run and its facts."""
+def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
+    """The events of a run, and what is known of it."""
     generations = generations_of(records)
     last = generations[-1][min(generations[-1])]
     clocks = _Clocks(generations, reference=last.about["clock"])
     parts = [_part(ranks, clocks, over=ranks is not generations[-1]) for ranks in generations]
-    events, meta = join(parts)
-    return events, {**meta, "name": last.about["program"], **clocks.told}
+    events, info = join(parts)
+    return events, structs.replace(
+        info,
+        name=last.about["program"],
+        clocks=clocks.offsets,
+        clocks_disagree=clocks.disagreement,
+    )
 
 
 def generations_of(records: Iterable[Record]) -> list[dict[int, Record]]:
@@ -166,8 +176,9 @@ class _Clocks:
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
         self._corrections: dict[str, Correction] = {}
-        #: What there is to say of them, for the trace.
-        self.told: dict[str, Any] = {}
+        self.offsets: dict[str, ClockOffset] = {}
+        #: Why they could not be aligned.
+        self.disagreement = ""
         if len(assumed) > 1:
             self._align(assumed, [c for ranks in generations for c in _crossings(ranks)])
 
@@ -176,10 +187,9 @@ class _Clocks:
             self._corrections = align(assumed, messages)
         except ClocksDisagree as error:
             self._corrections = align(assumed, [])
-            self.told["clocks_disagree"] = str(error)
-        self.told["clocks"] = {
-            self._hosts[clock]: {"ahead": c.seconds}
-            | ({} if c.error == float("inf") else {"error": c.error})
+            self.disagreement = str(error)
+        self.offsets = {
+            self._hosts[clock]: ClockOffset(c.seconds, c.error if math.isfinite(c.error) else None)
             for clock, c in self._corrections.items()
         }
 
@@ -214,36 +224,30 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool) -> EventL
     events = [e for rank, r in ranks.items() for e in _events(rank, r, clocks)]
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
     groups = {g: list(members) for r in ranks.values() for g, members in r.notes.get("group", ())}
-    told = {str(rank): record for rank, record in sorted(ranks.items())}
-    meta = {
-        "world_size": size,
-        "ranks": {rank: _about(record) for rank, record in told.items()},
-        "groups": {WORLD: [*range(size)]} | groups,
-        "began": {rank: clocks(r, r.about["began"][0])[0] for rank, r in told.items()},
-        "ends": {rank: end for rank, r in told.items() if (end := end_of(r, clocks, over=over))},
-        "waits": {
-            rank: (seqs, *clocks.surely(r, since, until))
-            for rank, r in told.items()
-            for seqs, since, until in _waits(r, over)
-        },
-        "until": max(clocks(r, r.until)[0] for r in ranks.values()),
-        "dropped": {rank: lost for rank, r in told.items() if (lost := _beat(r)[0])},
-        "without_values": {rank: n for rank, r in told.items() if (n := _beat(r)[1])},
-        "unseen": {rank: seen for rank, r in told.items() if (seen := _unseen(r))},
-        "threads": {
-            rank: [*r.notes["threads"]] for rank, r in told.items() if "threads" in r.notes
-        },
-        "raising": {rank: _raising(r) for rank, r in told.items() if "raising" in r.notes},
-        "unreduced": {rank: [*(r.latest("unreduced", ()))] for rank, r in told.items()},
-        "unused": {rank: [*(r.latest("unused", ()))] for rank, r in told.items()},
-        "unwaited": {rank: [*(r.latest("unwaited", ()))] for rank, r in told.items()},
-        "sources": {
+    told = dict(sorted(ranks.items()))
+    info = RunInfo(
+        world_size=size,
+        ranks={rank: _about(record) for rank, record in told.items()},
+        groups={WORLD: [*range(size)]} | groups,
+        began={rank: clocks(r, r.about["began"][0])[0] for rank, r in told.items()},
+        ends={rank: end for rank, r in told.items() if (end := end_of(r, clocks, over=over))},
+        waits={rank: wait for rank, r in told.items() for wait in _waits(r, clocks, over)},
+        until=max(clocks(r, r.until)[0] for r in ranks.values()),
+        dropped={rank: lost for rank, r in told.items() if (lost := _beat(r)[0])},
+        without_values={rank: n for rank, r in told.items() if (n := _beat(r)[1])},
+        unseen={rank: seen for rank, r in told.items() if (seen := _unseen(r))},
+        threads={rank: [*r.notes["threads"]] for rank, r in told.items() if "threads" in r.notes},
+        raising={rank: _raising(r) for rank, r in told.items() if "raising" in r.notes},
+        unreduced={rank: [*(r.latest("unreduced", ()))] for rank, r in told.items()},
+        unused={rank: [*(r.latest("unused", ()))] for rank, r in told.items()},
+        unwaited={rank: [*(r.latest("unwaited", ()))] for rank, r in told.items()},
+        sources={
             _label(r.about["folder"], file): text
             for r in ranks.values()
             for file, text in r.notes.get("source", ())
         },
-    }
-    return EventLog(events, meta)
+    )
+    return EventLog(events, info)
 
 
 def _events(rank: int, record: Record, clocks: _Clocks | None = None) -> Iterator[Event]:
@@ -265,16 +269,10 @@ def _label(folder: str, file: str) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
-def _about(record: Record) -> dict[str, Any]:
-    host, pid = record.about["host"], record.about["pid"]
+def _about(record: Record) -> RankInfo:
     device = "cuda" if _beat(record)[3] else "cpu"
-    return {
-        "name": f"rank {record.rank}",
-        "role": "rank",
-        "host": host,
-        "pid": pid,
-        "device": device,
-    }
+    about = record.about
+    return RankInfo(f"rank {record.rank}", "rank", about["host"], about["pid"], device)
 
 
 def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
@@ -283,19 +281,22 @@ def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
     return lost, without_values, unseen, cuda
 
 
-def _waits(record: Record, over: bool) -> list[Any]:
-    """What a rank that goes on waits in, since when and until when at least; [] for nothing."""
+def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:
+    """What a rank that goes on waits in; [] for nothing, or if nobody knows how long."""
     waits = record.latest("beat", (0, 0, None))[2]  # in an older file it is something else
-    return [waits] if isinstance(waits, tuple) and not end_of(record, over=over) else []
+    if not isinstance(waits, tuple) or end_of(record, over=over):
+        return []
+    since, until = clocks.surely(record, *waits[1:])
+    return [Wait(waits[0], since, until)] if math.isfinite(since) else []
 
 
 def _unseen(record: Record) -> dict[str, int]:
     return {**_beat(record)[2], **record.latest("unseen", {})}
 
 
-def _raising(record: Record) -> dict[str, Any]:
+def _raising(record: Record) -> Raising:
     seq, text, where = record.latest("raising")
-    return {"seq": seq, "text": text, "where": _place(record.about["folder"], where)}
+    return Raising(seq, text, _place(record.about["folder"], where))
 
 
 #: The interpreter's words for signals of crashes.
@@ -313,27 +314,27 @@ def end_of(
     clocks: Callable[..., list[float]] = lambda record, *times: [*times],
     *,
     over: bool = False,
-) -> dict[str, Any] | None:
-    """The end of a rank, for the trace's ``meta["ends"]``; None: it may still run.
+) -> RankEnd | None:
+    """The end of a rank, for the trace's ``info.ends``; None: it may still run.
 
     ``over``: it has ended, whatever it reported.
     """
     if "end" in record.notes:
         how, text, where, at = record.latest("end")
         place = _place(record.about["folder"], where)
-        return {"how": how, "text": text, "where": place, "time": clocks(record, at)[0]}
+        return RankEnd(how, text, place, clocks(record, at)[0])
     (at,) = clocks(record, record.until)
     crash = re.search(r"Fatal Python error: (.*)", record.fault)
     if crash is not None:
         signal = next((s for words, s in _CRASHES.items() if crash[1].startswith(words)), "")
         text = f"signal {signal}" if signal else crash[1]
-        return {"how": "died", "text": text, "where": _crashed_at(record), "time": at}
+        return RankEnd("died", text, _crashed_at(record), at)
     if record.fault:  # whoever started it has ended it
-        return {"how": "released", "text": "", "where": "", "time": at}
+        return RankEnd("released", time=at)
     if not over and _may_run(record):
         return None
     text = "without a report: killed, left by os._exit, or its host was lost"
-    return {"how": "died", "text": text, "where": "", "time": at}
+    return RankEnd("died", text, time=at)
 
 
 def _may_run(record: Record) -> bool:

@@ -18,6 +18,7 @@ from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Frame, Outcome
 from distkit.errors import RunError
 from distkit.recording.plain import encode_rows
+from distkit.trace.info import RankEnd, RunInfo
 from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.line import RUN
 from distkit_hosts.torchrun.rankfile import Record
@@ -34,12 +35,12 @@ class OthersRun(Conductor):
 
     Args:
         records: of the ranks, by their number.
-        meta: the facts about them, for the trace.
+        info: what is known of them, for the trace.
     """
 
-    def __init__(self, records: Mapping[int, Record], meta: dict[str, Any]) -> None:
+    def __init__(self, records: Mapping[int, Record], info: RunInfo) -> None:
         program = next(iter(records.values())).about["program"]
-        super().__init__(program, RUN, [*records], meta, wait_forever=True)
+        super().__init__(program, RUN, [*records], info, wait_forever=True)
         self._files = {rank: record.path for rank, record in records.items()}
         self._afterwards = "their launcher decides what follows"
 
@@ -66,20 +67,20 @@ class OthersRun(Conductor):
             super()._release(controller)
 
 
-def outcome(rank: int, end: Mapping[str, Any] | None, *, ended: bool = False) -> Outcome:
+def outcome(rank: int, end: RankEnd | None, *, ended: bool = False) -> Outcome:
     """The outcome of a rank by what its file says of its end; None: nothing.
 
     ``ended``: it was ended here.
     """
-    if ended or end is None or end["how"] == "died":
-        return Outcome(rank, died="killed" if end is None else end["text"], released=ended)
-    if end["how"] == "returned":
+    if ended or end is None or end.how == "died":
+        return Outcome(rank, died="killed" if end is None else end.text, released=ended)
+    if end.how == "returned":
         return Outcome(rank)
-    kind, _, text = end["text"].partition(": ")
-    file, _, line = end["where"].rpartition(":")
+    kind, _, text = end.text.partition(": ")
+    file, _, line = end.where.rpartition(":")
     frames: list[Frame] = [(file, int(line), "", None)] if file else []
-    released = end["how"] == "released"
-    return Outcome(rank, error=Failure(kind, text, frames, end["time"], released=released))
+    released = end.how == "released"
+    return Outcome(rank, error=Failure(kind, text, frames, end.time or 0.0, released=released))
 
 
 class TheirRanks(RankController):

@@ -31,6 +31,7 @@ from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
 from distkit.errors import StartError
+from distkit.trace.info import RankInfo
 
 #: A zygote answers within this time [s]; it may be importing torch.
 ANSWER = 60.0
@@ -86,10 +87,9 @@ class Child:
             with suppress(futures.InvalidStateError):  # both threads have come here
                 self._end.set_result(self.status)
 
-    def about(self, name: str, role: str, device: str = "cpu") -> dict[str, Any]:
-        """The facts about it for a trace."""
-        host = self.server.host
-        return {"name": name, "role": role, "host": host, "pid": self.pid, "device": device}
+    def about(self, name: str, role: str, device: str = "cpu") -> RankInfo:
+        """What is known of it, for a trace."""
+        return RankInfo(name, role, self.server.host, self.pid, device)
 
     def let_go(self) -> None:
         """Break the line to it."""

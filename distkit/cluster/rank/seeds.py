@@ -1,7 +1,7 @@
 """Random numbers on the ranks: every rank has its own, and a run can be repeated.
 
 Ranks are forked from one process, so without this they would all draw the same numbers. Each
-run begins from a seed, which its trace tells (``trace.meta["seed"]``); each rank derives its own.
+run begins from a seed, which its trace tells (``trace.info.seed``); each rank derives its own.
 """
 
 from __future__ import annotations
@@ -49,11 +49,6 @@ def _takes_seed(fn: Any) -> bool:
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return True
     return "seed" in parameters and parameters["seed"].kind is not inspect.Parameter.POSITIONAL_ONLY
-
-
-def told(seed: int | None) -> dict[str, int]:
-    """The facts about it for a trace."""
-    return {} if seed is None else {"seed": seed}
 
 
 def of_rank(seed: int, rank: int, life: int = 0) -> int:

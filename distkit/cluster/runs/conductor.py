@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from distkit import companions
 from distkit.cluster.notebook import place
@@ -33,6 +34,7 @@ from distkit.errors import ClusterError, DistkitError, RunError
 from distkit.events import Event
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
+from distkit.trace.info import Raising, Replacement, RunInfo
 from distkit.trace.trace import Trace
 
 #: When one rank fails, the others get this long to fail or finish by themselves [s] …
@@ -84,14 +86,14 @@ class RankController:
     def settle(self, run: int) -> None:
         """All have ended: have whoever else holds events of the run hand them over."""
 
-    def meta(self) -> dict[str, Any]:
-        """The facts about the ranks for a trace."""
+    def info(self) -> RunInfo:
+        """What is known of the ranks, for a trace."""
         plan, role = self.plan, "worker" if self.plan.servers else "rank"
         ranks = {
-            str(r): child.about(f"{role} {r}", role, plan.devices[r])
+            r: child.about(f"{role} {r}", role, plan.devices[r])
             for r, child in sorted(self.ranks.items())
         }
-        return {"world_size": plan.ranks, "backend": plan.backend, "ranks": ranks}
+        return RunInfo(world_size=plan.ranks, backend=plan.backend, ranks=ranks)
 
 
 class Conductor:
@@ -101,7 +103,7 @@ class Conductor:
         name: of the function.
         number: of the run; messages of other runs do not count.
         ranks: which take part.
-        meta: the facts about the cluster, for the trace.
+        info: what is known of the cluster, for the trace.
         stepped: every rank is paused before each of its communications.
         wait_forever: do not end it when its ranks wait for each other for ever.
         expected_exits: the ranks that ``dk.trouble`` is going to kill.
@@ -113,7 +115,7 @@ class Conductor:
         name: str,
         number: int,
         ranks: list[int],
-        meta: dict[str, Any],
+        info: RunInfo,
         *,
         stepped: bool = False,
         wait_forever: bool = False,
@@ -123,7 +125,7 @@ class Conductor:
         self.name, self.number, self.ranks = name, number, ranks
         self.stepped, self.wait_forever = stepped, wait_forever
         self._expected_exits = set(expected_exits)
-        self.live, self.prints = LiveTrace({**meta, "name": name}), Prints()
+        self.live, self.prints = LiveTrace(structs.replace(info, name=name)), Prints()
         self.figures: list[tuple[int, bytes]] = []  # PNG pictures, not yet shown
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
@@ -136,7 +138,7 @@ class Conductor:
         #: How long those were silent that are ended for it [s].
         self.silent_for: dict[int, float] = {}
         #: Processes that ended and were replaced: node, name, how and when.
-        self.replacements: list[dict[str, Any]] = []
+        self.replacements: list[Replacement] = []
         self._vacant: dict[int, str] = {}  # ranks to be replaced, and how they ended
         self._on_crash = "halt"  # of a rank that dies
         #: Two machines, and the ranks that do not reach the other of them.
@@ -191,17 +193,18 @@ class Conductor:
             return False
         return all(
             len({outcomes[r].collectives.get(group, 0) for r in members if r in outcomes}) <= 1
-            for group, members in self.live.meta["groups"].items()
+            for group, members in self.live.info.groups.items()
         )
 
     def life(self, node: int) -> int:
         """The number of processes that had this place in this run before."""
-        return sum(r["node"] == node for r in self.replacements)
+        return sum(r.node == node for r in self.replacements)
 
     @property
-    def replaced(self) -> list[dict[str, Any]]:
+    def replaced(self) -> list[Replacement]:
         """The replacements so far, in the trace's time."""
-        return [{**r, "time": self.live.clock(r["time"])} for r in self.replacements]
+        clock = self.live.clock
+        return [structs.replace(r, time=clock(r.time)) for r in self.replacements]
 
     @property
     def trace(self) -> Trace:
@@ -209,12 +212,10 @@ class Conductor:
         if self._trace is not None:
             return self._trace
         whole = self._concluded  # asked first: the rest may arrive while this is put together
-        facts: dict[str, Any] = {"ends": report.ends(list(self.outcomes.values()))}
-        if self.replacements:
-            facts["replaced"] = self.replaced
-        trace = self.live.so_far(**facts)
+        ends = self.live.info.ends or report.ends(self.outcomes.values())
+        trace = self.live.so_far(ends, self.replaced)
         if whole:
-            if "clocks" in trace.meta:
+            if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
             self._trace = trace
         return trace
@@ -299,19 +300,18 @@ class Conductor:
         """A fact for the trace, from a rank or a server."""
         if kind == "group":
             name, members = what
-            self.live.meta["groups"][name] = [*members]
+            self.live.note("groups", name, [*members])
         elif kind == "raising":
             seq, text, where = what
-            self.live.note(kind, rank, {"seq": seq, "text": text, "where": place(where)})
+            self.live.note(kind, rank, Raising(seq, text, place(where)))
         elif kind == "threads":
-            known = self.live.meta.get(kind, {}).get(str(rank), [])
-            self.live.note(kind, rank, [*known, what])
+            self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
         elif kind in ("unreduced", "unused"):
             self.live.note(kind, rank, what)
 
     def _hear_unreached(self, rank: int, machines: list[str]) -> None:
         """What a rank has sent to these machines is not acknowledged: say so once for each two."""
-        here = self.live.meta["ranks"][str(rank)]["host"]
+        here = self.live.info.ranks[rank].host
         lost = {frozenset((here, other)) for other in machines}
         for two in lost | {two for two, ranks in self._unreached.items() if rank in ranks}:
             ranks = self._unreached[two]
@@ -332,13 +332,13 @@ class Conductor:
         if rank not in self.ranks:  # a server or the scheduler: a diagnosis tells
             return
         if how:
-            pid = self.live.meta["ranks"][str(rank)]["pid"]
+            pid = self.live.info.ranks[rank].pid
             self.prints.add(rank, "stderr", report.of_stop(rank, how, pid) + "\n")
         elif was_stopped:
             self.prints.add(rank, "stderr", f"rank {rank} continues\n")
 
     def _stopped(self) -> set[int]:
-        return {int(r) for r in self.live.meta.get("stopped", {})}
+        return {*self.live.info.stopped}
 
     def add_outcome(self, outcome: Outcome) -> None:
         """A rank has ended the function; the first notice counts."""
@@ -489,11 +489,8 @@ class Conductor:
     def _begin_life(self, node: int, how: str, at: float) -> None:
         """Another process begins in this place; the one before ended so."""
         self.live.begin_anew(node)
-        one = {"node": node, "name": self._name_of(node), "how": how, "time": at}
-        self.replacements.append(one)
-
-    def _name_of(self, node: int) -> str:
-        return str(self.live.meta["ranks"][str(node)]["name"])
+        name = self.live.info.ranks[node].name
+        self.replacements.append(Replacement(node, name, how, at))
 
     # -- how it went ---------------------------------------------------------------
 
@@ -517,19 +514,19 @@ class Conductor:
             self.error = RunError(f"{self.name} was ended: {self.cluster_failure}")
 
     def _who_is_stopped(self) -> dict[str, str]:
-        stopped = {int(n): how for n, how in self.live.meta.get("stopped", {}).items()}
         return {
-            f"rank {n}" if n in self.ranks else self._name_of(n): how for n, how in stopped.items()
+            f"rank {n}" if n in self.ranks else self.live.info.ranks[n].name: how
+            for n, how in self.live.info.stopped.items()
         }
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
         """Add what the ranks said about themselves in the end to the trace."""
 
-        def told(name: str) -> dict[str, Any]:
-            return {str(o.rank): getattr(o, name) for o in outcomes if getattr(o, name)}
+        def told(name: str) -> dict[Any, Any]:
+            return {o.rank: getattr(o, name) for o in outcomes if getattr(o, name)}
 
         lost = {"notebook": self.live.dropped} if self.live.dropped else {}
-        self.live.meta.update(
+        self.live.update(
             dropped=told("dropped") | lost,
             without_values=told("without_values"),
             unwaited=told("unwaited"),

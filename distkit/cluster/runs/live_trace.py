@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from distkit.cluster.notebook import place, sources
 from distkit.events import WORLD, Event, Op, State
 from distkit.recording.plain import decode_rows, encode_rows
 from distkit.recording.recorder import to_event
 from distkit.trace.hosts import hosts_of
+from distkit.trace.info import ClockOffset, RankEnd, Replacement, RunInfo
 from distkit.trace.operations import APART, spans
 from distkit.trace.trace import Trace
 
@@ -28,11 +31,11 @@ class LiveTrace:
     """Rows are kept packed until somebody looks: on a busy machine unpacking slows the ranks.
 
     Args:
-        meta: the facts about the run, which others add to.
+        info: what is known of the run, to which others add.
     """
 
-    def __init__(self, meta: dict[str, Any]) -> None:
-        self.meta = {**meta, "groups": {}, "raising": {}, "unreduced": {}, "unused": {}}
+    def __init__(self, info: RunInfo) -> None:
+        self.info, self._noting = structs.replace(info, groups={}, unreduced={}), threading.RLock()
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
         #: The clock of the machine that a rank is on; None if it is this machine's.
@@ -61,17 +64,23 @@ class LiveTrace:
         if self._subscribers:
             self._unpack()
 
-    def note(self, key: str, rank: int, fact: Any) -> None:
-        """Add a fact about a rank; traces that were made before do not change."""
-        self.meta[key] = {**self.meta.get(key, {}), str(rank): fact}
+    def note(self, field: str, key: Any, fact: Any) -> None:
+        """Add a fact about a rank or a group; traces that were made before do not change."""
+        with self._noting:
+            self.update(**{field: {**getattr(self.info, field), key: fact}})
 
-    def forget(self, key: str, rank: int) -> bool:
-        """Take a fact about a rank away, as in :meth:`note`; True if there was one."""
-        known = self.meta.get(key, {})
-        if str(rank) not in known:
-            return False
-        self.meta[key] = {r: fact for r, fact in known.items() if r != str(rank)}
-        return True
+    def forget(self, field: str, key: Any) -> bool:
+        """Remove a fact that :meth:`note` added; True if there was one."""
+        with self._noting:
+            known = dict(getattr(self.info, field))
+            found = known.pop(key, None)
+            self.update(**{field: known})
+        return found is not None
+
+    def update(self, **facts: Any) -> None:
+        """Replace facts about the run."""
+        with self._noting:
+            self.info = structs.replace(self.info, **facts)
 
     def begin_anew(self, rank: int) -> None:
         """Take what arrives from now on as another process's, in this rank's place."""
@@ -119,21 +128,34 @@ class LiveTrace:
         ]
         self.add(rank, len(rows), encode_rows(rows), here=True)
 
-    def so_far(self, **facts: Any) -> Trace:
-        """The trace of what has arrived; ``facts`` for its ``meta``, which its own override."""
-        self._unpack()
-        events, until = list(self._events), self.clock(time.monotonic())
-        known = {"until": until, **self._compared(), **facts, **self.meta}
-        ended = [end["where"] for end in known.get("ends", {}).values()]
-        return Trace(events, {**known, "sources": sources(events, ended)})
+    def so_far(self, ends: dict[int, RankEnd], replaced: list[Replacement]) -> Trace:
+        """The trace of what has arrived.
 
-    def _compared(self) -> dict[str, Any]:
+        Args:
+            ends: of the ranks that have ended.
+            replaced: the processes that were replaced.
+        """
+        self._unpack()
+        events, until = list(self._events), self.info.until
+        info = structs.replace(
+            self.info,
+            until=self.clock(time.monotonic()) if until is None else until,
+            clocks=self._compared(),
+            ends=ends,
+            replaced=replaced,
+            sources=sources(events, [end.where for end in ends.values()]),
+        )
+        return Trace(events, info)
+
+    def _compared(self) -> dict[str, ClockOffset]:
         """How far the clocks of other machines were ahead, and how sure that is."""
-        hosts, clocks = hosts_of(self.meta), dict[str, dict[str, float]]()
+        hosts, errors = hosts_of(self.info), dict[str, float]()
+        clocks = dict[str, ClockOffset]()
         for rank, offset in sorted(self._clocks.items()):
-            error = max(self._errors[rank], clocks.get(hosts[rank], {"error": 0.0})["error"])
-            clocks[hosts[rank]] = {"ahead": offset.seconds, "error": error}
-        return {"clocks": clocks} if clocks else {}
+            host = hosts[rank]
+            errors[host] = max(self._errors[rank], errors.get(host, 0.0))
+            clocks[host] = ClockOffset(offset.seconds, errors[host])
+        return clocks
 
     def latest(self, ranks: Iterable[int]) -> dict[int, int]:
         """The number of the latest operation of each of these ranks."""

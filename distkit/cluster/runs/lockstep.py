@@ -141,14 +141,14 @@ class Lockstep:
         return over or (self.deadlocked and not self.run.wait_forever)
 
     def _note_ends(self) -> None:
-        for name, members in self.run.live.meta["groups"].items():
+        for name, members in self.run.live.info.groups.items():
             self._board.group(name, members)
         outcomes = list(self.run.outcomes.values())
         tolerated = {o.rank for o in outcomes if o.tolerated}
         for rank, end in report.ends(outcomes).items():
-            why = end["text"].partition("\n")[0]
-            why += "; the others go on without it" * (int(rank) in tolerated)
-            self._board.end(int(rank), end["how"], why)
+            why = end.text.partition("\n")[0]
+            why += "; the others go on without it" * (rank in tolerated)
+            self._board.end(rank, end.how, why)
 
     def _on_end(self) -> None:
         """A rank has ended, or another has taken its place: who looks is told at once."""
@@ -156,8 +156,8 @@ class Lockstep:
             self._disturbed = True
             for one in self.run.replaced[self._replaced :]:
                 self._replaced += 1
-                self._board.replaced(one["node"], one["how"])
-            again = self._free & {one["node"] for one in self.run.replaced}
+                self._board.replaced(one.node, one.how)
+            again = self._free & {one.node for one in self.run.replaced}
             self._renew()
         self._go(again, None)
         self._changed()

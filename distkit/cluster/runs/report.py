@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
@@ -44,6 +44,7 @@ from distkit.trace.calls import (
     seen,
     silence,
 )
+from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
 #: What torch says where there is no process group, and why that is.
@@ -95,23 +96,21 @@ def of_fork(what: str) -> str:
     )
 
 
-def ends(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
-    """The end of each rank, for the trace's ``meta["ends"]``."""
-    return {str(o.rank): _end(o) for o in outcomes}
+def ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
+    """The end of each rank, for the trace's ``info.ends``."""
+    return {o.rank: _end(o) for o in outcomes}
 
 
-def _end(outcome: Outcome) -> dict[str, Any]:
+def _end(outcome: Outcome) -> RankEnd:
     if outcome.died:
-        how = "released" if outcome.released else "died"
-        when = {} if outcome.died_at is None else {"time": outcome.died_at}
-        return {"how": how, "text": outcome.died, "where": "", **when}
+        how: Literal["released", "died"] = "released" if outcome.released else "died"
+        return RankEnd(how, outcome.died, time=outcome.died_at)
     error = outcome.error
     if error is None:
-        return {"how": "returned", "text": outcome.remark, "where": ""}
+        return RankEnd("returned", outcome.remark)
     if error.released or _is_consequence(error):
-        return {"how": "released", "text": "", "where": ""}
-    text = f"{error.type}: {error.text}"
-    return {"how": "raised", "text": text, "where": _users_line(error.frames)}
+        return RankEnd("released")
+    return RankEnd("raised", f"{error.type}: {error.text}", _users_line(error.frames))
 
 
 def cut_short(error: Failure) -> Failure:
@@ -178,7 +177,7 @@ def _after(said: str, afterwards: str) -> str:
     return f"{said}; {afterwards}." if afterwards else f"{said}."
 
 
-def of_stop(rank: int, how: str, pid: int) -> str:
+def of_stop(rank: int, how: str, pid: int | str) -> str:
     """A rank whose process was stopped: nothing of its program is executed any more."""
     return (
         f"rank {rank} is stopped ({how}), and ranks that wait for it stay blocked. `kill -CONT "
@@ -237,7 +236,7 @@ def of_findings(findings: Iterable[Finding]) -> list[str]:
     return [str(f) for f in findings if f.kind is not Kind.STRAGGLER]
 
 
-def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
+def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
     """Those that ended without ending the run."""
     then = {
         "worker": "and was replaced at once: a new process ran the function from its beginning",
@@ -245,8 +244,8 @@ def of_replacements(name: str, replaced: list[dict[str, Any]]) -> list[str]:
         "crash may lose values; the next run has all its servers again",
     }
     return [
-        f"{r['name']} {gone(r['how'])} in the middle of {name} ({r['how']}), "
-        f"{then[r['name'].split()[0]]}.{f' {STOPPED}' if SILENT in r['how'] else ''}"
+        f"{r.name} {gone(r.how)} in the middle of {name} ({r.how}), "
+        f"{then[r.name.split()[0]]}.{f' {STOPPED}' if SILENT in r.how else ''}"
         for r in replaced
     ]
 
@@ -374,7 +373,7 @@ def _reason(found: Iterable[Finding], rank: int) -> Finding | None:
 
 def _before(trace: Trace, rank: int) -> str:
     """The ends of others in its place, in the same run."""
-    hows = [r["how"] for r in trace.meta.get("replaced", []) if r["node"] == rank]
+    hows = [r.how for r in trace.info.replaced if r.node == rank]
     if not hows:
         return ""
     how = hows[0] if len({*hows}) == 1 else "; ".join(hows)
@@ -405,7 +404,7 @@ def _exception(
     if also:
         parts.append(f"Other ranks that raised: {listing(also)}.")
     parts += _of_others(others, trace)
-    if trace.meta.get("replaced") and (_is_consequence(error) or _NO_GROUP in error.text):
+    if trace.info.replaced and (_is_consequence(error) or _NO_GROUP in error.text):
         parts.append(_GROUP_IS_OVER)
     parts += _of_nothing(error)
     text = "".join(_frame(*frame) for frame in _shown(error.frames))
@@ -461,7 +460,7 @@ def of_returned(name: str, outcomes: Iterable[Outcome], trace: Trace) -> list[st
     """A remark on a function, or cell, that returns what a collective returned: None."""
     if any(o.result_type != "NoneType" for o in outcomes):
         return []
-    for text in trace.meta["sources"].values():
+    for text in trace.info.sources.values():
         body = re.search(
             rf"^( *)def {re.escape(name)}\(.*\n((\1[ )].*\n|\s*\n)*)", f"{text}\n", re.M
         )
@@ -558,13 +557,9 @@ def _waited(trace: Trace, rank: int) -> str:
         if span.rank == rank and span.state is State.SCHEDULED:
             return f"rank {rank} was paused before {op_name(span)}{at(span.where)}"
         if span.rank == rank and span.state in (State.FAILED, State.STARTED, State.BLOCKED):
-            peer = "" if span.peer is None else f" with {_name(trace, span.peer)}"
+            peer = "" if span.peer is None else f" with {trace.info.rank(span.peer).name}"
             return f"rank {rank} was in {op_name(span)}{peer}{at(span.where)}"
     return f"rank {rank}"
-
-
-def _name(trace: Trace, rank: int) -> str:
-    return str(trace.meta.get("ranks", {}).get(str(rank), {}).get("name", f"rank {rank}"))
 
 
 def _last_place(trace: Trace, rank: int, log: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.facts import standings
 from distkit.errors import DeadlockError, RunError, RunStopped
 from distkit.events import Event
+from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
 
 #: A notebook shows the timeline of a run that takes longer than this [s].
@@ -47,7 +48,7 @@ class Run:
         else:
             arrived = self._conductor.live.arrived
             state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {arrived} events"
-            state += "".join(f", {r['name']} replaced" for r in self.replaced)
+            state += "".join(f", {r.name} replaced" for r in self.replaced)
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
@@ -96,8 +97,8 @@ class Run:
         return error
 
     @property
-    def replaced(self) -> list[dict[str, Any]]:
-        """Processes that ended during the run and were replaced: node, name, how and time [s]."""
+    def replaced(self) -> list[Replacement]:
+        """Processes that ended during the run and were replaced."""
         return self._conductor.replaced
 
     @property

@@ -10,6 +10,8 @@ from pathlib import Path
 from pickle import dumps
 from typing import Any
 
+from msgspec import structs
+
 from distkit.cluster import limits
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
@@ -72,7 +74,7 @@ def run_ranks(
             getattr(fn, "__name__", str(fn)),
             1,
             list(range(n)),
-            {**gang.meta(), **seeds.told(seed)},
+            structs.replace(gang.info(), seed=seed),
             wait_forever=wait_forever,
             expected_exits=made.kill if made is not None else (),
             afterwards="",

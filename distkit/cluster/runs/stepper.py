@@ -191,7 +191,7 @@ class Stepper:
     def shown(self) -> Trace:
         """The trace up to the moment looked at: the values of the ranks' tensors as they were."""
         whole = self.trace
-        return Trace(whole.events[: self.moment.events], whole.meta)
+        return Trace(whole.events[: self.moment.events], whole.info)
 
     # -- the same again -------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class Stepper:
         """A line that no known source has is a slip of the pen."""
         if not isinstance(line, int):
             return
-        longest = {f: len(t.splitlines()) for f, t in self.trace.meta["sources"].items()}
+        longest = {f: len(t.splitlines()) for f, t in self.trace.info.sources.items()}
         if longest and not 0 < line <= max(longest.values()):
             known = ", ".join(f"{file} has {n} lines" for file, n in longest.items())
             raise StepError(f"there is no line {line}: {known}.")

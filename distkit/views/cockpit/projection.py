@@ -59,7 +59,7 @@ class Stepping:
         patch = {k: v for k, v in {**now, **more}.items() if told.get(k) != v}
         sources = {
             clean(label): clean(text[:MAX_SOURCE])
-            for label, text in trace.meta.get("sources", {}).items()
+            for label, text in trace.info.sources.items()
             if clean(label) not in told["sources"]
         }
         moments = self.moments(reached, trace.events, _ends(trace))
@@ -139,7 +139,7 @@ class Stepping:
 def _now(run: Steppable) -> Json:
     """All but the moments and the sources."""
     hangs = any(f.hang for f in run.findings)
-    stopped = bool(run.trace.meta.get("interrupted")) and not hangs  # its error says no more
+    stopped = run.trace.info.interrupted and not hangs  # its error says no more
     found = remarks("" if stopped else run.error, run.findings)
     return {
         "name": clean(run.name),
@@ -155,11 +155,7 @@ def _now(run: Steppable) -> Json:
 
 def _ends(trace: EventLog) -> dict[int, str]:
     """The lines at which ranks have failed."""
-    return {
-        int(rank): where
-        for rank, end in trace.meta.get("ends", {}).items()
-        if (where := str(end.get("where") or ""))
-    }
+    return {rank: end.where for rank, end in trace.info.ends.items() if end.where}
 
 
 def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:

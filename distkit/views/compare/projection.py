@@ -99,7 +99,7 @@ class Side:
 
     def __init__(self, name: str, trace: EventLog, live: bool = False) -> None:
         self.name, self.live = name, live
-        self._meta, self._events = trace.meta, list[Event]()  # a run hands over all it has
+        self._info, self._events = trace.info, list[Event]()  # a run hands over all it has
         self._bars = Bars(trace, live, thin=True)
         self._settle(trace)
 
@@ -118,7 +118,7 @@ class Side:
         """Renew the figures if the run has grown enough; whether it has."""
         if len(self._events) < (1 + GROWN) * self._seen + 1:
             return False
-        self._settle(EventLog(self._events, self._meta))
+        self._settle(EventLog(self._events, self._info))
         return True
 
     def end(self, trace: EventLog) -> Json:
@@ -137,16 +137,15 @@ class Side:
 def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -> Json:
     """What there is to know of one trace."""
     frame, loop = columns.frame, training(trace)
-    simulated = bool(trace.meta.get("simulated"))
     found = figures(columns)
     if loop is not None:
         found |= {"steps": loop["steps"], "step_seconds": loop["seconds"], "loss": loop["last"]}
     return {
         "name": clean(name),
         "live": live,
-        "simulated": simulated,
+        "simulated": trace.info.simulated,
         "empty": not len(trace),
-        "facts": [*dict.fromkeys([*frame["facts"], *(["simulated"] if simulated else [])])],
+        "facts": [*dict.fromkeys([*frame["facts"], *["simulated"] * trace.info.simulated])],
         "figures": found,
         "loss": loop,
         "notices": [] if live else frame["notices"],

@@ -137,7 +137,7 @@ def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
     found: list[tuple[str, EventLog | Live]] = []
     for source in traces:
         trace, _ = trace_of(source, "Compare")
-        found.append((str(trace.meta.get("name") or "trace"), source))
+        found.append((trace.info.name or "trace", source))
     many, seen = Counter(name for name, _ in found), Counter[str]()
     named = {}
     for name, source in found:

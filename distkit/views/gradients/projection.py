@@ -76,7 +76,7 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
     return {
         **head,
         "live": live,
-        "ranks": [{"rank": r, "lane": i, "name": name(trace.meta, r)} for i, r in enumerate(ranks)],
+        "ranks": [{"rank": r, "lane": i, "name": name(trace.info, r)} for i, r in enumerate(ranks)],
         "layers": [
             {"name": clean(layer), "shape": list(training.layers[layer])} for layer in layers
         ],
@@ -326,8 +326,8 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
     return [
         _say(
             False,
-            f"the replicas' weights differ {since}: {name(trace.meta, rank)} is {far[rank]:.2g} "
-            f"from {name(trace.meta, first)} after step {max(complete)}",
+            f"the replicas' weights differ {since}: {name(trace.info, rank)} is {far[rank]:.2g} "
+            f"from {name(trace.info, first)} after step {max(complete)}",
         )
     ]
 

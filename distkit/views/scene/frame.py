@@ -11,6 +11,7 @@ from distkit.events import COMPUTATION, State
 from distkit.trace.calls import op_name
 from distkit.trace.columns import Look
 from distkit.trace.hosts import Traffic, agreement, between, several
+from distkit.trace.info import RunInfo
 from distkit.views.scene.units import count, human_bytes, human_seconds, joined
 
 #: At most so many lanes are drawn; a notice names the rest.
@@ -26,7 +27,7 @@ Json = dict[str, Any]
 
 
 def frame(
-    meta: Mapping[str, Any],
+    info: RunInfo,
     sums: Mapping[str, int],
     drawn: int,
     lane: Callable[[int], Json],
@@ -39,7 +40,7 @@ def frame(
     """All but bars and arrows: lanes, the sums under the picture, notices.
 
     Args:
-        meta: the trace's ``meta``.
+        info: what is known of the run.
         sums: of the whole trace, drawn or not; sizes in bytes.
         drawn: so many of its operations.
         lane: what a rank's operations add up to.
@@ -49,20 +50,20 @@ def frame(
         live: whether the run goes on.
         found: what hosts have sent each other.
     """
-    ranks = _ranks(meta, seen)
-    unfinished = [] if live else _unfinished(opened, meta)
-    idle = [] if live else [r for r in ranks if r not in named and _serves(meta, r)]
-    note = [f"{joined([name(meta, r) for r in idle])} did nothing: not drawn"] if idle else []
+    ranks = _ranks(info, seen)
+    unfinished = [] if live else _unfinished(opened, info)
+    idle = [] if live else [r for r in ranks if r not in named and _serves(info, r)]
+    note = [f"{joined([name(info, r) for r in idle])} did nothing: not drawn"] if idle else []
     return {
-        "title": clean(str(meta.get("name", ""))),
-        "facts": facts(meta, len(ranks)),
-        "lanes": [{**_lane(meta, r), **lane(r)} for r in ranks if r < MAX_LANES and r not in idle],
-        "groups": {str(g): list(r) for g, r in meta.get("groups", {}).items()},
+        "title": clean(info.name),
+        "facts": facts(info, len(ranks)),
+        "lanes": [{**_lane(info, r), **lane(r)} for r in ranks if r < MAX_LANES and r not in idle],
+        "groups": {g: list(r) for g, r in info.groups.items()},
         "live": live,
         **sums,
-        "compared": compared(meta, found or {}),
-        "open": _open(meta),
-        "notices": [*unfinished, *_left_out(meta, sums["operations"], drawn, ranks), *note],
+        "compared": compared(info, found or {}),
+        "open": _open(info),
+        "notices": [*unfinished, *_left_out(info, sums["operations"], drawn, ranks), *note],
         "notes": note,
     }
 
@@ -77,71 +78,63 @@ def flagged(picture: Json) -> list[str]:
     return [words if words in notes else f"! {words}" for words in picture["notices"]]
 
 
-def _ranks(meta: Mapping[str, Any], seen: Iterable[int]) -> list[int]:
-    named = (int(r) for r in meta.get("ranks", {}))
-    return sorted({*range(int(meta.get("world_size", 0))), *named, *seen})
+def _ranks(info: RunInfo, seen: Iterable[int]) -> list[int]:
+    return sorted({*range(info.world_size), *info.ranks, *seen})
 
 
-def about(meta: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """What is known of a rank."""
-    ranks = meta.get("ranks", {})
-    found: Mapping[str, Any] = ranks.get(str(rank), ranks.get(rank, {}))
-    return found
-
-
-def name(meta: Mapping[str, Any], rank: int) -> str:
+def name(info: RunInfo, rank: int) -> str:
     """The name of a rank."""
-    return clean(str(about(meta, rank).get("name") or f"rank {rank}"))
+    return clean(info.rank(rank).name)
 
 
-def _serves(meta: Mapping[str, Any], rank: int) -> bool:
+def _serves(info: RunInfo, rank: int) -> bool:
     """True for a server or the scheduler that has not died."""
-    died = meta.get("ends", {}).get(str(rank), {}).get("how") == "died"
-    return about(meta, rank).get("role") in ("server", "scheduler") and not died
+    return info.rank(rank).role in ("server", "scheduler") and not info.died(rank)
 
 
-def _lane(meta: Mapping[str, Any], rank: int) -> Json:
-    known, called = about(meta, rank), name(meta, rank)
-    host = several(meta).get(rank)
+def _lane(info: RunInfo, rank: int) -> Json:
+    known, called = info.rank(rank), name(info, rank)
+    host = several(info).get(rank)
     detail = [f"rank {rank}"] if called != f"rank {rank}" else []
-    detail += [str(known["device"])] if known.get("device") not in (None, "", "cpu") else []
-    role = str(known.get("role") or "")
-    lane = {"rank": rank, "name": called, "role": role, "detail": " · ".join(detail)}
+    detail += [known.device] if known.device not in ("", "cpu") else []
+    lane = {"rank": rank, "name": called, "role": known.role, "detail": " · ".join(detail)}
     return lane if host is None else {**lane, "host": clean(host)}
 
 
-def facts(meta: Mapping[str, Any], ranks: int) -> list[str]:
+def facts(info: RunInfo, ranks: int) -> list[str]:
     """How many ranks on how many hosts, and the backend and device; the same word once.
 
-    >>> facts({"ranks": {"0": {"role": "worker"}, "1": {"role": "server"}}, "backend": "gloo"}, 2)
+    >>> from distkit.trace.info import RankInfo
+    >>> ranks = {0: RankInfo(role="worker"), 1: RankInfo(role="server")}
+    >>> facts(RunInfo(ranks=ranks, backend="gloo"), 2)
     ['1 worker and 1 server', 'gloo']
     """
-    roles = Counter(str(about.get("role") or "") for about in meta.get("ranks", {}).values())
+    roles = Counter(known.role for known in info.ranks.values())
     parts = [count(roles[role], role) for role in ("worker", "server") if roles["server"]]
     known = [joined(parts) or count(ranks, "rank")] if ranks else []
-    if hosts := {*several(meta).values()}:
+    if hosts := {*several(info).values()}:
         known.append(count(len(hosts), "host"))
-    return [*known, *dict.fromkeys(str(meta[k]) for k in ("backend", "device") if meta.get(k))]
+    return [*known, *dict.fromkeys(filter(None, (info.backend, info.device)))]
 
 
-def compared(meta: Mapping[str, Any], found: Traffic) -> list[tuple[str, str, str]]:
+def compared(info: RunInfo, found: Traffic) -> list[tuple[str, str, str]]:
     """What a run on several hosts adds to the sums: a figure, what it is, and more in a hint.
 
     Args:
-        meta: the trace's ``meta``.
+        info: what is known of the run.
         found: what its hosts have sent each other.
     """
-    if not (hosts := several(meta)):
+    if not (hosts := several(info)):
         return []
     messages, nbytes = between(found)
     ways = (f"{a} → {b}: {human_bytes(n)}" for (a, b), (_, n) in found.items())
     words = f"between hosts · {count(messages, 'message')}"
     told = [(human_bytes(nbytes), words, clean("\n".join(ways)))] if found else []
-    if (error := agreement(meta)) is not None:
-        clocks, names = meta["clocks"], [*dict.fromkeys(hosts.values())]
+    if (error := agreement(info)) is not None:
+        names = [*dict.fromkeys(hosts.values())]
         each = (
-            f"{name}: {c['ahead']:+.6f} s ± {human_seconds(c['error'])}"
-            for name, c in clocks.items()
+            f"{name}: {clock.ahead:+.6f} s ± {human_seconds(clock.error or 0.0)}"
+            for name, clock in info.clocks.items()
         )
         some = joined(names) if len(names) < 5 else count(len(names), "host")
         told.append(
@@ -154,16 +147,16 @@ def compared(meta: Mapping[str, Any], found: Traffic) -> list[tuple[str, str, st
     return told
 
 
-def _left_out(meta: Mapping[str, Any], operations: int, drawn: int, ranks: list[int]) -> list[str]:
+def _left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
     """What the reader must know before trusting the picture."""
-    dropped, found = int(sum(meta.get("dropped", {}).values())), list[str]()
+    dropped, found = sum(info.dropped.values()), list[str]()
     if dropped:
         found.append(
             f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
             "so operations may be missing here"
         )
-    found += [limit["text"] for limit in meta.get("limits", {}).values()]
-    unseen = sum(map(Counter, meta.get("unseen", {}).values()), Counter[str]())
+    found += [limit.text for limit in info.limits.values()]
+    unseen = sum(map(Counter, info.unseen.values()), Counter[str]())
     found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MOST_UNSEEN)]
     if any(r >= MAX_LANES for r in ranks):
         found.append(
@@ -176,23 +169,22 @@ def _left_out(meta: Mapping[str, Any], operations: int, drawn: int, ranks: list[
     return found
 
 
-def _unfinished(opened: Iterable[tuple[int, Look]], meta: Mapping[str, Any]) -> list[str]:
+def _unfinished(opened: Iterable[tuple[int, Look]], info: RunInfo) -> list[str]:
     """A flag for a stopped run, and a line for each name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
-    stopped = ["the run was stopped"] if meta.get("interrupted") else []
+    stopped = ["the run was stopped"] if info.interrupted else []
     for rank, it in sorted(opened, key=lambda one: one[0]):
         if it.op not in COMPUTATION:
-            died = meta.get("ends", {}).get(str(rank), {}).get("how") == "died"
-            open_ = "died in" if died else _open(meta)
+            open_ = "died in" if info.died(rank) else _open(info)
             verb = "paused before" if it.state is State.SCHEDULED else open_
-            stuck[f"{verb} {op_name(it)}"].append(name(meta, rank))
+            stuck[f"{verb} {op_name(it)}"].append(name(info, rank))
     found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
     return [*stopped, *found]
 
 
-def _open(meta: Mapping[str, Any]) -> str:
+def _open(info: RunInfo) -> str:
     """What to say of operations that have not ended, when the run has."""
-    return "stopped in" if meta.get("interrupted") else "still in"
+    return "stopped in" if info.interrupted else "still in"
 
 
 def _names(names: list[str]) -> str:

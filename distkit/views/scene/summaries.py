@@ -98,8 +98,8 @@ def largest(values: Iterable[float]) -> float:
 def headline(trace: EventLog) -> Json:
     """The title of a run, and what there is to know of it."""
     return {
-        "title": clean(str(trace.meta.get("name", ""))),
-        "facts": facts(trace.meta, len(trace.ranks)),
+        "title": clean(trace.info.name),
+        "facts": facts(trace.info, len(trace.ranks)),
     }
 
 

@@ -66,7 +66,7 @@ class Serving:
     @property
     def title(self) -> str:
         """The name of the run."""
-        return clean(str(self.trace.meta.get("name", ""))) or "Servers"
+        return clean(self.trace.info.name) or "Servers"
 
     def done(self, kind: str) -> list[Beat]:
         """The beats of a kind that have ended."""
@@ -109,8 +109,8 @@ def project(trace: EventLog, live: bool = False) -> Serving:
 
 
 def _names(trace: EventLog, story: Story) -> dict[int, str]:
-    told = map(int, trace.meta.get("ranks", {}))
-    return {rank: name(trace.meta, rank) for rank in {*told, *story.roles, *trace.ranks}}
+    ranks = {*trace.info.ranks, *story.roles, *trace.ranks}
+    return {rank: name(trace.info, rank) for rank in ranks}
 
 
 def _rows(story: Story) -> dict[At, Row]:
@@ -232,13 +232,13 @@ def _fullest(steps: list[tuple[float, int]], end: float) -> float:
 
 def facts(run: Serving) -> list[str]:
     """What stands beside the title."""
-    story, device = run.story, run.trace.meta.get("device")
+    story, device = run.story, run.trace.info.device
     modes = dict.fromkeys(r.key for r in story.requests if r.op is Op.REGISTER and r.key)
     roles = [(len(story.of(role)), role) for role in ("worker", "server")]
     return [
         *(clean(mode) for mode in modes),
         *(count(n, role) for n, role in roles if n),
-        *([str(device)] if device else []),
+        *([device] if device else []),
     ]
 
 
@@ -287,18 +287,14 @@ def notes(run: Serving) -> list[str]:
 
 
 def _warnings(run: Serving) -> list[str]:
-    story, names, meta = run.story, run.names, run.trace.meta
+    story, names, info = run.story, run.names, run.trace.info
     refused = sum(r.refused for r in story.requests)
     pulls = (w.asked for w in run.waits if w.kind == "pull" and w.asked)
     stuck = sum(r.left is None and r.back is None for r in pulls)
     lost = sum(b.end is None and b.kind != "barrier" and not b.answered for b in run.beats)
     dropped = run.trace.dropped
-    dead = [
-        names[int(r)]
-        for r, a in meta.get("ends", {}).items()
-        if a.get("how") == "died" and int(r) in names
-    ]
-    again = [str(r["name"]) for r in meta.get("replaced", ())]
+    dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
+    again = [one.name for one in info.replaced]
     servers = [name for rank in story.of("server") if (name := names[rank]) in (*dead, *again)]
     found = [
         (f"{', '.join(dead)} died", dead),

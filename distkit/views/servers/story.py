@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from distkit.consistency import Asynchronous, Rule, Synchronous, rule_of
 from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog
@@ -144,7 +146,7 @@ def read(trace: EventLog) -> Story:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
-    rules = _rules(begins, requests, updates, workers, trace.meta.get("terms", {}))
+    rules = _rules(begins, requests, updates, workers, structs.asdict(trace.info.terms))
     return Story(roles, begins, rules, requests, updates, gradients, list(barriers.values()))
 
 
@@ -225,12 +227,8 @@ def _value(s: Span, got: Span | None, reply: Span | None) -> Summary | None:
 
 def _part(requests: list[Request], trace: EventLog) -> None:
     """Mark those whose nodes have ended: whatever the server did, nobody heard the answer."""
-    ended = {
-        int(rank)
-        for rank, end in trace.meta.get("ends", {}).items()
-        if end.get("how") != "returned"
-    }
-    again = {int(one["node"]) for one in trace.meta.get("replaced", ())}
+    ended = {rank for rank, end in trace.info.ends.items() if end.how != "returned"}
+    again = {one.node for one in trace.info.replaced}
     for r in requests:
         if r.back is None and not r.refused:
             cut = r.failed is not None and r.left is not None and r.node in ended | again
@@ -245,12 +243,10 @@ def _roles(trace: EventLog, requests: list[Request]) -> dict[int, str]:
             behave.setdefault(r.server, "scheduler")
         else:
             behave |= {r.node: "worker", r.server: "server"}
-    said = {
-        int(rank): str(about.get("role") or "")
-        for rank, about in trace.meta.get("ranks", {}).items()
-    }
     return behave | {
-        rank: role for rank, role in said.items() if role in ("worker", "server", "scheduler")
+        rank: known.role
+        for rank, known in trace.info.ranks.items()
+        if known.role in ("worker", "server", "scheduler")
     }
 
 

@@ -35,14 +35,15 @@ class Servers(SceneView):
         TypeError: ``source`` has no trace.
 
     >>> from distkit.events import Event, Op, State
-    >>> roles = {r: {"name": n, "role": n} for r, n in enumerate(("worker", "server"))}
+    >>> from distkit.trace.info import RankInfo, RunInfo
+    >>> ranks = {0: RankInfo("worker", "worker"), 1: RankInfo("server", "server")}
     >>> facts = dict(attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)})
     >>> asked = dict(peer=1, attributes={"key": "w"}, match="kv:0:0:0", nbytes=8, dtype="float32")
     >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **asked),
     ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **asked | {"peer": 0}),
     ...                Event(1, 1, Op.MARK, State.STARTED, 0.1, **facts),
     ...                Event(1, 1, Op.MARK, State.COMPLETED, 0.2, **facts)],
-    ...               {"ranks": roles}))
+    ...               RunInfo(ranks=ranks)))
     Servers: 1 worker, 1 server
       server: w v1 (8 B)
       1 push (8 B), 0 pulls (0 B), 1 update; gradients of staleness 0: 1

@@ -236,13 +236,13 @@ def _ends(trace: EventLog) -> dict[int, Stretch]:
     """Nodes that have ended, after the last that was heard of them."""
     last = {e.rank: e.time for e in trace.events}
     found: dict[int, Stretch] = {}
-    for rank, about in trace.meta.get("ends", {}).items():
-        how, heard = str(about.get("how") or "ended"), last.get(int(rank))
-        told = about.get("time", heard)
+    for rank, end in trace.info.ends.items():
+        how, heard = end.how, last.get(rank)
+        told = heard if end.time is None else end.time
         # a death is noticed later than it happens: it is shown after the last sign of life
         if (time := heard if how == "died" and heard is not None else told) is not None:
-            words = {"returned": "has returned", "released": "was released"}.get(how, how)
-            found[int(rank)] = (time, None, Status("ended", words))
+            words = {"returned": "has returned", "released": "was released"}.get(how, str(how))
+            found[rank] = (time, None, Status("ended", words))
     return found
 
 
@@ -254,8 +254,8 @@ def deaths(trace: EventLog) -> list[Death]:
         for node, (time, _, status) in ends.items()
         if status.text == "died"
     ]
-    for one in trace.meta.get("replaced", ()):
-        node, time = int(one["node"]), min(float(one["time"]), until)
+    for one in trace.info.replaced:
+        node, time = one.node, min(one.time, until)
         later = (e.time for e in trace.events if e.rank == node and e.time > time)
         found.append((node, time, min(later, default=None)))
     return sorted(found, key=lambda death: death[1])

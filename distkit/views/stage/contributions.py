@@ -77,7 +77,7 @@ def find_rings(trace: EventLog) -> list[Ring]:
     >>> find_rings(EventLog())
     []
     """
-    groups = {"world": list(trace.ranks), **trace.meta.get("groups", {})}
+    groups = {"world": list(trace.ranks), **trace.info.groups}
     spans = {(s.rank, s.seq): s for s in trace.spans}
     by_group: dict[str, list[Message]] = defaultdict(list)
     for m in trace.messages:

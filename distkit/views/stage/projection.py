@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.hosts import several
+from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.summaries import headline, number
@@ -61,9 +61,8 @@ def project(
     if clock not in CLOCKS:
         raise ValueError(f"there is no clock {clock!r}. Choose one of {', '.join(CLOCKS)}.")
     sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
-    told = trace.meta.get("ranks", {})
-    roles = {int(rank): str(about.get("role") or "") for rank, about in told.items()}
-    hosts = several(trace.meta)
+    roles = {rank: known.role for rank, known in trace.info.ranks.items()}
+    hosts = several(trace.info)
     ranks = trace.ranks[:MAX_PLACES]
     kind = layout or pattern(ranks, sent, roles, hosts)
     found = follow(trace)
@@ -79,7 +78,7 @@ def project(
         "kind": kind,
         "start": trace.start,
         "end": trace[-1].time if len(trace) else 0.0,
-        "nodes": _nodes(ranks, trace.meta, kind, sent, roles, hosts),
+        "nodes": _nodes(ranks, trace.info, kind, sent, roles, hosts),
         "links": _links(ranks, sent),
         "beats": beats,
         "changes": _changes(found, beats, more),
@@ -91,7 +90,7 @@ def project(
 
 def _nodes(
     ranks: list[int],
-    meta: Mapping[str, Any],
+    info: RunInfo,
     kind: str,
     sent: Sequence[Pair],
     roles: dict[int, str],
@@ -101,7 +100,7 @@ def _nodes(
     return [
         {
             "rank": rank,
-            "name": name(meta, rank),
+            "name": name(info, rank),
             "role": roles.get(rank, ""),
             **({"host": clean(hosts[rank])} if rank in hosts else {}),
             "x": places[rank][0],

@@ -110,7 +110,7 @@ def _title(trace: EventLog, group: list[Span]) -> str:
     label = f" {clean(first.label)}" if first.label else ""
     if first.op in P2P and first.peer is not None:
         ends = (first.rank, first.peer) if first.op is Op.SEND else (first.peer, first.rank)
-        return " → ".join(name(trace.meta, r) for r in ends)
+        return " → ".join(name(trace.info, r) for r in ends)
     return f"{first.op}{label}"
 
 
@@ -121,7 +121,7 @@ def _rank(trace: EventLog, s: Span, off: list[int]) -> Json:
     return {
         "rank": s.rank,
         "lane": trace.ranks.index(s.rank),
-        "name": name(trace.meta, s.rank),
+        "name": name(trace.info, s.rank),
         "role": _role(trace, s),
         "state": str(s.state),
         "before": in_columns(s.before, s.shape) if s.before else None,
@@ -136,7 +136,7 @@ def _role(trace: EventLog, s: Span) -> str:
     if s.peer is None:
         return ""
     if s.op in P2P:
-        return ("sends to " if s.op is Op.SEND else "receives from ") + name(trace.meta, s.peer)
+        return ("sends to " if s.op is Op.SEND else "receives from ") + name(trace.info, s.peer)
     return "root" if s.peer == s.rank else ""
 
 
@@ -176,7 +176,7 @@ def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str)
 
 def _same(trace: EventLog, known: list[tuple[int, Summary]], what: str) -> str:
     if what == "message":
-        return f"{name(trace.meta, known[1][0])} received what {name(trace.meta, known[0][0])} sent"
+        return f"{name(trace.info, known[1][0])} received what {name(trace.info, known[0][0])} sent"
     s = known[0][1]
     part = f", by {len(s.values)} of {s.size:,} values" if s.size > len(s.values) else ""
     return f"the same on all {len(known)} ranks{part}"
@@ -188,5 +188,5 @@ def _different(trace: EventLog, what: str, kinds: int, differ: list[int], by: fl
         return f"what arrived differs from what was sent{amount}"
     if kinds > 2 or len(differ) > 3:
         return f"{kinds} different tensors{amount}"
-    who = ", ".join(name(trace.meta, rank) for rank in differ)
+    who = ", ".join(name(trace.info, rank) for rank in differ)
     return f"{who} differ{'s' if len(differ) == 1 else ''} from the others{amount}"

@@ -38,7 +38,7 @@ class Bars:
         thin: tell fewer values.
 
     >>> from distkit.events import Op
-    >>> bars = Bars(EventLog([], {}), live=True)
+    >>> bars = Bars(EventLog(), live=True)
     >>> len(bars.take([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4)])["bars"])
     1
     """
@@ -47,7 +47,7 @@ class Bars:
         self._thin, self._live = thin, live
         self._known: set[tuple[int, int, State]] = set()
         self._table = Table.of(())
-        self.columns = Columns(EventLog((), trace.meta) if live else trace, live=live)
+        self.columns = Columns(EventLog((), trace.info) if live else trace, live=live)
         if live:
             self.take(trace.events)
 
@@ -57,11 +57,11 @@ class Bars:
             return {"bars": [], "arrows": [], **self.columns.frame}
         told = {(e.rank, e.seq, e.state): e for e in events if not is_note(e)}
         fresh = [e for key, e in told.items() if key not in self._known]
-        before, meta = self.columns, self.columns.meta
+        before = self.columns
         if fresh:
             self._known |= told.keys()
             self._table = Table.of(fresh, self._table)
-            self.columns = Columns(EventLog.of(self._table, meta), MAX_BARS, live=True)
+            self.columns = Columns(EventLog.of(self._table, before.info), MAX_BARS, live=True)
         return self.columns.changes(before)
 
     def end(self, trace: EventLog) -> Json:

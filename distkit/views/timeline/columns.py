@@ -61,7 +61,7 @@ class Columns:
     """
 
     def __init__(self, trace: EventLog, most: int | None = None, *, live: bool = False) -> None:
-        self.meta, self._live, self._table = trace.meta, live, _drawn(trace.table)
+        self.info, self._live, self._table = trace.info, live, _drawn(trace.table)
         self.ops = Operations(self._table)
         self.pairs = Pairs(self.ops)
         self._drawn: Bools = self.ops.rank < MAX_LANES
@@ -261,7 +261,7 @@ class Columns:
         }
         stuck = [] if self._live else np.flatnonzero(~ops.ended).tolist()
         around = frame(
-            self.meta,
+            self.info,
             sums,
             int(self._drawn.sum()),
             self._lane,
@@ -303,9 +303,9 @@ class Columns:
         """Where the picture ends: operations still open last until the trace was taken."""
         if not self.ops.span:
             return -math.inf
-        deaths = filter(None, map(self._died, map(int, self.meta.get("ends", {}))))
+        deaths = filter(None, map(self._died, self.info.ends))
         last = max([self.ops.span[1], *deaths])
-        return last if self.ops.ended.all() else max(last, float(self.meta.get("until", 0)))
+        return last if self.ops.ended.all() else max(last, self.info.until or 0.0)
 
     def _mine(self, rank: int) -> slice:
         """The operations of a rank."""
@@ -313,8 +313,7 @@ class Columns:
 
     def _died(self, rank: int) -> float | None:
         """When a rank died [s]; None: it did not, or nobody knows when."""
-        end = self.meta.get("ends", {}).get(str(rank), {})
-        return end.get("time") if end.get("how") == "died" else None
+        return self.info.ends[rank].time if self.info.died(rank) else None
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """When a rank's communication began and ended, or the picture did."""
@@ -358,7 +357,7 @@ class Columns:
     @property
     def traffic(self) -> Traffic:
         """What hosts have sent each other, where there are several."""
-        hosts = several(self.meta)
+        hosts = several(self.info)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
     @cached_property

@@ -79,7 +79,8 @@ def _timeline(trace: EventLog) -> tuple[Json, str]:
 
 def _speaks(trace: EventLog) -> bool:
     """True if a rank said anything to another: of an imported call the group may be unknown."""
-    members = {name: {*ranks} for name, ranks in trace.meta.get("groups", {}).items()}
+    groups = trace.info.groups
+    members: dict[str, set[int | None]] = {name: {*ranks} for name, ranks in groups.items()}
     for e in trace.events:
         if e.op not in COMPUTATION:
             members.setdefault(e.group, set()).update({e.rank, e.peer} - {None})
@@ -296,14 +297,15 @@ def _selected(truth: bool) -> str:
 
 def _about(trace: EventLog, picture: Json) -> str:
     """The ranks of the run, and where they ran."""
-    ranks = {int(r): about for r, about in trace.meta.get("ranks", {}).items()}
-    keys = [k for k in ("role", "host", "pid", "device") if any(a.get(k) for a in ranks.values())]
+    ranks = trace.info.ranks
+    facts = "role", "host", "pid", "device"
+    keys = [k for k in facts if any(getattr(known, k) for known in ranks.values())]
     if not keys:
         return ""
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
     body = [
-        (str(r), names.get(r, f"rank {r}"), *(str(about.get(k) or "") for k in keys))
-        for r, about in sorted(ranks.items())
+        (str(r), names.get(r, f"rank {r}"), *(str(getattr(known, k) or "") for k in keys))
+        for r, known in sorted(ranks.items())
     ]
     return _details(f"The {len(body)} ranks", ("rank", "name", *keys), body)
 

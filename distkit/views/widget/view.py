@@ -190,12 +190,12 @@ class WholeView(View):
 
     def _begin(self, trace: EventLog, live: bool) -> None:
         self._live = live
-        self._meta, self._events = trace.meta, list(trace.events) if not live else []
+        self._info, self._events = trace.info, list(trace.events) if not live else []
         self._data = self._project(trace)
 
     def _take(self, events: list[Event]) -> Json | None:
         self._events += events
-        return self._renew(EventLog(self._events, self._meta))
+        return self._renew(EventLog(self._events, self._info))
 
     def _end(self, trace: EventLog) -> Json:
         self._live = False

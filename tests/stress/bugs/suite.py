@@ -296,7 +296,7 @@ def judge(case: Case, folder: Path) -> Verdict:
     if ended and waits:
         seconds = end - max(waits)
     else:
-        seconds = end - float(run.trace.meta["until"])
+        seconds = end - run.trace.info.until
     shown = "\n".join([ended, *(str(w.message) for w in caught)]).strip()
     findings = run.findings
     kind, culprits = (str(findings[0].kind), findings[0].culprits) if findings else ("", ())
