@@ -1,10 +1,13 @@
 """Logs of NCCL (``NCCL_DEBUG=INFO``) as events: which rank has made which calls. Pure.
 
 A log has the calls of each process in their order, and nothing of their ends. A communicator is an
-address, of each process its own; the lines of its initialisation tell which belong together, and
-the place of each in it.
+address, of each process its own. The lines of its initialisation say which communicators belong
+together, and which rank each process is; calls on others are counted, not shown.
 
-Source: ``ncclEnqueueCheck``, ``ncclCommInitRankFunc`` and ``ncclDebugLog`` of NCCL 2.7 to 2.28;
+Processes that share a pipe write blocks, not lines: a line may be cut anywhere, and continue behind
+another process's. What is left of a call is counted, too.
+
+Source: ``ncclEnqueueCheck``, ``ncclCommInitRankFunc`` and ``ncclDebugLog`` of NCCL 2.18 to 2.28;
 RCCL writes the same.
 """
 
@@ -19,31 +22,34 @@ from typing import Any
 
 from distkit.events import COLLECTIVES, P2P, WORLD, Event, Op, State
 from distkit.trace.calls import CUT, named
-from distkit.trace.info import MOST_RANKS, Limit, RankInfo, RunInfo
-from distkit_hosts.foreign import naming
 from distkit_hosts.foreign.flight_recorder import op_of
 
 Json = dict[str, Any]
 
 #: What calls are recognised by, and what writes them.
 LOOKED_FOR = (
-    "lines of calls such as `AllReduce: opCount 2a …`. NCCL writes them with NCCL_DEBUG=INFO "
-    "NCCL_DEBUG_SUBSYS=INIT,COLL"
+    "lines of communicators such as `ncclCommInitRank comm 0x… commId 0x… - Init COMPLETE`, and of "
+    "calls on them such as `AllReduce: opCount 2a …`. NCCL writes both from the start of a job on "
+    "with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL"
 )
 
 #: Every line: what a launcher puts before it, then ``host:pid:tid [device] NCCL INFO``.
 _SAID = "NCCL INFO "
 _PROCESS = re.compile(
-    r"(?:(?P<host>[^\s:]+):(?P<pid>\d+):\d+ )?\[(?P<device>\d+)\](?: \d+)? $"  # RCCL: a time
+    r"(?:(?P<host>[^\s:\]|\"']+):(?P<pid>\d+):\d+ )?\[(?P<device>\d+)\](?: \d+)? $"  # RCCL: a time
 )
 _CALL = re.compile(
     r"(?P<op>\w+): opCount (?P<number>[0-9a-f]+) sendbuff \S+ recvbuff \S+ count (?P<count>\d+) "
     r"datatype (?P<dtype>\d+) op (?P<reduction>\d+) root (?P<root>\d+) comm (?P<comm>\w+) "
     r"\[nranks=(?P<size>\d+)\] stream [^\s]+(?: task \d+ globalrank (?P<rank>\d+))?"
 )
-_PART = re.compile(r"\w+: opCount")
+#: What is left of a call that was cut: it has at least one of these.
+_PART = re.compile(r": opCount|sendbuff \S+ recvbuff")
+#: Colours, which some launchers give their prefixes.
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _INIT = re.compile(
-    r"comm (?P<comm>0x\w+) rank (?P<place>\d+) nranks (?P<size>\d+) cudaDev (?P<device>\d+)"
+    r"comm (?P<comm>0x\w+) rank (?P<place>\d{1,6}) nranks (?P<size>\d{1,6}) "
+    r"cudaDev (?P<device>\d+)"
     r"(?:.* busId (?P<bus>\w+))?(?:.* parent (?P<parent>0x\w+)(?: \w+Count (?P<count>\d+))?"
     r" color (?P<color>-?\d+))?(?:.* commId (?P<id>0x\w+))?.* Init (?:START|COMPLETE)"
 )
@@ -76,7 +82,6 @@ class Call:
     line: int  # among those of all files
     where: str
     time: float | None
-    number: int  # opCount: how many launches of its communicator came before
     op: Op
     count: int
     dtype: int
@@ -90,22 +95,12 @@ class Comm:
 
     lane: Lane
     size: int
-    identity: str = ""  # equal for those that belong together; "" if that is not known
-    place: int | None = None
-    bus: str = ""
-    first: int = 0
+    identity: str  # equal for those that belong together
+    place: int
+    bus: str
+    first: int
     closed: bool = False
     calls: list[Call] = field(default_factory=list)
-
-    @property
-    def begun(self) -> bool:
-        """True if its calls are here from the first one on."""
-        return self.place is not None or not self.calls or not self.calls[0].number
-
-    @property
-    def counted(self) -> bool:
-        """True if its calls are numbered without a gap."""
-        return all(c.number == self.calls[0].number + n for n, c in enumerate(self.calls))
 
 
 def is_one(value: Any) -> bool:
@@ -123,9 +118,10 @@ def holds(logs: Collection[str]) -> str:
     lines = sum(log.count(_SAID) for log in logs)
     lanes = {comm.lane for comm in found.comms}
     said = f"{lines} lines of NCCL, which name {len(lanes)} ranks"
-    for identity, comms in _together(found.comms).items():
-        absent = sorted({*range(comms[0].size)} - {c.place for c in comms if c.place is not None})
-        if identity and absent:
+    if found.strange:
+        said += f", and have {found.strange} calls on communicators whose beginning is not there"
+    for comms in _together(found.comms).values():
+        if absent := sorted({*range(comms[0].size)} - {c.place for c in comms}):
             said += f"; {named(absent)} of a communicator of {comms[0].size} never began it"
     return said
 
@@ -138,10 +134,8 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], RunInfo]:
     """
     log = _Log(logs)
     comms, earlier = _latest(log.comms)
-    guessed = _guess(comms)
     ranks, how = _ranks(comms, log)
     groups, members = _groups(comms, ranks)
-    unmatched = _aligned(comms)
     events = [*_events(comms, ranks, groups, members, log.timed)]
     size = len(members.get(WORLD, ranks))
     info = RunInfo(
@@ -151,12 +145,15 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], RunInfo]:
             rank: RankInfo(f"rank {rank}", host=host, pid=pid)
             for (host, pid, _), rank in sorted(ranks.items(), key=lambda item: item[1])
         },
-        groups={WORLD: [*range(size)]} | {g: r for g, r in members.items() if g != WORLD},
-        unseen={rank: {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]},
-        limits=_limits(log, ranks, how, size, earlier, unmatched, guessed),
-        world_size=size if size == len(ranks) else 0,
-    )
-    return events, info
+        "groups": {WORLD: [*range(size)]} | {g: r for g, r in members.items() if g != WORLD},
+        "unseen": {
+            str(rank): {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]
+        },
+        "limits": _limits(log, ranks, how, size, earlier),
+    }
+    if size == len(ranks):
+        meta["world_size"] = size
+    return events, meta
 
 
 # -- lines -----------------------------------------------------------------------------------------
@@ -167,10 +164,10 @@ class _Log:
 
     def __init__(self, logs: Mapping[Any, str]) -> None:
         self.comms: list[Comm] = []
-        self.cut, self.torn = Counter[Lane](), 0
-        #: The rank of each lane, as its lines begin; and the file that it is in.
+        self.cut = Counter[Lane]()  # calls in the last line of a file
+        self.torn = self.strange = 0  # other parts of calls; calls on unknown communicators
+        #: The rank of each lane, as its lines begin.
         self.told: dict[Lane, int] = {}
-        self.files: dict[Lane, str] = {}
         self._open: dict[tuple[str, str, str], Comm] = {}  # by process and address
         self._line = 0
         for name, text in logs.items():
@@ -184,20 +181,19 @@ class _Log:
     def _read(self, name: str, text: str) -> None:
         lines = text.splitlines()
         for number, line in enumerate(lines, 1):
-            if "opCount" not in line and "comm 0x" not in line:
+            if "opCount" not in line and "comm 0x" not in line and "sendbuff" not in line:
                 continue  # nearly always
             self._line += 1
-            before, is_nccl, said = line.rpartition(_SAID)
-            process = _PROCESS.search(before) if is_nccl else None
+            before, _, said = _COLOUR.sub("", line).rpartition(_SAID)
+            process = _PROCESS.search(before)
+            self.torn += _PART.search(before) is not None
             if process is None:
-                self.torn += "opCount" in line and _PART.search(line) is not None
+                self.torn += _PART.search(said) is not None
                 continue
             lane = process["host"] or "", process["pid"] or name, process["device"]
-            where = f"{name}:{number}"
             if (call := _CALL.match(said)) is not None:
-                self._call(lane, call, where, before)
-                self.files.setdefault(lane, name)
-            elif _PART.match(said):
+                self._call(lane, call, f"{name}:{number}", before)
+            elif _PART.search(said):
                 if number == len(lines):
                     self.cut[lane] += 1
                 else:
@@ -212,31 +208,30 @@ class _Log:
         process = lane[:2]
         parent = self._open.get((*process, said["parent"] or ""))
         identity = said["id"] or ""
-        if not identity and parent is not None and parent.identity:
+        if not identity and parent is not None:
             identity = f"{parent.identity} split {said['count']} {said['color']}"
-        at = *process, said["comm"]
-        known = self._open.get(at)
-        if known is not None and known.identity == identity and identity:
-            return  # START, then COMPLETE
-        comm = Comm((*process, said["device"]), int(said["size"]), identity, int(said["place"]))
-        comm.bus, comm.first = said["bus"] or "", self._line
-        self._open[at] = comm
-        self.comms.append(comm)
+        at, known = (*process, said["comm"]), self._open.pop((*process, said["comm"]), None)
+        if known is not None and known.identity == identity:
+            self._open[at] = known  # START, then COMPLETE
+        elif identity and int(said["place"]) < int(said["size"]):
+            own = *process, said["device"]
+            size, place, bus = int(said["size"]), int(said["place"]), said["bus"] or ""
+            self._open[at] = Comm(own, size, identity, place, bus, self._line)
+            self.comms.append(self._open[at])
 
     def _call(self, lane: Lane, said: re.Match[str], where: str, before: str) -> None:
         op = op_of(said["op"])
         if op is None:
             return
-        at = *lane[:2], said["comm"]
-        if at not in self._open:
-            self._open[at] = Comm(lane, int(said["size"]), first=self._line)
-            self.comms.append(self._open[at])
-        comm = self._open[at]
+        comm = self._open.get((*lane[:2], said["comm"]))
+        if comm is None:
+            self.strange += 1
+            return
         if (rank := _rank_in(before, said)) is not None:
             self.told.setdefault(comm.lane, rank)
         numbers = (int(said[name]) for name in ("count", "dtype", "reduction", "root"))
         time = _time(before)
-        comm.calls.append(Call(self._line, where, time, int(said["number"], 16), op, *numbers))
+        comm.calls.append(Call(self._line, where, time, op, *numbers))
 
 
 def _rank_in(before: str, said: re.Match[str]) -> int | None:
@@ -271,10 +266,10 @@ def _latest(comms: Sequence[Comm]) -> tuple[list[Comm], int]:
     Ranks of one job have communicators together; two processes on one GPU are of two jobs.
     """
     jobs: list[set[Lane]] = []
-    for identity, some in _together(comms).items():
-        for lanes in [{c.lane for c in some}] if identity else [{c.lane} for c in some]:
-            met = [job for job in jobs if not job.isdisjoint(lanes)]
-            jobs = [job for job in jobs if job not in met] + [lanes.union(*met)]
+    for some in _together(comms).values():
+        lanes = {c.lane for c in some}
+        met = [job for job in jobs if not job.isdisjoint(lanes)]
+        jobs = [job for job in jobs if job not in met] + [lanes.union(*met)]
     its = [[comm for comm in comms if comm.lane in job] for job in jobs]
     its.sort(key=lambda some: max(_last(comm) for comm in some), reverse=True)
     kept, places = list[Comm](), set[tuple[str, str]]()
@@ -291,32 +286,16 @@ def _last(comm: Comm) -> tuple[float, int]:
     return (call.time or 0.0, call.line) if call else (0.0, comm.first)
 
 
-def _guess(comms: Sequence[Comm]) -> bool:
-    """Where no line tells it: a communicator of as many ranks as there are, one on each, is one."""
-    lanes = {comm.lane for comm in comms}
-    alike = [comm for comm in comms if not comm.identity and comm.size == len(lanes)]
-    is_one = len(alike) == len(lanes) == len({comm.lane for comm in alike})
-    if is_one and all(comm.size <= len(lanes) for comm in comms):
-        for comm in alike:
-            comm.identity = "all"
-        return True
-    return False
-
-
 def _ranks(comms: Sequence[Comm], log: _Log) -> tuple[dict[Lane, int], str]:
     """The rank of each lane, and by what it is known: a communicator of all, or else its lines."""
     lanes = sorted({comm.lane for comm in comms}, key=_order)
-    for identity, some in _together(comms).items():
-        found = {comm.lane: comm.place for comm in some if comm.place is not None}
-        if identity and len(found) == len(lanes) == len({*found.values()}):
-            return {lane: place for lane, place in found.items() if place is not None}, "world"
+    for some in _together(comms).values():
+        found = {comm.lane: comm.place for comm in some}
+        if len(found) == len(lanes) == len({*found.values()}):
+            return found, "world"
     told = {lane: log.told[lane] for lane in lanes if lane in log.told}
-    if len(lanes) == len({*told.values()}) and max(told.values()) < MOST_RANKS:
+    if len(lanes) == len({*told.values()}) and max(told.values(), default=0) < fields.MOST_RANKS:
         return told, "lines"
-    files = {lane: log.files[lane] for lane in lanes if lane in log.files}
-    if len(lanes) == len({*files.values()}) and (names := naming.ranks([*files.values()])):
-        if sorted(names.values()) == [*range(len(lanes))]:  # else they are pids
-            return {lane: names[file] for lane, file in files.items()}, "names"
     return {lane: rank for rank, lane in enumerate(lanes)}, "order"
 
 
@@ -330,36 +309,13 @@ def _groups(
     """The name of each identity's group, and the ranks of each, as far as they are here."""
     names, members = dict[str, str](), dict[str, list[int]]()
     for identity, some in _together(comms).items():
-        if not identity:
-            continue
-        is_of_all = {c.lane for c in some} == ranks.keys()
-        is_world = is_of_all and all(c.place in (None, ranks[c.lane]) for c in some)
+        is_world = {c.lane: c.place for c in some} == ranks
         name = WORLD if is_world and WORLD not in members else f"communicator {identity}"
         names[identity] = name
-        known = {c.place: ranks[c.lane] for c in some if c.place is not None}
-        here = [known[place] for place in sorted(known)] or sorted(ranks[c.lane] for c in some)
+        known = {c.place: ranks[c.lane] for c in some}
+        here = [known[place] for place in sorted(known)]
         members[name] = [*range(some[0].size)] if name == WORLD else here
     return names, members
-
-
-def _aligned(comms: Sequence[Comm]) -> int:
-    """Let the calls of each group begin together; how many calls cannot be put together so.
-
-    A log that has not been kept from the start begins somewhere; numbers without a gap tell where.
-    """
-    lost = 0
-    for identity, some in _together(comms).items():
-        if identity and all(comm.begun for comm in some):
-            continue
-        if identity and all(comm.counted for comm in some):
-            first = max(comm.calls[0].number for comm in some if comm.calls)
-            for comm in some:
-                comm.calls = [call for call in comm.calls if call.number >= first]
-            continue
-        for comm in some:
-            comm.identity = ""
-            lost += len(comm.calls)
-    return lost
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -380,7 +336,7 @@ def _events(
     for rank, made in begun.items():
         for seq, (_, comm, call) in enumerate(sorted(made, key=lambda one: one[0])):
             time = call.time if timed and call.time is not None else seq * STEP
-            group = names.get(comm.identity, f"rank {rank}, unknown group")
+            group = names[comm.identity]
             events.append((_event(rank, seq, time, group, call, comm, members.get(group)), comm))
     met: dict[Any, list[float]] = defaultdict(list)
     keys = list(_keys(event for event, _ in events))
@@ -441,17 +397,9 @@ def _limits(
     how: str,
     size: int,
     earlier: int,
-    unmatched: int,
-    guessed: bool,
-) -> dict[str, Limit]:
+) -> Json:
     """What these logs cannot tell, and what to do about it."""
-    found: dict[str, Limit] = {}
-    if guessed and how == "order":  # else these are known to be all ranks
-        found["communicators"] = Limit(
-            text="the log does not tell which communicators belong together: those of "
-            f"{len(ranks)} ranks are taken for one",
-            remedy="NCCL_DEBUG_SUBSYS=INIT,COLL tells it.",
-        )
+    found: Json = {}
     times = "" if log.timed else " It has no times either: the calls of a rank are drawn in a row."
     found["completions"] = Limit(
         text="a log of NCCL has calls, and nothing of their ends: each is drawn until the "
@@ -460,17 +408,17 @@ def _limits(
         "TORCH_FR_BUFFER_SIZE=2000, and load its dumps.",
     )
     missing = [rank for rank in range(size) if rank not in ranks.values()]
-    if missing or log.torn or unmatched:
+    if missing or log.torn or log.strange:
         are = "are" if len(missing) > 1 else "is"
         why = [f"{named(missing)} of {size} {are} missing"] if missing else []
-        why += [f"{log.torn} calls have lost the beginning of their line"] if log.torn else []
-        why += [f"the communicator of {unmatched} calls is not known"] if unmatched else []
-        found["matching"] = Limit(
-            text=f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
-            remedy="Let each rank write a file of its own, from its start on: "
+        why += [f"{log.torn} parts of calls are torn from their lines"] if log.torn else []
+        why += [f"the communicator of {log.strange} calls is not known"] if log.strange else []
+        found["matching"] = {
+            "text": f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
+            "remedy": "Let each rank write a file of its own, from its start on: "
             "NCCL_DEBUG_SUBSYS=INIT,COLL NCCL_DEBUG_FILE=nccl.%h.%p.log",
-            calls=log.torn,
-        )
+            "calls": log.torn + log.strange,
+        }
     if how == "order":
         lanes = sorted(ranks, key=lambda lane: ranks[lane])
         some = ", ".join(f"{ranks[lane]} is {lane[0]}:{lane[1]}" for lane in lanes[:4])
