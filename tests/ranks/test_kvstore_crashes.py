@@ -165,6 +165,34 @@ def test_a_backup_worker_too_late_is_dropped(team: Nodes) -> None:
     assert team.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
 
 
+def changes_its_rate(kv: KVStore) -> float:
+    """Worker 1 makes its first step when worker 0 has made two with different rates."""
+    w = torch.nn.Parameter(torch.zeros(1))
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kv)
+
+    def step(rate: float) -> None:
+        trainer.set_learning_rate(rate)
+        w.grad = -torch.ones(1)
+        trainer.step(1)
+
+    if kv.rank == 1:
+        until(flag(kv, "done").exists)
+        flag(kv, "done").unlink()
+        step(1.0)
+        kv.barrier()
+    else:
+        step(1.0)
+        step(2.0)
+        flag(kv, "done").touch()
+        kv.barrier()
+        step(2.0)
+    return w.item()
+
+
+def test_a_late_worker_does_not_restore_an_old_learning_rate(team: Nodes) -> None:
+    assert team.run("dist_sync", changes_its_rate, backup=1)[0] == 5
+
+
 # -- all of MXNet's calls over the wire ----------------------------------------------
 
 

@@ -69,7 +69,8 @@ class Trainer:
         if self._store is not None and compression_params is not None:
             self._store.set_gradient_compression(compression_params)
         self._updaters: dict[tuple[int, int], Updater] = {}  # by parameter and replica
-        self._sent: _Specs = []  # what the servers have
+        self._sent: _Specs = []  # the latest that this worker has sent
+        self._changes = 0
         self._batch_size = 0.0  # by which they divide
         self._begun = False
         self._used: dict[int, tuple[Any, int]] = {}  # by id of a replica: its latest gradient
@@ -189,10 +190,10 @@ class Trainer:
     # -- what the servers hold --------------------------------------------------
 
     def _tell(self, specs: _Specs, batch_size: float) -> None:
-        """Let the servers have these optimizers.
+        """Send these optimizers to the servers if they differ from the last ones.
 
-        No barrier is needed: of synchronous workers each has pulled what came of the last round,
-        and the next is complete only when all have told.
+        No barrier is needed: the servers ignore a change that comes after a later one of another
+        worker, whose rounds did not wait for this one.
         """
         assert self._store is not None
         if self._batch_size not in (0, batch_size) and "dist" in self._store.type:
@@ -202,8 +203,9 @@ class Trainer:
             )
         if specs != self._sent:
             for spec, keys in specs:
-                self._store.set_optimizer(spec, keys=keys, anew=bool(self._sent))
+                self._store._set_optimizer(spec, keys, self._changes)
             self._sent, self._batch_size = specs, batch_size
+            self._changes += 1
 
     # -- the learning rate --------------------------------------------------------
 

@@ -412,8 +412,11 @@ class KVStore:
         Raises:
             KVStoreError: none that the servers know, or another than they have.
         """
-        spec = spec_of(optimizer, options)
-        fields = spec.name, dict(spec.options), int(anew), tuple(keys)
+        self._set_optimizer(spec_of(optimizer, options), keys, messages.ALWAYS * anew)
+
+    def _set_optimizer(self, spec: OptimizerSpec, keys: Sequence[Key], change: int) -> None:
+        """Send a specification; ``change`` is as in :class:`.SetOptimizer`."""
+        fields = spec.name, dict(spec.options), change, tuple(keys)
         self._step([])
         self._requests.ask([Call(s, messages.SetOptimizer, fields) for s in self._keys.servers])
         self._optimizer = spec

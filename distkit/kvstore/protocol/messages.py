@@ -18,6 +18,9 @@ from distkit.trace.calls import SILENT
 #: Names a parameter array: a number or a string, as in MXNet.
 Key: TypeAlias = int | str
 
+#: The change of an optimizer that counts whenever it comes.
+ALWAYS = -1
+
 #: A process that takes the place of another in a run counts its requests from here, the next one
 #: from twice this.
 LIFE = 1 << 40
@@ -171,13 +174,14 @@ class AtBarrier(Request):
 class SetOptimizer(Request):
     """From now on gradients update values by this rule: a name and plain values, never code.
 
-    ``anew``: 1 to change the rule that the servers have. ``keys``: those that it is for; none for
-    all without one of their own.
+    ``change``: 0 for the first rule; n for the n-th change, which every worker sends: one that
+    comes after a later change is ignored; :data:`ALWAYS` for a change that one worker sends.
+    ``keys``: those that it is for; none for all without one of their own.
     """
 
     name: str
     options: dict[str, Any]
-    anew: int = 0
+    change: int = 0
     keys: tuple[Key, ...] = ()
 
 

@@ -13,7 +13,7 @@ slowest; *asynchronous*: nobody waits, gradients are stale; and what lies betwee
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 
@@ -159,6 +159,7 @@ class KVServer:
         self.firsts: dict[int, int] = {}
         #: By key; None: of all keys without one of their own.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
+        self._changes: Counter[Key | None] = Counter()  # of each of them
         self.entries: dict[Key, Entry] = {}
         self._early: dict[Key, list[Init]] = defaultdict(list)
 
@@ -354,14 +355,16 @@ class KVServer:
 
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
-        known = {} if request.anew else self.optimizers
+        known = {} if request.change else self.optimizers
         replaces = request.node in self.firsts  # for who is new here it may have changed
-        if other := [known[k] for k in keys if known.get(k, spec) != spec and not replaces]:
+        now = [k for k in keys if not 0 <= request.change < self._changes[k]]
+        if other := [known[k] for k in now if known.get(k, spec) != spec and not replaces]:
             raise KVStoreError(
                 f"set_optimizer with {spec}, but the servers have {other[0]}. "
                 "Give the same on every worker, once per run."
             )
-        self.optimizers |= {k: spec for k in keys if k not in known}
+        self.optimizers |= {k: spec for k in now if k not in known}
+        self._changes |= Counter(dict.fromkeys(now, request.change))
         return [Reply(*_head(request))]
 
     def _assign(self, request: Assign) -> Reply:
