@@ -49,7 +49,7 @@ _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
 _KINDS = flight_recorder, kineto, nccl_log
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
-    "Chrome traces of torch.profiler or of trace.to_chrome, and logs of NCCL (NCCL_DEBUG=INFO)."
+    "traces of torch.profiler, and logs of NCCL (NCCL_DEBUG=INFO)."
 )
 
 
@@ -219,11 +219,6 @@ def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], Ru
     """The events in some files of one kind, and what is known of their run."""
     if reader is nccl_log:
         return nccl_log.read({label: read[path] for path, label in _labels([*read]).items()})
-    for path, content in read.items():
-        if kineto.is_ours(content):
-            if len(read) > 1:
-                raise TraceFileError(f"{path} has all ranks of a run. Load it alone.")
-            return kineto.read({0: content})
     ranks = _by_rank(read)
     events, info = reader.read({rank: read[path] for rank, path in ranks.items()})
     known = {rank: RankInfo(f"rank {rank}", file=path.name) for rank, path in ranks.items()}

@@ -1,4 +1,4 @@
-"""Traces of torch.profiler, and Chrome traces that distkit has written, as events. Pure.
+"""Traces of torch.profiler as events. Pure.
 
 The profiler's traces have an operator ``c10d::…`` per call, or from versions before it a range of
 the backend only; NCCL adds ``record_param_comms`` with the group, and a kernel that tells when the
@@ -10,12 +10,11 @@ Source: torch/csrc/profiler/util.h (the names of the arguments), the Trace Event
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
 from typing import Any
@@ -88,14 +87,15 @@ def is_one(value: Any) -> bool:
     return isinstance(value, dict) and "traceEvents" in value
 
 
-def is_ours(trace: Json) -> bool:
-    """True if distkit has written such a trace: it has all ranks of a run."""
-    return "dropped" in trace.get("otherData", ())
-
-
 def check(trace: Json) -> None:
     """Raise ValueError when a field holds something else than it should, and name it."""
-    msgspec.convert(trace, _Trace)
+    if "dropped" in trace.get("otherData", ()):
+        raise ValueError(
+            "trace.to_chrome has written it, for Perfetto: load what trace.save has written"
+        )
+    fields.items(_EVENT)(trace["traceEvents"], "traceEvents")
+    about = trace.get("distributedInfo") or {}
+    fields.record({"world_size": fields.rank, "rank": fields.rank})(about, "distributedInfo")
 
 
 def holds(traces: Iterable[Json]) -> str:
@@ -114,12 +114,8 @@ def read(traces: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
     """The events of a run, and what is known of it, from the traces of its ranks.
 
     Args:
-        traces: by rank, or one that distkit has written, of all ranks; each has passed
-            :func:`check`.
+        traces: by rank; each has passed :func:`check`.
     """
-    ours = next(filter(is_ours, traces.values()), None)
-    if ours:
-        return _ours(ours)
     base = min((int(t.get("baseTimeNanoseconds", 0)) for t in traces.values()), default=0)
     about = [t.get("distributedInfo") or {} for t in traces.values()]
     known = max(int(a.get("world_size", 0)) for a in about)
@@ -372,33 +368,3 @@ def _lines(slices: list[Slice], calls: list[Slice]) -> dict[int, str]:
 
 def _is_own(file: str) -> bool:
     return "-packages" not in file and "<" not in file and not file.startswith("torch/")
-
-
-# -- what distkit has written --------------------------------------------------------------------
-
-
-def _ours(trace: Json) -> tuple[list[Event], RunInfo]:
-    """The events of a trace that :meth:`distkit.Trace.to_chrome` has written."""
-    slices = [e for e in trace["traceEvents"] if "seq" in (e.get("args") or ())]
-    events = [event for e in slices for event in _span(e)]
-    world = max((e.rank for e in events), default=-1) + 1
-    return events, RunInfo(name=str(trace["otherData"].get("name", "")), world_size=world)
-
-
-_FACTS = "seq", "peer", "group", "dtype", "tag", "where"
-
-
-def _span(e: Json) -> Iterator[Event]:
-    """The transitions of an operation, from its slice."""
-    told: Json = {k: tuple(v) if type(v) is list else v for k, v in e["args"].items()}
-    state = State(told.pop("state", State.COMPLETED))
-    told = {k: v for k, v in told.items() if k not in ("before", "after")}
-    op = Op.MARK if e.get("cat") == "computation" else Op(e["name"])
-    known: Json = {k: told.pop(k) for k in _FACTS if k in told}
-    known |= {"nbytes": told.pop("bytes", 0), "shape": tuple(json.loads(told.pop("shape", "[]")))}
-    event = Event(
-        e["pid"] - 1, op=op, state=State.STARTED, time=e["ts"] / 1e6, attributes=told, **known
-    )
-    yield event
-    if state is not State.STARTED:
-        yield replace(event, state=state, time=(e["ts"] + e.get("dur", 0)) / 1e6)
