@@ -18,9 +18,8 @@ from typing import Any
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
 from distkit.gone import GONE, refuse
-from distkit_hosts.laboratory import network, slurm, starting
+from distkit_hosts.laboratory import network, slurm, ssh, starting
 from distkit_hosts.laboratory.plan import Plan, check_names, shared_folders
-from distkit_hosts.laboratory.ssh import Ssh
 from distkit_hosts.laboratory.starting import find
 
 #: They name folders and sockets of the machine that a host does not have.
@@ -134,7 +133,7 @@ class Laboratory:
         for host in self.hosts:
             self._write_names(host)
         self._keeper, self._pids = starting.start(self._plan.for_keeper(), held)
-        self._faults, self._ssh = Faults(), Ssh(self)
+        self._faults = Faults()
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do instead of what was removed."""
@@ -202,7 +201,7 @@ class Laboratory:
         Raises:
             LaboratoryError: OpenSSH is missing, or a server does not start.
         """
-        self._ssh.start()
+        ssh.start(self)
 
     def options(self) -> dict[str, Any]:
         """The options with which ``dk.Cluster`` in this process has ranks on the hosts.

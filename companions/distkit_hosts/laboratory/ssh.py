@@ -48,48 +48,41 @@ Host {hosts}
 """
 
 
-class Ssh:
-    """The SSH servers of a laboratory, and what their clients need."""
+def start(lab: Laboratory) -> None:
+    """Start a server on each host, once; wait until all of them listen.
 
-    def __init__(self, lab: Laboratory) -> None:
-        self._lab = lab
-        self._started = False
+    Raises:
+        LaboratoryError: OpenSSH is missing, or a server does not start.
+    """
+    server, configuration = find("sshd"), lab.folder / "sshd_config"
+    if not configuration.exists():
+        _configure(lab, configuration)
+        for host in lab.hosts:  # root's server needs the folder
+            command = f"mkdir -p /run/sshd; exec {server} -f {configuration} -E {_log(lab, host)}"
+            lab.run(host, ["sh", "-c", command], check=True)
+    deadline = time.monotonic() + _PATIENCE
+    for host in lab.hosts:
+        while "listening on" not in (said := _log(lab, host).read_text()):
+            if time.monotonic() > deadline:
+                raise LaboratoryError(f"the SSH server of {host} does not listen: {said}")
+            time.sleep(0.005)
 
-    def start(self) -> None:
-        """Start the servers, if they are not yet running."""
-        find("ssh")
-        if not self._started:
-            self._configure()
-            self._serve()
-            self._started = True
 
-    def _configure(self) -> None:
-        folder, lab, name = self._lab.folder, self._lab, user()
-        for key in ("key", "host_key"):
-            make = [find("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
-            subprocess.run(make, check=True)
-        host_key = folder.joinpath("host_key.pub").read_text()
-        folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
-        folder.joinpath("sshd_config").write_text(_SERVER.format(folder))
-        # an account without a password is not a locked one, as root's is on some machines
-        folder.joinpath("shadow").write_text(f"{name}:*:20000:0:99999:7:::\n")
-        hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
-        text = _CLIENT.format(hosts=" ".join(hosts), user=name, folder=folder)
-        folder.joinpath("ssh_config").write_text(text)
+def _configure(lab: Laboratory, configuration: Path) -> None:
+    folder, name = lab.folder, user()
+    find("ssh")
+    for key in ("key", "host_key"):
+        make = [find("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+        subprocess.run(make, check=True)
+    host_key = folder.joinpath("host_key.pub").read_text()
+    folder.joinpath("known_hosts").write_text(f"laboratory {host_key}")
+    # an account without a password is not a locked one, as root's is on some machines
+    folder.joinpath("shadow").write_text(f"{name}:*:20000:0:99999:7:::\n")
+    hosts = [*lab.hosts, *map(lab.address, lab.hosts)]
+    text = _CLIENT.format(hosts=" ".join(hosts), user=name, folder=folder)
+    folder.joinpath("ssh_config").write_text(text)
+    configuration.write_text(_SERVER.format(folder))
 
-    def _serve(self) -> None:
-        server, folder = find("sshd"), self._lab.folder
-        for host in self._lab.hosts:  # root's needs the folder
-            start = (
-                f"mkdir -p /run/sshd; exec {server} -f {folder}/sshd_config -E {self._log(host)}"
-            )
-            self._lab.run(host, ["sh", "-c", start], check=True)
-        deadline = time.monotonic() + _PATIENCE
-        for host in self._lab.hosts:
-            while "listening on" not in (said := self._log(host).read_text()):
-                if time.monotonic() > deadline:
-                    raise LaboratoryError(f"the SSH server of {host} does not listen: {said}")
-                time.sleep(0.005)
 
-    def _log(self, host: str) -> Path:
-        return self._lab.folder / host / "sshd.log"
+def _log(lab: Laboratory, host: str) -> Path:
+    return lab.folder / host / "sshd.log"
