@@ -212,8 +212,12 @@ def at_once(what: Callable[[Any], Any], items: Iterable[Any], patience: float) -
 # -- talking to other probes -----------------------------------------------------------------------
 
 
+#: Requests about this machine alone; the clock is the time of day [s].
+_LOCAL: dict[str, Callable[..., Any]] = {"machine": machine, "torch": torch, "clock": time.time}
+
+
 class Probe:
-    """Answers requests: each ``do_*`` method is one."""
+    """Answers requests: those of ``_LOCAL``, and each ``do_*`` method."""
 
     def __init__(self) -> None:
         self._secret = b""
@@ -223,22 +227,11 @@ class Probe:
     def answer(self, request: Json) -> Json:
         """The answer to a request, or why there is none."""
         try:
-            what = getattr(self, "do_" + str(request.pop("do")))
+            name = str(request.pop("do"))
+            what = _LOCAL.get(name) or getattr(self, f"do_{name}")
             return {"answer": what(**request)}
         except Exception as error:  # whatever it is, the doctor says it
             return {"error": f"{type(error).__name__}: {error}"}
-
-    def do_machine(self) -> Json:
-        """See :func:`machine`."""
-        return machine()
-
-    def do_torch(self) -> Json:
-        """See :func:`torch`."""
-        return torch()
-
-    def do_clock(self) -> float:
-        """This machine's time of day [s]."""
-        return time.time()
 
     def do_resolve(self, names: list[str]) -> Json:
         """See :func:`resolve`; a resolver that does not answer is not waited for."""
