@@ -104,7 +104,7 @@ def _by_launcher(records: Iterable[Record]) -> dict[tuple[Any, ...], list[Record
     for record in records:
         its = record.about
         pid = its["parent" if its["launcher"] == "torchrun" else "pid"]
-        found[its["clock"], its["host"], its.get("pid_namespace"), pid].append(record)
+        found[its["clock"], its["host"], its["pid_namespace"], pid].append(record)
     return found
 
 

@@ -56,9 +56,7 @@ def pid_namespace() -> str:
 
 def is_here(about: Mapping[str, Any]) -> bool:
     """True if this process sees that rank's process under the pid of its record."""
-    known = about.get("pid_namespace")  # older records have only the host's name
-    same = about["host"] == socket.gethostname() if known is None else known == pid_namespace()
-    return bool(about["clock"] == clock() and same)
+    return bool(about["clock"] == clock() and about["pid_namespace"] == pid_namespace())
 
 
 def lives(pid: int, before: float = float("inf")) -> bool:
