@@ -118,8 +118,8 @@ def holds(logs: Collection[str]) -> str:
     lines = sum(log.count(_SAID) for log in logs)
     lanes = {comm.lane for comm in found.comms}
     said = f"{lines} lines of NCCL, which name {len(lanes)} ranks"
-    if found.strange:
-        said += f", and have {found.strange} calls on communicators whose beginning is not there"
+    if found.unassigned:
+        said += f", and have {found.unassigned} calls on communicators whose beginning is not there"
     for comms in _together(found.comms).values():
         if absent := sorted({*range(comms[0].size)} - {c.place for c in comms}):
             said += f"; {named(absent)} of a communicator of {comms[0].size} never began it"
@@ -165,7 +165,7 @@ class _Log:
     def __init__(self, logs: Mapping[Any, str]) -> None:
         self.comms: list[Comm] = []
         self.cut = Counter[Lane]()  # calls in the last line of a file
-        self.torn = self.strange = 0  # other parts of calls; calls on unknown communicators
+        self.torn = self.unassigned = 0  # other parts of calls; calls on unknown communicators
         #: The rank of each lane, as its lines begin.
         self.told: dict[Lane, int] = {}
         self._open: dict[tuple[str, str, str], Comm] = {}  # by process and address
@@ -225,7 +225,7 @@ class _Log:
             return
         comm = self._open.get((*lane[:2], said["comm"]))
         if comm is None:
-            self.strange += 1
+            self.unassigned += 1
             return
         if (rank := _rank_in(before, said)) is not None:
             self.told.setdefault(comm.lane, rank)
@@ -408,16 +408,18 @@ def _limits(
         "TORCH_FR_BUFFER_SIZE=2000, and load its dumps.",
     )
     missing = [rank for rank in range(size) if rank not in ranks.values()]
-    if missing or log.torn or log.strange:
+    if missing or log.torn or log.unassigned:
         are = "are" if len(missing) > 1 else "is"
         why = [f"{named(missing)} of {size} {are} missing"] if missing else []
         why += [f"{log.torn} parts of calls are torn from their lines"] if log.torn else []
-        why += [f"the communicator of {log.strange} calls is not known"] if log.strange else []
+        why += (
+            [f"the communicator of {log.unassigned} calls is not known"] if log.unassigned else []
+        )
         found["matching"] = {
             "text": f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
             "remedy": "Let each rank write a file of its own, from its start on: "
             "NCCL_DEBUG_SUBSYS=INIT,COLL NCCL_DEBUG_FILE=nccl.%h.%p.log",
-            "calls": log.torn + log.strange,
+            "calls": log.torn + log.unassigned,
         }
     if how == "order":
         lanes = sorted(ranks, key=lambda lane: ranks[lane])
