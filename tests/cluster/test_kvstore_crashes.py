@@ -186,7 +186,7 @@ def test_an_accepted_push_is_not_refused_because_its_worker_died(
         run = cluster.run(dies_unheard, mode, on_crash, str(tmp_path))
     picture = draw(project(run.trace))
     assert not any("refused" in notice for notice in picture["notices"])
-    mine = [b["more"] for b in picture["beats"] if b["who"].startswith("worker 1 pushes")]
+    mine = [b["more"] for b in picture["keyframes"] if b["who"].startswith("worker 1 pushes")]
     (more,) = [m for m in mine if "its worker has ended" in m]
     assert "applied in v" in more or mode == "dist_sync"  # whose round may go on without it
 

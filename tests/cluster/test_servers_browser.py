@@ -17,9 +17,9 @@ from distkit.trace.trace import Trace
 from distkit.views.scene.painter import at, body
 from distkit.views.scene.theme import theme
 from distkit.views.scene.values_svg import written
+from distkit.views.servers.history import read
 from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw
-from distkit.views.servers.story import read
 
 
 def in_step() -> None:
@@ -104,7 +104,7 @@ def test_a_run_in_step_is_walked_through(tab: Any, real: Any, tmp_path: Path) ->
     assert sorted(drawn(view, ".mark-key")) == ["b", "w", "w"]  # w has a part on each server
     view.root.focus()
     tab.page.keyboard.press("Home")
-    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
+    tab.page.wait_for_selector(".distkit-servers[data-keyframe='-1']")
     assert drawn(view, ".dkm-main .mark-small").count("no value yet") == 3
     assert view.root.locator(".dkm-list [aria-current]").count() == 0
     view.press("ArrowRight")
@@ -174,7 +174,7 @@ def test_it_plays_pauses_and_ends(tab: Any, real: Any, tmp_path: Path) -> None:
     view = sheet(tab, tmp_path, real["in_step"], reduced_motion="no-preference")
     view.root.focus()
     tab.page.keyboard.press("Home")
-    tab.page.wait_for_selector(".distkit-servers[data-beat='-1']")
+    tab.page.wait_for_selector(".distkit-servers[data-keyframe='-1']")
     tab.page.keyboard.press("Space")
     tab.page.wait_for_selector(".dkm-moving", state="attached")
     token = tab.page.locator(".dkm-moving").first
@@ -211,9 +211,9 @@ def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> 
     tab.page.emulate_media(reduced_motion="reduce")
     page = Sheet(tab, view, tmp_path / "servers.html")
     assert page.text(".dk-live") == "live"
-    known = len(view._data["beats"])
+    known = len(view._data["keyframes"])
     patch = view._end(whole)
-    assert patch["beats"]["keep"] <= known
+    assert patch["keyframes"]["keep"] <= known
     page.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
     assert page.root.locator(".dk-live").count() == 0
     assert drawn(page, ".mark-figure")[0] == "18"  # it followed to the end

@@ -64,9 +64,9 @@ def load(tab: Any, tmp_path: Path) -> Callable[..., "Shown"]:
 class Shown(Sheet):
     """A stage in the browser."""
 
-    def at(self, beat: int) -> None:
-        """Wait until a beat is the current one."""
-        self.page.wait_for_selector(f".distkit-stage[data-beat='{beat}']")
+    def at(self, keyframe: int) -> None:
+        """Wait until a keyframe is the current one."""
+        self.page.wait_for_selector(f".distkit-stage[data-keyframe='{keyframe}']")
 
     def layers(self) -> int:
         """How many contributions all strips hold together."""
@@ -146,7 +146,7 @@ def test_time_is_scrubbed_and_a_moment_is_chosen(load: Any, real: Any) -> None:
     view.drawn(lambda: view.page.locator(".dk-scrub").fill("1999"))
     assert view.page.locator(".dk-scrub").input_value() == "1999"  # time goes along the scale
     view.drawn(lambda: view.page.click(".dkm-panels li:nth-child(2) button"))
-    view.at(dk.Stage(real["ring"])._data["beats"][1]["also"])
+    view.at(dk.Stage(real["ring"])._data["keyframes"][1]["also"])
     assert view.panel() == "round 2 of 6"
     assert view.text(".dk-clock") != late and view.layers() < 64
     view.fine()
@@ -183,7 +183,7 @@ def test_odd_runs_are_shown_without_a_murmur(load: Any, make: Any) -> None:
     for key in ("ArrowRight", "PageDown", "v", "End", "ArrowRight", "Home", "ArrowLeft"):
         view.page.keyboard.press(key)
     assert view.page.locator(".dk-notices li").count() == len(view.view._data["notices"])
-    if view.view._data["beats"]:
+    if view.view._data["keyframes"]:
         assert view.text(".dk-fact") == "before the first message"
     else:
         assert "no messages" in view.text(".dkv-empty")

@@ -6,9 +6,9 @@ import { Player, Script } from "../../distkit/views/js/player.js";
 import { merged, pace } from "../../distkit/views/js/scene.js";
 import { given, near } from "./given.mjs";
 
-const beats = [{ begin: 0, end: 1 }, { begin: 1, end: 1.001 }, { begin: 2, end: 4 }];
+const keyframes = [{ begin: 0, end: 1 }, { begin: 1, end: 1.001 }, { begin: 2, end: 4 }];
 const script = (more = {}) =>
-  Object.assign(new Script({ start: 0, end: 10, beats, ...more }), more);
+  Object.assign(new Script({ start: 0, end: 10, keyframes, ...more }), more);
 
 globalThis.matchMedia = () => ({ matches: true }); // no motion: steps go at once
 globalThis.cancelAnimationFrame = () => {};
@@ -27,37 +27,37 @@ test("a patch makes the new picture of the old", () => {
   assert.deepEqual(merged(old, nothing), old);
 });
 
-test("the latest beat that has ended is shown", () => {
+test("the latest keyframe that has ended is shown", () => {
   const found = script();
   assert.deepEqual([-1, 0.5, 1, 1.0005, 1.001, 3, 4, 9].map((time) => found.at(time)),
     [-1, -1, 0, 0, 1, 1, 2, 2]);
   assert.equal(found.last, 4);
-  assert.equal(script({ beats: [...beats, { begin: 5, end: null }] }).last, 10);
+  assert.equal(script({ keyframes: [...keyframes, { begin: 5, end: null }] }).last, 10);
   assert.deepEqual([found.beside(2, 1), found.beside(-1, -1), found.beside(0, 1)], [2, -1, 1]);
 });
 
-test("steps go from beat to beat and stop at the ends", () => {
+test("steps go from keyframe to keyframe and stop at the ends", () => {
   const one = player();
   const at = (by) => {
     one.step(by);
-    return [one.beat, one.time];
+    return [one.keyframe, one.time];
   };
   assert.deepEqual([at(1), at(1), at(1), at(1)], [[0, 1], [1, 1.001], [2, 4], [2, 4]]);
   assert.deepEqual([at(-1), at(-1), at(-1), at(-1)], [[1, 1.001], [0, 1], [-1, 0], [-1, 0]]);
   one.seek(99);
-  assert.deepEqual([one.time, one.beat, one.resting], [10, 2, true]);
+  assert.deepEqual([one.time, one.keyframe, one.resting], [10, 2, true]);
 });
 
 test("a growing scene keeps its place, or follows its end", () => {
   const one = player();
   one.go(1);
   one.load(script({ end: 20 }), { opening: 0 });
-  assert.deepEqual([one.beat, one.time], [1, 1.001]);
+  assert.deepEqual([one.keyframe, one.time], [1, 1.001]);
   one.load(script({ end: 30 }), { opening: 0, follow: true });
   assert.equal(one.time, 30);
 });
 
-test("playing goes on without a halt, slowly where much happens, to the last beat", () => {
+test("playing goes on without a halt, slowly where much happens, to the last keyframe", () => {
   for (const unit of ["second", "round"]) {
     const after = pace(script({ unit }));
     const times = [0];

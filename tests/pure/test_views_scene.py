@@ -71,11 +71,11 @@ def test_a_mark_is_there_from_its_begin_until_its_end() -> None:
     scene.add(0, 0, text("old", "name"), end=5.0)  # over before the picture begins
     scene.add(1, 2, text("now", "name"), begin=6.0, end=7.0)
     scene.add(3, 4, text("ever", "name"))
-    scene.rest(0, 5, 6, text("rest", "name"))
+    scene.hold_frame(0, 5, 6, text("rest", "name"))
     plain = scene.plain()
 
-    def words(time, beat=-1):
-        return re.findall(r">(\w+)</text>", body(plain, time, beat))
+    def words(time, keyframe=-1):
+        return re.findall(r">(\w+)</text>", body(plain, time, keyframe))
 
     assert [words(t) for t in (0.0, 0.999, 1.0, 1.999, 2.0)] == [
         ["ever"],
@@ -84,7 +84,7 @@ def test_a_mark_is_there_from_its_begin_until_its_end() -> None:
         ["ever", "now"],
         ["ever"],
     ]
-    assert words(2.0, beat=0) == ["rest", "ever"]
+    assert words(2.0, keyframe=0) == ["rest", "ever"]
 
 
 def test_a_mark_moves_softly_or_steadily() -> None:

@@ -23,10 +23,10 @@ from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.painter import to_svg
 from distkit.views.servers import projection
-from distkit.views.servers.beats import Teller
-from distkit.views.servers.projection import notices, opening, project, said
+from distkit.views.servers.history import read
+from distkit.views.servers.keyframes import Captions
+from distkit.views.servers.projection import notices, opening, project, rule_sentence
 from distkit.views.servers.scene import draw
-from distkit.views.servers.story import read
 from distkit.views.servers.view import to_table
 from distkit.views.servers.waits import find, listed
 
@@ -139,13 +139,13 @@ def now(spans, time):
 
 def version(run, time, server=None, key="w"):
     """The version of a key, None before the first value."""
-    server = run.story.of("server")[0] if server is None else server
+    server = run.history.of("server")[0] if server is None else server
     return next((v for v, _ in now(run.versions.get((server, key), ()), time)), None)
 
 
 def lying(run, time):
     """Worker and version of the gradients in all inboxes."""
-    spans = ((g.arrived, run.story.gone(g), g) for g in run.story.gradients)
+    spans = ((g.arrived, run.history.gone(g), g) for g in run.history.gradients)
     return [(g.node, g.version) for g in now(spans, time)]
 
 
@@ -161,13 +161,15 @@ def doing(run, time):
 
 
 def told(run, kind):
-    """The beats of a kind, each with its words."""
-    teller = Teller(run.story, run.waits, run.names)
-    return [(beat, *teller.told(beat)) for beat in run.beats if beat.kind == kind]
+    """The keyframes of a kind, each with its words."""
+    captions = Captions(run.history, run.waits, run.names)
+    return [
+        (keyframe, *captions.of(keyframe)) for keyframe in run.keyframes if keyframe.kind == kind
+    ]
 
 
 def more(run, kind):
-    """The details of the beats of a kind."""
+    """The details of the keyframes of a kind."""
     return [words for _, _, words in told(run, kind)]
 
 
@@ -200,19 +202,19 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
             pulls.append(run.pull(worker))
         blocked = {node for node, _ in entry.waiting}
     trace = run.trace()
-    story = read(trace)
-    waits = {w.node: w for w in find(story) if w.kind == "pull" and math.isinf(w.end)}
+    history = read(trace)
+    waits = {w.node: w for w in find(history) if w.kind == "pull" and math.isinf(w.end)}
 
-    assert [(u.key, u.late) for u in story.updates] == run.updates
-    assert [u.version for u in story.updates] == list(range(1, len(run.updates) + 1))
-    found = {op: [r for r in story.requests if r.op is op] for op in (Op.PUSH, Op.PULL)}
+    assert [(u.key, u.late) for u in history.updates] == run.updates
+    assert [u.version for u in history.updates] == list(range(1, len(run.updates) + 1))
+    found = {op: [r for r in history.requests if r.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
     assert sum(r.dropped for r in found[Op.PUSH]) == sum(entry.dropped.values())
     got = [r for r in found[Op.PULL] if r.left is not None]
     assert [r.version for r in got] == [
         run.replies[p.match] for p in pulls if p.match in run.replies
     ]
-    lying = [g.node for g in story.gradients if g.taken is None]
+    lying = [g.node for g in history.gradients if g.taken is None]
     assert sorted(lying) == sorted(w for one in entry.rounds.values() for w in one)
     assert waits.keys() == blocked
     for (node, _), (_, clock) in entry.waiting.items():
@@ -254,7 +256,7 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
     assert (version(run, run.end), lying(run, run.end)) == (0, [(0, 0), (1, 0)])
-    assert [w.node for w in held(run, run.end)] == [0, 1] and run.story.quorum() == 3
+    assert [w.node for w in held(run, run.end)] == [0, 1] and run.history.quorum() == 3
     assert {w: words for w, (kind, words) in doing(run, run.end).items() if kind == "waits"} == {
         0: "waits for worker 2",
         1: "waits for worker 2",
@@ -276,7 +278,7 @@ def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     (last,) = (late for _, end, (_, late) in run.versions[2, "w"] if end > run.end)
     assert (version(run, run.end), last, lying(run, run.end)) == (2, {1: 1}, [])
     assert not any(kind == "waits" for kind, _ in doing(run, run.end).values())
-    assert run.story.quorum() == 1
+    assert run.history.quorum() == 1
     update, *words = told(run, "update")[-1]
     assert words == ["server 0 updates w to v2", "with worker 1 (1 late)"]
     assert to_table(run).splitlines()[-1] == (
@@ -309,7 +311,7 @@ def test_keys_split_over_servers_say_which_part_each_has() -> None:
 
 def test_registration_waits_for_the_last() -> None:
     run = project(traces.parameter_server())
-    present = run.story.present()
+    present = run.history.present()
     assert [len(now(present, begin)) for begin, *_ in present] == [1, 2, 3, 4]
     assert more(run, "register")[-1] == "4 of 4 have registered"
     assert len(told(run, "book")) == 4
@@ -329,10 +331,11 @@ def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
     trace = run.trace()
     first = min(e.time for e in trace.events if e.rank == 1)
     gone = {"node": 1, "name": "worker 1", "how": "signal SIGKILL", "time": first}
-    run = project(Trace(trace.events, traces.info(trace.info, replaced=[gone])))
-    (death,) = [b for b in run.beats if b.kind == "death"]
+    trace.meta["replaced"].append(gone)
+    run = project(trace)
+    (death,) = [b for b in run.keyframes if b.kind == "death"]
     (begin, end) = next((s[0], s[1]) for s in run.doing[1] if s[2].text == "died")
-    assert (begin, end) == (first, death.of[2])
+    assert (begin, end) == (first, death.subject[2])
     assert end is not None and end > first and more(run, "death") == ["another takes its place"]
 
 
@@ -340,7 +343,9 @@ def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
     steps = [("pull", 0), ("pull", 1), ("pull", 2), ("push", 0), ("push", 1), ("push", 2)]
     run = project(shop(3, Synchronous(backup=1), steps).trace())
     assert notices(run) == ["1 gradient came too late: not counted"]
-    assert said(run.story).startswith("An update takes the first 2 gradients of a round.")
+    assert rule_sentence(run.history).startswith(
+        "An update takes the first 2 gradients of a round."
+    )
     assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
     assert lying(run, run.end) == []
     assert run.staleness["totals"][:2] == [2, 0]
@@ -352,7 +357,9 @@ def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
     assert (version(run, run.end), [w.node for w in held(run, run.end)]) == (2, [0])
     assert doing(run, run.end)[0] == ("waits", "waits for worker 1")
     assert projection.facts(run)[0] == "dist_async staleness=1"
-    assert said(run.story).endswith("more than 1 gradient ahead of another waits in its pull.")
+    assert rule_sentence(run.history).endswith(
+        "more than 1 gradient ahead of another waits in its pull."
+    )
 
 
 @pytest.mark.parametrize("nodes", [([0, 2], "a and b"), ([], ""), (range(9), "9 others")])
@@ -406,7 +413,7 @@ def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
     kept = [e for i, e in enumerate(whole) if i not in {c % len(whole) for c in cuts}]
     run = project(Trace(kept, whole.info), live=True)
     ET.fromstring(to_svg(draw(run)))
-    assert all(b.end is None or b.end >= b.begin for b in run.beats)
+    assert all(b.end is None or b.end >= b.begin for b in run.keyframes)
 
 
 def test_a_patch_carries_only_what_is_new() -> None:
@@ -414,9 +421,9 @@ def test_a_patch_carries_only_what_is_new() -> None:
     view = Servers(Trace(whole[: len(whole) // 2], whole.info))
     before = view._data
     patch = view._renew(whole)
-    assert 0 < patch["beats"]["keep"] <= len(before["beats"])
+    assert 0 < patch["keyframes"]["keep"] <= len(before["keyframes"])
     assert 0 < patch["scene"]["marks"]["keep"] <= len(before["scene"]["marks"])
-    for part in ("marks", "drawings", "shapes", "rests"):
+    for part in ("marks", "drawings", "shapes", "holds"):
         old, new = before["scene"][part], patch["scene"][part]
         assert [*old[: new["keep"]], *new["more"]] == view._data["scene"][part]
 

@@ -62,7 +62,7 @@ def test_every_plan_has_a_picture_that_travels_and_fits(name: str) -> None:
     picture = view._picture()
     json.dumps(picture, allow_nan=False)
     assert picture["title"] == name and picture["scene"]["height"] <= 440
-    assert len(picture["beats"]) <= samples.STEPS
+    assert len(picture["keyframes"]) <= samples.STEPS
     drawn = view._svg()
     assert ET.fromstring(drawn).tag.endswith("svg") and len(drawn.encode()) < 90_000
     assert repr(view).startswith(f"{name}: {PLANS[name].replicas} replicas, ")
@@ -103,7 +103,9 @@ def test_no_sample_is_drawn_twice_or_left_out(
     assert len({*grid.places}) == n and grid.height <= samples.SAMPLES
     assert all(0 <= x < grid.columns and y * grid.cell < grid.height for x, y in grid.places)
     picture = ShardMap(plan)._picture()
-    told = sum(int(b["who"].split(": ")[1].split()[0].replace(",", "")) for b in picture["beats"])
+    told = sum(
+        int(b["who"].split(": ")[1].split()[0].replace(",", "")) for b in picture["keyframes"]
+    )
     assert told == n * (replicas if policy == "OFF" else 1)
 
 
@@ -163,7 +165,7 @@ def test_every_model_has_a_picture_that_travels_and_fits(name: str) -> None:
     view = ShardMap(NETS[name])
     picture = view._picture()
     json.dumps(picture, allow_nan=False)
-    assert picture["scene"]["height"] <= 440 and not picture["beats"]
+    assert picture["scene"]["height"] <= 440 and not picture["keyframes"]
     drawn = view._svg()
     assert ET.fromstring(drawn).tag.endswith("svg") and len(drawn.encode()) < 60_000
 

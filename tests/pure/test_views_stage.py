@@ -386,7 +386,7 @@ def test_after_each_round_the_chunks_have_the_layers_that_the_schedule_says():
         wanted = schedules.held(rounds[:k], 4) > 0
         assert colours(picture["scene"], k) == wanted.sum(), k
     assert colours(picture["scene"], picture["home"]) == 16
-    assert [beat["end"] for beat in picture["beats"]] == [1, 2, 3, 4, 5, 6]
+    assert [keyframe["end"] for keyframe in picture["keyframes"]] == [1, 2, 3, 4, 5, 6]
     assert [panel[:2] for panel in picture["panels"]] == [
         [k, f"round {k + 1} of 6"] for k in range(6)
     ]

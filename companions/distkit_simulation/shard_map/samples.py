@@ -75,7 +75,7 @@ class _Painter:
             legend=list(self._legend()),
             unit="step",
             before="before the first step",
-            beats=[self._beat(step) for step in range(self.steps)],
+            keyframes=[self._keyframe(step) for step in range(self.steps)],
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
         )
 
@@ -107,7 +107,7 @@ class _Painter:
             yield [rect(14, 14, style, x=1, y=3, r=2)], 16, words
         yield [rect(14, 14, "own", x=1, y=3), rect(15, 15, "fresh", x=0.5, y=2.5)], 17, "this step"
 
-    def _beat(self, step: int) -> Json:
+    def _keyframe(self, step: int) -> Json:
         sizes = [len(mine[step]) for mine in self.rows]
         same = len({*sizes}) == 1
         each = f"{sizes[0]} each" if same else joined([f"{n:,}" for n in sizes])
@@ -139,7 +139,7 @@ class _Painter:
         """What is drawn while a step lasts, and when it has just ended."""
         begin, end = step + SOON, float(step + 1)
         self.scene.add(x, y, *drawing, begin=begin, end=end, layer=NOW)
-        self.scene.rest(step, x, y, *drawing, layer=NOW)
+        self.scene.hold_frame(step, x, y, *drawing, layer=NOW)
 
     # -- the replicas -----------------------------------------------------------------------
 

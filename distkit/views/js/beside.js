@@ -1,4 +1,4 @@
-// What stands around a scene: moments of it as small pictures, a list of beats, choices.
+// What stands around a scene: moments of it as small pictures, a list of keyframes, choices.
 
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
@@ -10,16 +10,16 @@ export const order = d3.bisector((x) => x); // of sorted numbers
 // Whether time goes in these, and not in seconds.
 export const counted = (unit) => unit === "round" || unit === "step";
 
-// Of sorted beats the next or the previous one.
-export function beyond(beats, beat, by) {
-  const i = by > 0 ? order.right(beats, beat) : order.left(beats, beat) - 1;
-  return beats[clamp(i, 0, beats.length - 1)] ?? beat;
+// Of sorted keyframes the next or the previous one.
+export function beyond(keyframes, keyframe, by) {
+  const i = by > 0 ? order.right(keyframes, keyframe) : order.left(keyframes, keyframe) - 1;
+  return keyframes[clamp(i, 0, keyframes.length - 1)] ?? keyframe;
 }
 
-// Marks the latest of some beats in the list that shows them; tells its element, and whether it is
+// Marks the latest of some keyframes in the list that shows them; tells its element, and whether it is
 // another one.
-function mark(view, beat) {
-  const now = order.right(view.beats, beat) - 1;
+function mark(view, keyframe) {
+  const now = order.right(view.keyframes, keyframe) - 1;
   const moved = now !== view.marked;
   const { children } = view.list;
   if (moved) {
@@ -30,10 +30,10 @@ function mark(view, beat) {
   return [children[now], moved];
 }
 
-// Goes to the beat of what is clicked.
-const onbeat = (go) => ({ target }) => {
-  const { beat } = target.closest("[data-beat]")?.dataset ?? {};
-  if (beat !== undefined) go(Number(beat));
+// Goes to the keyframe of what is clicked.
+const onKeyframe = (go) => ({ target }) => {
+  const { keyframe } = target.closest("[data-keyframe]")?.dataset ?? {};
+  if (keyframe !== undefined) go(Number(keyframe));
 };
 
 // Buttons of which one is chosen; none where there is nothing to choose.
@@ -65,38 +65,38 @@ export class Choice {
 // Moments that tell the story, drawn small.
 export class Panels {
   constructor(go) {
-    Object.assign(this, { marks: [], beats: [] });
+    Object.assign(this, { marks: [], keyframes: [] });
     this.root = this.list = h("ol",
-      { class: "dkm-panels", "aria-label": "moments", onclick: onbeat(go) });
+      { class: "dkm-panels", "aria-label": "moments", onclick: onKeyframe(go) });
   }
 
-  load({ panels, scene, styles, beats, home, end }) {
+  load({ panels, scene, styles, keyframes, home, end }) {
     this.root.hidden = !panels.length;
-    this.beats = panels.map(([beat]) => beat);
-    this.marks = panels.map(([beat]) => {
+    this.keyframes = panels.map(([keyframe]) => keyframe);
+    this.marks = panels.map(([keyframe]) => {
       const marks = new Marks("dkm-small");
       marks.load(scene, styles);
-      marks.draw(beat < 0 ? home : beats[beat].end ?? end, beat);
+      marks.draw(keyframe < 0 ? home : keyframes[keyframe].end ?? end, keyframe);
       return marks;
     });
-    this.root.replaceChildren(...panels.map(([beat, title, when], i) =>
-      h("li", {}, h("button", { type: "button", "data-beat": beat },
+    this.root.replaceChildren(...panels.map(([keyframe, title, when], i) =>
+      h("li", {}, h("button", { type: "button", "data-keyframe": keyframe },
         h("span", {}, h("b", {}, title), h("small", {}, when)), this.marks[i].root))));
     this.marked = undefined;
   }
 
-  mark(beat) {
-    mark(this, beat);
+  mark(keyframe) {
+    mark(this, keyframe);
   }
 }
 
-// Some of the beats as a list; the reader may choose a group of them.
+// Some of the keyframes as a list; the reader may choose a group of them.
 export class List {
   constructor(go) {
     this.name = h("h4");
     this.select = h("select",
       { class: "dkv-select", "aria-label": "which", onchange: () => this.#fill() });
-    this.list = h("ol", { class: "dk-beats", onclick: onbeat(go) });
+    this.list = h("ol", { class: "dk-keyframes", onclick: onKeyframe(go) });
     this.root = h("div", { class: "dkm-list" },
       h("div", { class: "dkm-listhead" }, this.name, this.select), this.list);
   }
@@ -122,18 +122,18 @@ export class List {
     const shown = rows.filter(([, group]) => !only || group === only);
     const none = h("li", { class: "dkm-none" }, "none yet");
     this.list.replaceChildren(...shown.length ? shown.map((row) => this.#row(row)) : [none]);
-    this.beats = shown.map(([beat]) => beat);
+    this.keyframes = shown.map(([keyframe]) => keyframe);
     this.marked = undefined;
-    this.mark(this.beat ?? -1);
+    this.mark(this.keyframe ?? -1);
   }
 
-  #row([beat, , key, part, value, who, others]) {
-    const { beats, unit } = this.script;
-    const { end } = beats[beat];
+  #row([keyframe, , key, part, value, who, others]) {
+    const { keyframes, unit } = this.script;
+    const { end } = keyframes[keyframe];
     const when = end === null ? "never" : counted(unit) ? "" : humanSeconds(end);
     const badge = ([lane, words, more]) => h("span", { class: "dkm-who", title: more },
       h("b", { style: `background:var(--dk-r${lane});color:var(--dk-i${lane})` }, words), more);
-    return h("li", { "data-beat": beat },
+    return h("li", { "data-keyframe": keyframe },
       h("span", { class: "dk-who" },
         h("span", { class: "dk-code" }, key), h("small", {}, part), h("b", {}, ` ${value}`)),
       h("span", { class: "dk-when" }, when),
@@ -141,9 +141,9 @@ export class List {
   }
 
   // anew: the page may have another size.
-  mark(beat, anew = false) {
-    this.beat = beat;
-    const [row, moved] = mark(this, beat);
+  mark(keyframe, anew = false) {
+    this.keyframe = keyframe;
+    const [row, moved] = mark(this, keyframe);
     if (!moved && !anew) return;
     if (this.marked < 0) this.list.scrollTop = 0;
     if (!row) return;

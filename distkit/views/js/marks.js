@@ -28,11 +28,11 @@ export class Marks {
     Object.assign(this, scene, { styles, made: [], layers: [] });
     [this.shown, this.resting] = [new Map(), new Map()];
     this.root.setAttribute("viewBox", `0 0 ${scene.width} ${scene.height}`);
-    for (const [beat, ...mark] of this.rests) {
-      this.resting.set(beat, [...this.resting.get(beat) ?? [], mark]);
+    for (const [keyframe, ...mark] of this.holds) {
+      this.resting.set(keyframe, [...this.resting.get(keyframe) ?? [], mark]);
     }
     const numbers = this.marks.map(([, layer]) => layer)
-      .concat(this.rests.map(([, , layer]) => layer));
+      .concat(this.holds.map(([, , layer]) => layer));
     for (const layer of [...new Set(numbers)].sort((a, b) => a - b)) this.layers[layer] = s("g");
     this.root.replaceChildren(...this.layers.filter(Boolean));
   }
@@ -42,8 +42,8 @@ export class Marks {
     this.layers.forEach((layer, i) => layer.toggleAttribute("hidden", hidden.includes(i)));
   }
 
-  // beat: the one that has just ended, -1: none.
-  draw(time, beat) {
+  // keyframe: the one that has just ended, -1: none.
+  draw(time, keyframe) {
     const before = this.shown;
     this.shown = new Map();
     for (let i = 0; i < this.marks.length && this.marks[i][2] <= time; i++) {
@@ -56,8 +56,8 @@ export class Marks {
       element.setAttribute("transform", at(x + f * (x2 - x), y + f * (y2 - y)));
       if (!steady) element.setAttribute("class", "dkm-moving");
     }
-    const resting = this.resting.get(beat) ?? [];
-    resting.forEach((mark, i) => this.#show(`${beat} ${i}`, before, ...mark));
+    const resting = this.resting.get(keyframe) ?? [];
+    resting.forEach((mark, i) => this.#show(`${keyframe} ${i}`, before, ...mark));
     for (const [key, element] of before) if (!this.shown.has(key)) element.remove();
   }
 

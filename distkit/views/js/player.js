@@ -6,35 +6,35 @@ import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 const GLIDE = 520; // milliseconds of a step
-const MARCH = 800; // milliseconds from beat to beat without motion
+const MARCH = 800; // milliseconds from keyframe to keyframe without motion
 
-// Beats in the order of their ends.
+// Keyframes in the order of their ends.
 export class Script {
-  constructor({ start, end, beats }) {
-    this.ends = beats.filter((beat) => beat.end !== null).map((beat) => beat.end);
+  constructor({ start, end, keyframes }) {
+    this.ends = keyframes.filter((keyframe) => keyframe.end !== null).map((keyframe) => keyframe.end);
     // nothing moves after the last, unless something never ends
-    const last = this.ends.length < beats.length ? end : Math.max(start, ...this.ends.slice(-1));
-    Object.assign(this, { start, end, beats, last });
+    const last = this.ends.length < keyframes.length ? end : Math.max(start, ...this.ends.slice(-1));
+    Object.assign(this, { start, end, keyframes, last });
   }
 
-  // The latest beat that has ended; -1: none has.
+  // The latest keyframe that has ended; -1: none has.
   at(time) {
     return d3.bisector((x) => x).right(this.ends, time) - 1;
   }
 
   beside(i, by) {
-    return clamp(i + by, -1, this.beats.length - 1);
+    return clamp(i + by, -1, this.keyframes.length - 1);
   }
 }
 
 export class Player {
-  // show(moving): time or beat have changed; told(): it has begun or ended to play.
+  // show(moving): time or keyframe have changed; told(): it has begun or ended to play.
   // pace(script): where a time has come to after so many milliseconds at speed 1.
   constructor(pace, show, told) {
     Object.assign(this, { pace, show, told, speed: 1, playing: false, chosen: null, target: null });
   }
 
-  // home: the time before the first beat's end; follow: stay at the end.
+  // home: the time before the first keyframe's end; follow: stay at the end.
   load(script, { opening, home = script.start, follow = false }) {
     Object.assign(this, { script, home, after: this.pace(script) });
     if (follow) this.chosen = null;
@@ -43,8 +43,8 @@ export class Player {
     this.time = follow ? script.end : clamp(this.time ?? first, script.start, script.end);
   }
 
-  // The beat that is shown; -1: none has ended yet.
-  get beat() {
+  // The keyframe that is shown; -1: none has ended yet.
+  get keyframe() {
     return this.chosen ?? this.script.at(this.time);
   }
 
@@ -55,7 +55,7 @@ export class Player {
   toggle() {
     if (this.playing) return this.pause();
     const { script } = this;
-    if (!script.beats.length) return;
+    if (!script.keyframes.length) return;
     // a story is told from its beginning, unless the reader has chosen a moment
     if (this.time >= script.last || this.fresh === this.time) this.seek(this.home);
     this.fresh = null;
@@ -74,10 +74,10 @@ export class Player {
     this.ticking = requestAnimationFrame(tick);
   }
 
-  // Without motion: from beat to beat.
+  // Without motion: from keyframe to keyframe.
   #march() {
     if (!this.playing) return;
-    this.place(this.script.beside(this.beat, 1));
+    this.place(this.script.beside(this.keyframe, 1));
     if (this.time >= this.script.last) return this.pause();
     this.marching = setTimeout(() => this.#march(), MARCH / this.speed);
   }
@@ -104,17 +104,17 @@ export class Player {
   }
 
   step(by) {
-    this.go(this.script.beside(this.target ?? this.beat, by));
+    this.go(this.script.beside(this.target ?? this.keyframe, by));
   }
 
-  // To a beat's end, seeing it come if that is near.
+  // To a keyframe's end, seeing it come if that is near.
   go(i) {
     const from = this.time;
     this.pause();
-    const beat = this.script.beats[i];
-    const end = this.#end(beat);
-    if (still() || !beat || end <= from) return this.place(i);
-    const begin = Math.max(from, beat.begin);
+    const keyframe = this.script.keyframes[i];
+    const end = this.#end(keyframe);
+    if (still() || !keyframe || end <= from) return this.place(i);
+    const begin = Math.max(from, keyframe.begin);
     const started = performance.now();
     this.target = i;
     const tick = (now) => {
@@ -128,15 +128,15 @@ export class Player {
     this.gliding = requestAnimationFrame(tick);
   }
 
-  // At a beat's end.
+  // At a keyframe's end.
   place(i) {
-    const time = this.#end(this.script.beats[i]);
+    const time = this.#end(this.script.keyframes[i]);
     Object.assign(this, { chosen: i, target: null, time, fresh: null });
     this.show(false);
   }
 
-  #end(beat) {
-    return beat ? beat.end ?? this.script.end : this.home;
+  #end(keyframe) {
+    return keyframe ? keyframe.end ?? this.script.end : this.home;
   }
 }
 

@@ -1,4 +1,4 @@
-// A view that is a scene: its marks, played, with its beats in words and what stands beside.
+// A view that is a scene: its marks, played, with its keyframes in words and what stands beside.
 
 import { beyond, Choice, counted, List, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
@@ -17,12 +17,12 @@ const KEYS = " Space plays and pauses; arrow right and left go to the next and t
   "message, page down and page up along what is beside, Home and End to the ends.";
 
 // Busy and idle stretches pass at a pace that lets every message be seen, rounds all at the same.
-export function pace({ unit, beats, ends, start, end, last }) {
+export function pace({ unit, keyframes, ends, start, end, last }) {
   if (counted(unit)) {
     const speed = Math.max(1 / ROUND, end / LONGEST);
     return (time, left) => Math.min(time + left * speed, last);
   }
-  const begins = beats.map(({ begin }) => begin);
+  const begins = keyframes.map(({ begin }) => begin);
   const ticks = [...new Set([...begins, ...ends, start, last])].sort((a, b) => a - b);
   return (time, left) => {
     while (left > 0 && time < last) {
@@ -49,10 +49,10 @@ export function merged(old, patch) {
 
 export class Scene extends Sheet {
   constructor(model, el) {
-    const { view, title, beats, looks } = model.get("picture");
-    const names = looks.map(([name]) => name);
+    const { view, title, keyframes, layers } = model.get("picture");
+    const names = layers.map(([name]) => name);
     const keys = names.length > 1 ? ` v switches between ${names.join(" and ")}.` : "";
-    super(model, el, view, title + (beats.length ? `.${KEYS}${keys}` : ""));
+    super(model, el, view, title + (keyframes.length ? `.${KEYS}${keys}` : ""));
     this.root.setAttribute("role", "group");
     this.root.tabIndex = 0;
   }
@@ -63,9 +63,9 @@ export class Scene extends Sheet {
     this.bar = new Bar(this.player, SPEEDS, 2000);
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
     this.fact = h("p", { class: "dk-fact" });
-    this.list = new List((beat) => this.player.go(beat));
-    this.panels = new Panels((beat) => this.player.go(this.ofHome(beat)));
-    this.looks = new Choice("what to show", (name) => this.show(name));
+    this.list = new List((keyframe) => this.player.go(keyframe));
+    this.panels = new Panels((keyframe) => this.player.go(this.ofHome(keyframe)));
+    this.layers = new Choice("what to show", (name) => this.show(name));
     this.clocks = new Choice("clock", (name) => this.wind(name));
     this.legend = h("div", { class: "dkm-legend" });
     this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
@@ -77,10 +77,10 @@ export class Scene extends Sheet {
       this.panels.root, this.list.root, this.side.root);
     this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
-    this.tools.append(this.legend, this.looks.root);
+    this.tools.append(this.legend, this.layers.root);
     this.body.append(this.empty, this.said, this.all);
     this.root.addEventListener("keydown", (e) => this.bar.typed(e, {
-      PageDown: () => this.along(1), PageUp: () => this.along(-1), v: () => this.looks.next() }));
+      PageDown: () => this.along(1), PageUp: () => this.along(-1), v: () => this.layers.next() }));
     this.clock = this.picture.clock;
     this.load();
   }
@@ -92,7 +92,7 @@ export class Scene extends Sheet {
     this.live = picture.live;
     this.script = Object.assign(new Script(face), { unit: face.unit });
     player.load(this.script, { opening: face.opening, home: face.home, follow });
-    const { scene, side, list, beats, styles, scale: [left, right] } = face;
+    const { scene, side, list, keyframes, styles, scale: [left, right] } = face;
     this.marks.load({ ...picture.scene, ...scene }, styles);
     this.side.root.toggleAttribute("hidden", !side);
     if (side) this.side.load(side, styles);
@@ -103,7 +103,7 @@ export class Scene extends Sheet {
     this.field.style.maxWidth = `min(${wide}, ${width * LARGE}px)`;
     this.field.style.setProperty("--dk-left", left);
     this.field.style.setProperty("--dk-right", right);
-    [this.bar.scrub.hidden, this.controls.hidden] = [!beats.length, !beats.length];
+    [this.bar.scrub.hidden, this.controls.hidden] = [!keyframes.length, !keyframes.length];
     this.panels.load(picture);
     this.column.hidden = !list && !side && !picture.panels.length;
     this.column.dataset.panels = picture.panels.length;
@@ -112,14 +112,14 @@ export class Scene extends Sheet {
         ...shapes.map((shape) => this.marks.shape(shape))), words);
     this.legend.replaceChildren(...picture.legend.map(sign));
     this.clocks.load(Object.keys(picture.clocks), this.clock);
-    this.show(this.looks.chosen ?? picture.looks[0]?.[0]);
+    this.show(this.layers.chosen ?? picture.layers[0]?.[0]);
   }
 
-  // Of the layers that looks choose among, those of one.
+  // Shows the layers of one choice and hides those of the others.
   show(name) {
-    const { looks } = this.picture;
-    this.looks.load(looks.map(([look]) => look), name);
-    const hidden = looks.flatMap(([look, layers]) => (look === name ? [] : layers));
+    const { layers } = this.picture;
+    this.layers.load(layers.map(([choice]) => choice), name);
+    const hidden = layers.flatMap(([choice, numbers]) => (choice === name ? [] : numbers));
     for (const marks of [this.marks, ...this.panels.marks]) marks.hide(hidden);
   }
 
@@ -128,24 +128,24 @@ export class Scene extends Sheet {
     if (name === this.clock) return;
     const { player, script, left, clock } = this;
     player.pause();
-    const { beat } = player;
-    const again = left?.clock === name && left.to === beat;
-    const to = again ? left.beat : script.beats[beat]?.also ?? -1;
-    Object.assign(this, { clock: name, left: { clock, beat, to } });
+    const { keyframe } = player;
+    const again = left?.clock === name && left.to === keyframe;
+    const to = again ? left.keyframe : script.keyframes[keyframe]?.also ?? -1;
+    Object.assign(this, { clock: name, left: { clock, keyframe, to } });
     player.time = undefined;
     this.load();
     player.place(to);
   }
 
-  // The beat of this clock for one of the picture's own, or the other way.
-  ofHome(beat) {
+  // The keyframe of this clock for one of the picture's own, or the other way.
+  ofHome(keyframe) {
     const { picture, clock } = this;
-    return picture.clocks[clock]?.beats ? picture.beats[beat]?.also ?? -1 : beat;
+    return picture.clocks[clock]?.keyframes ? picture.keyframes[keyframe]?.also ?? -1 : keyframe;
   }
 
   get panel() {
-    const { picture, clock, player: { beat } } = this;
-    return picture.clocks[clock]?.beats ? this.script.beats[beat]?.also ?? -1 : beat;
+    const { picture, clock, player: { keyframe } } = this;
+    return picture.clocks[clock]?.keyframes ? this.script.keyframes[keyframe]?.also ?? -1 : keyframe;
   }
 
   merge(patch) {
@@ -161,32 +161,32 @@ export class Scene extends Sheet {
     this.empty.textContent = empty;
     this.said.textContent = empty ? "" : said;
     this.paint();
-    this.list.mark(this.player.beat, true);
-    const { who, more } = this.script.beats[this.player.beat] ?? {};
+    this.list.mark(this.player.keyframe, true);
+    const { who, more } = this.script.keyframes[this.player.keyframe] ?? {};
     this.spoken.textContent = [who, more, ...this.marks.aloud].filter(Boolean).join("; ");
   }
 
   // A moment.
   paint() {
     const { script, player, picture } = this;
-    const { time, beat } = player;
-    const amid = counted(script.unit) && time !== script.beats[beat]?.end; // of the next round
-    this.marks.draw(time, player.resting && !amid ? beat : -1);
+    const { time, keyframe } = player;
+    const amid = counted(script.unit) && time !== script.keyframes[keyframe]?.end; // of the next round
+    this.marks.draw(time, player.resting && !amid ? keyframe : -1);
     if (picture.side) this.side.draw(time, -1);
-    const { who = picture.before, more = "", where = "" } = script.beats[beat] ?? {};
+    const { who = picture.before, more = "", where = "" } = script.keyframes[keyframe] ?? {};
     const nth = time > 0 ? `${script.unit} ${Math.ceil(time)} of ${script.end}` : "start";
     this.bar.show(counted(script.unit) ? nth : humanSeconds(time), who);
     const words = [more, where].filter(Boolean).join(" · ");
     this.fact.replaceChildren(h("strong", {}, who), h("span", { title: words || null }, words));
-    this.list.mark(beat);
+    this.list.mark(keyframe);
     this.panels.mark(this.panel + (amid && time > 0 ? 1 : 0)); // the round that the clock names
-    this.root.dataset.beat = beat;
+    this.root.dataset.keyframe = keyframe;
   }
 
   along(by) {
     const { list, panels, player } = this;
-    player.go(list.root.hidden ? this.ofHome(beyond(panels.beats, this.panel, by))
-      : beyond(list.beats, player.beat, by));
+    player.go(list.root.hidden ? this.ofHome(beyond(panels.keyframes, this.panel, by))
+      : beyond(list.keyframes, player.keyframe, by));
   }
 
   dispose() {

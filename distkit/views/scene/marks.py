@@ -139,7 +139,7 @@ class Scene:
         self._numbers: dict[tuple[Shape, ...], int] = {} if like is None else like._numbers
         self._shapes: dict[Shape, int] = {} if like is None else like._shapes
         self._marks: list[tuple[float, float, int, tuple[Shape, ...], list[float]]] = []
-        self._rests: list[tuple[int, int, tuple[Shape, ...], list[float]]] = []
+        self._holds: list[tuple[int, int, tuple[Shape, ...], list[float]]] = []
 
     def add(
         self,
@@ -173,9 +173,11 @@ class Scene:
         """A time since the picture's beginning [s], in which all of its times are."""
         return round(time - self.start, 9)
 
-    def rest(self, beat: int, x: float, y: float, *drawing: Shape, layer: int = 0) -> None:
-        """Put a drawing on the field while the picture rests on a beat that has just ended."""
-        self._rests.append((beat, layer, drawing, [round(x, 1), round(y, 1)]))
+    def hold_frame(
+        self, keyframe: int, x: float, y: float, *drawing: Shape, layer: int = 0
+    ) -> None:
+        """Put a drawing on the field while the picture holds a keyframe that has just ended."""
+        self._holds.append((keyframe, layer, drawing, [round(x, 1), round(y, 1)]))
 
     def plain(self) -> Json:
         """The scene as plain data; a drawing or a shape that is there many times is in it once.
@@ -183,7 +185,7 @@ class Scene:
         ``drawings`` have the numbers of their ``shapes``; ``marks``: drawing, layer, begin, end
         (None: never), x, y, and for those that move also where to and whether steadily. They are
         in the order of their begins, so that the marks of a run that goes on grow at their end.
-        ``rests``: beat, drawing, layer, x, y.
+        ``holds``: keyframe, drawing, layer, x, y.
         """
         numbers = self._numbers
         known: dict[tuple[int, ...], int] = {}  # most shapes are the same objects: no look inside
@@ -197,7 +199,7 @@ class Scene:
             [number(drawing), layer, begin, end if math.isfinite(end) else None, *place]
             for begin, end, layer, drawing, place in sorted(self._marks, key=lambda m: m[0])
         ]
-        rests = [[beat, number(d), layer, *place] for beat, layer, d, place in self._rests]
+        holds = [[keyframe, number(d), layer, *place] for keyframe, layer, d, place in self._holds]
         return {
             "width": self.width,
             "height": self.height,
@@ -207,7 +209,7 @@ class Scene:
             ],
             "shapes": list(self._shapes),
             "marks": marks,
-            "rests": rests,
+            "holds": holds,
         }
 
 
@@ -271,16 +273,16 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "start": 0.0,
         "end": last,
         "opening": last,  # the moment that is shown first
-        "beats": [],  # what happens: begin, end, who, more, where; in the order of their ends
-        "list": None,  # of some beats: name, all, rows [beat, group, key, part, value, who, others]
+        "keyframes": [],  # what happens: begin, end, who, more, where; in the order of their ends
+        "list": None,  # name, all, rows [keyframe, group, key, part, value, who, others]
         "scale": [0.0, 1.0],  # from where to where on the scene's width time goes
         "unit": "",  # of time: "round" or "step", seconds unless given
-        "before": "before the first message",  # in words, before the first beat's end
-        "home": 0.0,  # the moment before the first beat's end
-        "looks": [],  # what the reader chooses among: name, layers that are shown then only
-        "panels": [],  # moments that tell the story: beat (-1: home), title, when
+        "before": "before the first message",  # in words, before the first keyframe's end
+        "home": 0.0,  # the moment before the first keyframe's end
+        "layers": [],  # what the reader chooses among: name, layers that are shown then only
+        "panels": [],  # moments that tell the story: keyframe (-1: home), title, when
         "clock": "",  # the one of ``clocks`` that is shown first
-        "clocks": {},  # by name: what is otherwise; a beat's ``also`` is the other clock's beat
+        "clocks": {},  # by name: what differs; ``also`` is a keyframe on the other clock
         "scene": scene.plain(),
         "side": None,  # another scene, beside
         "styles": MARKS,

@@ -76,37 +76,41 @@ def wrapped(words: str, width: float) -> list[str]:
 def _opening(picture: Json, y: float) -> tuple[str, float]:
     """The moment at which it opens, with what stands beside; and where that ends."""
     scene, side, opening = picture["scene"], picture["side"], picture["opening"]
-    beat = at(picture, opening)
-    parts = [_placed(LEFT, y, body(scene, opening, beat))]
+    keyframe = at(picture, opening)
+    parts = [_placed(LEFT, y, body(scene, opening, keyframe))]
     bottom = y + scene["height"]
     left = LEFT + scene["width"] + 12
     if picture["list"]:
         parts += _list(
-            picture["list"], beat, left, y + 14, bottom - y - (side["height"] + 24 if side else 0)
+            picture["list"],
+            keyframe,
+            left,
+            y + 14,
+            bottom - y - (side["height"] + 24 if side else 0),
         )
     if side:
         top = bottom - side["height"]
         parts.append(svg.text(left, top - 10, "in the whole run", INK, 'font-weight="700"'))
         parts.append(_placed(left, top, body(side, picture["end"])))
-    if picture["beats"]:
-        parts += _fact(picture, beat, LEFT + scene["width"] / 2, bottom + 24)
+    if picture["keyframes"]:
+        parts += _fact(picture, keyframe, LEFT + scene["width"] / 2, bottom + 24)
         bottom += 48
     return "".join(parts), bottom
 
 
 def _board(picture: Json, y: float) -> tuple[str, float]:
     """Several moments side by side; and where they end."""
-    panels, scene, beats = picture["panels"], picture["scene"], picture["beats"]
-    hidden = {layer for _, layers in picture["looks"][1:] for layer in layers}
+    panels, scene, keyframes = picture["panels"], picture["scene"], picture["keyframes"]
+    hidden = {layer for _, layers in picture["layers"][1:] for layer in layers}
     columns = 3 if len(panels) in (3, 5, 6) and scene["width"] < 640 else min(len(panels), 2)
     wide = (WIDTH - 48 - (columns - 1) * GAP) / columns
     scale = min((wide - 20) / scene["width"], 420 / scene["height"], 1.2)
     high = scale * scene["height"] + 44
     parts = []
-    for i, (beat, title, when) in enumerate(panels):
+    for i, (keyframe, title, when) in enumerate(panels):
         x, top = 24 + i % columns * (wide + GAP), y + i // columns * (high + GAP)
-        time = picture["home"] if beat < 0 else beats[beat]["end"]
-        drawn = body(scene, picture["end"] if time is None else time, beat, hidden, joined=True)
+        time = picture["home"] if keyframe < 0 else keyframes[keyframe]["end"]
+        drawn = body(scene, picture["end"] if time is None else time, keyframe, hidden, joined=True)
         left = x + (wide - scale * scene["width"]) / 2
         parts += [
             svg.rect(x, top, wide, high, 'fill="#f5f6f8"', "", 10),
@@ -118,21 +122,21 @@ def _board(picture: Json, y: float) -> tuple[str, float]:
 
 
 def body(
-    scene: Json, time: float, beat: int = -1, hidden: Collection[int] = (), joined: bool = False
+    scene: Json, time: float, keyframe: int = -1, hidden: Collection[int] = (), joined: bool = False
 ) -> str:
-    """The marks of a scene at a time, and those of the beat it rests on.
+    """The marks of a scene at a time, and those of the keyframe it holds.
 
     Args:
         scene: what ``Scene.plain`` returns.
         time: since the picture's beginning [s].
-        beat: the one that has just ended, -1 for none.
+        keyframe: the one that has just ended, -1 for none.
         hidden: layers that are left out.
         joined: plain rectangles that look alike are one path, below all else of their layer, and
             no words for a pointer: that keeps a picture of many small.
     """
     layers: dict[int, list[str]] = defaultdict(list)
     areas: dict[int, dict[str, list[Box]]] = defaultdict(lambda: defaultdict(list))
-    for layer, n, x, y in _shown(scene, time, beat):
+    for layer, n, x, y in _shown(scene, time, keyframe):
         drawing = drawing_of(scene, n)
         if layer in hidden:
             continue
@@ -167,9 +171,9 @@ def to_table(picture: Json) -> str:
     return "\n  ".join([head, *filter(None, [picture["empty"]]), *body, *flagged(picture)])
 
 
-def _shown(scene: Json, time: float, beat: int = -1) -> Iterator[tuple[int, int, float, float]]:
+def _shown(scene: Json, time: float, keyframe: int = -1) -> Iterator[tuple[int, int, float, float]]:
     """Layer, drawing and place of each mark that is there."""
-    yield from ((layer, n, x, y) for k, n, layer, x, y in scene["rests"] if k == beat)
+    yield from ((layer, n, x, y) for k, n, layer, x, y in scene["holds"] if k == keyframe)
     for n, layer, begin, end, x, y, *to in scene["marks"]:
         if begin <= time and (end is None or end > time):
             yield layer, n, *_moved(x, y, to, begin, end, time)
@@ -256,13 +260,13 @@ def _color(value: str | float, lane: int) -> str | float:
 
 
 def at(picture: Json, time: float) -> int:
-    """The beat that has ended last; -1: none has."""
-    ends = [beat["end"] for beat in picture["beats"] if beat["end"] is not None]
+    """The keyframe that has ended last; -1: none has."""
+    ends = [keyframe["end"] for keyframe in picture["keyframes"] if keyframe["end"] is not None]
     return bisect_right(ends, time) - 1
 
 
-def _fact(picture: Json, beat: int, x: float, y: float) -> Iterator[str]:
-    found = picture["beats"][beat] if beat >= 0 else {"who": picture["before"]}
+def _fact(picture: Json, keyframe: int, x: float, y: float) -> Iterator[str]:
+    found = picture["keyframes"][keyframe] if keyframe >= 0 else {"who": picture["before"]}
     when = "" if picture["unit"] else f"at {human_seconds(picture['opening'])}"
     more = " · ".join(filter(None, [when, found.get("more")]))
     middle = 'text-anchor="middle"'
@@ -270,9 +274,9 @@ def _fact(picture: Json, beat: int, x: float, y: float) -> Iterator[str]:
     yield svg.text(x, y + 19, more, GRAY, middle)
 
 
-def _list(listed: Json, beat: int, x: float, y: float, room: float) -> Iterator[str]:
-    """The last rows of a list until a beat."""
-    done = [row for row in listed["rows"] if row[0] <= beat]
+def _list(listed: Json, keyframe: int, x: float, y: float, room: float) -> Iterator[str]:
+    """The last rows of a list until a keyframe."""
+    done = [row for row in listed["rows"] if row[0] <= keyframe]
     yield svg.text(x, y, f"{listed['name']} until now", INK, 'font-weight="700"')
     if not done:
         yield svg.text(x, y + LINE, "none yet", GRAY)

@@ -1,7 +1,7 @@
-"""Places of servers, keys, workers, the scheduler, and the bars of a histogram, in pixels.
+"""Positions of servers, keys, workers, the scheduler and a histogram's bars, in pixels.
 
-The histogram is of staleness: the number of updates between the pull of a gradient's worker and
-the moment when the gradient is applied.
+The histogram shows staleness: the number of updates between a worker's pull and the update that
+uses its gradient.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from itertools import count
 
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
-from distkit.views.servers.story import Story
+from distkit.views.servers.history import ServerHistory
 
 WIDTH, FIELD = 720, 580  # with a scheduler, all others are in the field to its left
-#: At most so many are drawn; the others share a place beside them.
+#: The largest numbers that are drawn; the others share a place beside them.
 MAX_SERVERS, MAX_WORKERS, MAX_KEYS = 4, 10, 6
-LEAST = 9  # width of a slot, and what follows it
-HEAD, ROW, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the way to the workers
+LEAST = 9  # least width of a slot with the gap after it
+HEAD, ROW, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the distance to the workers
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where everything is: cards, people, keys on their servers, and who shares a place."""
+    """The positions of server cards, workers, the scheduler, shared places, and keys on servers."""
 
     cards: list[Json]
     workers: list[Json]
@@ -33,15 +33,15 @@ class Places:
     rows: dict[tuple[int, str], Json]
 
 
-def places(story: Story, rows: Collection[tuple[int, str]], quorum: int) -> Places:
+def places(history: ServerHistory, rows: Collection[tuple[int, str]], quorum: int) -> Places:
     """The layout of a run.
 
     Args:
-        story: of the run.
-        rows: the keys on servers, in their order.
-        quorum: how many gradients make an update, at most.
+        history: the history of the run.
+        rows: the keys on servers, in order.
+        quorum: the largest number of gradients in an update.
     """
-    servers, workers, others = (story.of(role) for role in ("server", "worker", "scheduler"))
+    servers, workers, others = (history.of(role) for role in ("server", "worker", "scheduler"))
     width = FIELD if others or len(servers) > MAX_SERVERS else WIDTH
     keys = Counter(server for server, _ in rows)
     found = cards(servers, keys, width)
@@ -51,7 +51,7 @@ def places(story: Story, rows: Collection[tuple[int, str]], quorum: int) -> Plac
     scheduler = {"rank": others[0], "x": WIDTH - 66, "y": top - AISLE / 2 - 14} if others else {}
     return Places(
         found,
-        people(workers, top, width),
+        worker_row(workers, top, width),
         [scheduler] if others else [],
         stubs(servers, workers, top, width),
         {
@@ -64,12 +64,12 @@ def places(story: Story, rows: Collection[tuple[int, str]], quorum: int) -> Plac
 
 
 def cards(servers: Sequence[int], keys: dict[int, int], width: float) -> list[Json]:
-    """A card for each server that is drawn, all of one height.
+    """A card for each drawn server, all of the same height.
 
     Args:
-        servers: their ranks.
-        keys: how many keys each one has.
-        width: of the field, in pixels.
+        servers: the ranks of the servers.
+        keys: the number of keys of each server.
+        width: the width of the field [px].
     """
     drawn = servers[:MAX_SERVERS]
     n = max(1, len(drawn))
@@ -92,9 +92,9 @@ def cards(servers: Sequence[int], keys: dict[int, int], width: float) -> list[Js
 
 
 def row(card: Json, nth: int, quorum: int) -> Json:
-    """A key on a card: its box, the inbox's slots, where pulls wait, and where the version is."""
+    """A key on a card: its box, the inbox's slots, the places of waiting pulls and the version."""
     x, y, w = card["x"] + 12, card["y"] + HEAD + ROW * min(nth, MAX_KEYS), card["w"] - 24
-    if nth >= MAX_KEYS:  # not drawn: what flies there ends below the last row
+    if nth >= MAX_KEYS:  # not drawn: arrows to it end below the last row
         return {
             "shown": False,
             "slots": [[x, y, 30, 14]],
@@ -106,7 +106,7 @@ def row(card: Json, nth: int, quorum: int) -> Json:
     if each >= LEAST:
         slots = [[round(x + i * each, 1), y + 26, round(each - 4, 1), 17] for i in range(n)]
         after = x + n * each
-    else:  # a bar, and how many of how many
+    else:  # a bar and a count
         slots, after = [[x, y + 26, max(20.0, min(70.0, w - 150)), 17]], x + w / 2 + 6
     return {
         "shown": True,
@@ -120,8 +120,8 @@ def row(card: Json, nth: int, quorum: int) -> Json:
     }
 
 
-def people(workers: Sequence[int], top: float, width: float) -> list[Json]:
-    """The workers that are drawn, in a row."""
+def worker_row(workers: Sequence[int], top: float, width: float) -> list[Json]:
+    """The drawn workers, in a row."""
     drawn = workers[:MAX_WORKERS]
     spots = len(drawn) + (len(workers) > len(drawn))
     each = min(width / max(1, spots), 240.0)
@@ -139,7 +139,7 @@ def people(workers: Sequence[int], top: float, width: float) -> list[Json]:
 
 
 def stubs(servers: Sequence[int], workers: Sequence[int], top: float, width: float) -> list[Json]:
-    """One place for all nodes of a role that are not drawn."""
+    """A shared place for the nodes of each role that are not drawn."""
     found = []
     if (more := len(servers) - MAX_SERVERS) > 0:
         found.append({"role": "server", "x": WIDTH - 64, "y": 40, "text": f"+ {more:,} servers"})
@@ -150,19 +150,19 @@ def stubs(servers: Sequence[int], workers: Sequence[int], top: float, width: flo
     return found
 
 
-#: At most so many bins; the room for all of them, the width of one and the highest bar, in pixels.
+#: The largest number of bins; the widths of all and of one, and the highest bar [px].
 MAX_BINS, ROOM, WIDEST, HIGH = 12, 200.0, 40.0, 36
 AXIS = ["updates between a worker's pull", "and the use of its gradient"]
-#: The size of the letters, how much wider than ours a page's font may be, and what is left free.
+#: The size of the labels, the tolerance for wider fonts of a page, and the gap [px].
 LETTERS, WIDER, FREE = 10.5, 1.14, 2.0
 
 
 def histogram(late: Iterable[int]) -> Json:
-    """Bins of equal width from 0 on, of one value each as long as there are few.
+    """Bins of equal width from 0, of one value each if there are few.
 
-    ``width`` is in updates; ``labels`` has the first value of each bin, ``ranges`` all of them and
-    ``totals`` its gradients at the end of the run; ``pitch`` is the distance of two bars in pixels,
-    ``high`` the height of the highest one; ``axis`` is the axis' title.
+    ``width`` is in updates; ``labels`` has the first value of each bin, ``ranges`` its values and
+    ``totals`` its gradients at the end of the run; ``pitch`` is the distance between bars and
+    ``high`` the height of the highest [px]; ``axis`` is the title of the axis.
 
     Args:
         late: the staleness of each gradient.
@@ -173,19 +173,19 @@ def histogram(late: Iterable[int]) -> Json:
     [2, 0, 0, 0, 0, 0, 0, 0, 1]
     """
     found = Counter(late)
-    most = max([2, *found])  # an axis of three values at least
+    most = max([2, *found])  # the axis has at least three values
     return next(d for width in _widths(most) if _fits(d := _binned(found, most, width)))
 
 
 def bin_of(staleness: Json, late: int | None) -> int | None:
-    """The number of the bin; None of a gradient that has not been applied."""
+    """The bin of a gradient, or None if it has not been applied."""
     return None if late is None else late // int(staleness["width"])
 
 
-def said(staleness: Json) -> str:
-    """The bins that are not empty, in words.
+def bin_counts(staleness: Json) -> str:
+    """The bins that are not empty, as text.
 
-    >>> said(histogram([0, 0, 1]))
+    >>> bin_counts(histogram([0, 0, 1]))
     '0: 2, 1: 1'
     """
     pairs = zip(staleness["ranges"], staleness["totals"], strict=True)
@@ -193,7 +193,7 @@ def said(staleness: Json) -> str:
 
 
 def brief(n: int) -> str:
-    """A count in few letters.
+    """A short form of a count.
 
     >>> brief(9_999), brief(123_458)
     ('9,999', '123k')
@@ -202,7 +202,7 @@ def brief(n: int) -> str:
 
 
 def _widths(most: int) -> Iterator[int]:
-    """1, 2, 5, 10, 20 … from the first on that makes few bins."""
+    """The widths 1, 2, 5, 10, 20 … that need at most :data:`MAX_BINS` bins."""
     widths = (k * 10**power for power in count() for k in (1, 2, 5))
     return (width for width in widths if most // width < MAX_BINS)
 
@@ -226,7 +226,7 @@ def _binned(found: Counter[int], most: int, width: int) -> Json:
 
 
 def _fits(drawn: Json) -> bool:
-    """True if no label and no count reaches into the next bin; a single bin has no next one."""
-    words = [*drawn["labels"], *map(brief, drawn["totals"])]
-    widest = max(text_width(word, LETTERS) for word in words)
+    """True if no label or count overlaps the next bin."""
+    labels = [*drawn["labels"], *map(brief, drawn["totals"])]
+    widest = max(text_width(label, LETTERS) for label in labels)
     return WIDER * widest + FREE <= drawn["pitch"] or len(drawn["labels"]) == 1

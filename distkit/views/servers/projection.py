@@ -1,4 +1,4 @@
-"""A run with a parameter server, read for its picture: beats, keys, versions, waits. Pure."""
+"""Projection of a run with a parameter server: keyframes, keys, versions, waits. Pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.units import count
 from distkit.views.scene.values_svg import written
-from distkit.views.servers.beats import Beat, beats
+from distkit.views.servers.history import ServerHistory, read
+from distkit.views.servers.keyframes import Keyframe, keyframes
 from distkit.views.servers.layout import MAX_WORKERS, histogram
-from distkit.views.servers.story import Story, read
 from distkit.views.servers.waits import Stretch, Wait, deaths, find, statuses
 
-#: At most so many beats are drawn, the last ones; the counters count all. They go in blocks.
-MAX_BEATS, BLOCK = 6_000, 1_000
-#: So many messages under way can be told apart.
+#: The last keyframes are drawn, the others dropped in blocks; the counters count all.
+MAX_KEYFRAMES, BLOCK = 6_000, 1_000
+#: So many messages in flight can be told apart.
 FEW = 3
 
 #: A key on a server.
 At = tuple[int, str]
-#: From when until when [s] a key has which version; whose gradients its update took, how late.
+#: Begin and end of a version [s], its number, and the staleness of its gradients by worker.
 Version = tuple[float, float, tuple[int, Mapping[int, int]]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A key on a server: its value's size [bytes], and which ``part`` of how many it has."""
+    """A key on a server: the size of its value [bytes], and its ``part`` (number, of how many)."""
 
     server: int
     key: str
@@ -41,26 +41,26 @@ class Row:
 
     @property
     def share(self) -> str:
-        """Which part it has, in words."""
+        """The part, in words."""
         return "part {} of {}".format(*self.part) if self.part else ""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """All that is drawn and told of a run, of its beats those from ``first`` on. Times in [s]."""
+    """All that is drawn of a run; of its keyframes, those from ``first`` on. Times in [s]."""
 
     trace: EventLog
     live: bool
-    story: Story
+    history: ServerHistory
     waits: list[Wait]
     names: dict[int, str]
-    beats: list[Beat]
+    keyframes: list[Keyframe]
     first: int
     start: float
     end: float
     rows: dict[At, Row]
     versions: dict[At, list[Version]]
-    doing: dict[int, list[Stretch]]  # by worker that is drawn
+    doing: dict[int, list[Stretch]]  # by drawn worker
     staleness: Json
 
     @property
@@ -68,33 +68,33 @@ class Serving:
         """The name of the run."""
         return clean(self.trace.info.name) or "Servers"
 
-    def done(self, kind: str) -> list[Beat]:
-        """The beats of a kind that have ended."""
-        return [b for b in self.beats if b.kind == kind and b.end is not None]
+    def done(self, kind: str) -> list[Keyframe]:
+        """The keyframes of a kind that have ended."""
+        return [b for b in self.keyframes if b.kind == kind and b.end is not None]
 
 
 def project(trace: EventLog, live: bool = False) -> Serving:
-    """The parameter server of a run.
+    """Project the parameter server of a run.
 
     Args:
-        trace: the run; or several, one after the other.
-        live: whether the run goes on.
+        trace: one run, or several in sequence.
+        live: whether the run continues.
 
-    >>> project(EventLog()).beats
+    >>> project(EventLog()).keyframes
     []
     """
-    story = read(trace)
+    history = read(trace)
     waits, names, rows, order = (
-        find(story),
-        _names(trace, story),
-        _rows(story),
-        beats(story, deaths(trace)),
+        find(history),
+        _names(trace, history),
+        _rows(history),
+        keyframes(history, deaths(trace)),
     )
-    first = 0 if len(order) <= MAX_BEATS else -(-(len(order) - MAX_BEATS) // BLOCK) * BLOCK
+    first = 0 if len(order) <= MAX_KEYFRAMES else -(-(len(order) - MAX_KEYFRAMES) // BLOCK) * BLOCK
     return Serving(
         trace,
         live,
-        story,
+        history,
         waits,
         names,
         order,
@@ -102,25 +102,25 @@ def project(trace: EventLog, live: bool = False) -> Serving:
         start=trace.start if not first else order[first].begin,
         end=trace[-1].time if len(trace) else 0.0,
         rows=rows,
-        versions=_versions(story, rows),
-        doing=statuses(trace, story, waits, names, {*story.of("worker")[:MAX_WORKERS]}),
-        staleness=histogram(g.late for g in story.gradients if g.late is not None),
+        versions=_versions(history, rows),
+        doing=statuses(trace, history, waits, names, {*history.of("worker")[:MAX_WORKERS]}),
+        staleness=histogram(g.late for g in history.gradients if g.late is not None),
     )
 
 
-def _names(trace: EventLog, story: Story) -> dict[int, str]:
-    ranks = {*trace.info.ranks, *story.roles, *trace.ranks}
-    return {rank: name(trace.info, rank) for rank in ranks}
+def _names(trace: EventLog, history: ServerHistory) -> dict[int, str]:
+    known = map(int, trace.meta.get("ranks", {}))
+    return {rank: name(trace.meta, rank) for rank in {*known, *history.roles, *trace.ranks}}
 
 
-def _rows(story: Story) -> dict[At, Row]:
-    """Every key on every server that was ever asked for it, in the order of asking."""
+def _rows(history: ServerHistory) -> dict[At, Row]:
+    """Every key on every server with a request for it, in the order of the requests."""
     size: Counter[At] = Counter()
-    for r in story.requests:
+    for r in history.requests:
         if r.op is not Op.REGISTER and not r.optimizer:
             nbytes = r.nbytes if r.op is not Op.PULL else r.nbytes_back
             size[r.server, r.key] = max(size[r.server, r.key], nbytes)
-    for u in story.updates:
+    for u in history.updates:
         size[u.server, u.key] += 0
     parts: dict[str, list[int]] = defaultdict(list)
     for server, key in sorted(size):
@@ -133,10 +133,10 @@ def _rows(story: Story) -> dict[At, Row]:
     return found
 
 
-def _versions(story: Story, rows: dict[At, Row]) -> dict[At, list[Version]]:
-    """The versions of each key, one after the other."""
-    given: dict[tuple[int, At], float] = {}  # when each row got its first value, in each run
-    for r in story.requests:
+def _versions(history: ServerHistory, rows: dict[At, Row]) -> dict[At, list[Version]]:
+    """The versions of each key, in order."""
+    given: dict[tuple[int, At], float] = {}  # time of the first value by run and key
+    for r in history.requests:
         at = r.server, r.key
         lost = r.failed is not None and (r.refused or r.left is None)
         if at not in rows or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
@@ -144,27 +144,27 @@ def _versions(story: Story, rows: dict[At, Row]) -> dict[At, list[Version]]:
         given[r.run, at] = min(given.get((r.run, at), math.inf), r.arrived)
     none: Mapping[int, int] = {}
     changes = [(time, run, at, 0, none) for (run, at), time in given.items()]
-    for u in story.updates:
+    for u in history.updates:
         if u.end is not None:
             changes.append((u.end, u.run, (u.server, u.key), u.version, u.late))
     found: dict[At, list[Version]] = defaultdict(list)
     last: dict[At, int] = {}
     for time, run, at, version, late in sorted(changes, key=lambda c: c[:4]):
         if version == 0 and last.get(at) == run:
-            continue  # it has one: the server's note of the first came later
+            continue  # an update was recorded before the first value
         if found[at]:
             begin, end, before = found[at][-1]
             found[at][-1] = begin, min(end, time), before
-        found[at].append((time, story.over(run), (version, late)))
+        found[at].append((time, history.over(run), (version, late)))
         last[at] = run
     return found
 
 
-def worth(story: Story) -> dict[tuple[At, float], str]:
-    """The values that keys got, if they are few, by key and time [s]."""
-    given = [(r, r.arrived) for r in story.requests if r.op is Op.INIT]
+def small_values(history: ServerHistory) -> dict[tuple[At, float], str]:
+    """Small values of keys, by key and time [s]."""
+    given = [(r, r.arrived) for r in history.requests if r.op is Op.INIT]
     first = {((r.server, r.key), time): written(r.value) for r, time in given if time is not None}
-    made = [(u, u.end) for u in story.updates]
+    made = [(u, u.end) for u in history.updates]
     return first | {((u.server, u.key), t): written(u.value) for u, t in made if t is not None}
 
 
@@ -176,7 +176,7 @@ def opening(run: Serving) -> float:
     messages are under way. Where a round has a gradient of several, the end of the first; else
     where most gradients and pulls wait longest.
     """
-    story, start, end = run.story, run.start, run.end
+    history, start, end = run.history, run.start, run.end
     if run.live:
         return end
     if died := run.done("death"):
@@ -184,14 +184,14 @@ def opening(run: Serving) -> float:
     pulls = [w for w in run.waits if w.kind == "pull" and w.end >= start]
     if stuck := [w.begin for w in pulls if w.asked and w.asked.stuck]:
         return max(stuck)
-    taken = {(u.place, u.begin): u.end or u.begin for u in story.updates}
+    taken = {(u.place, u.begin): u.end or u.begin for u in history.updates}
     late = [
         (g.late, taken[g.place, g.taken])
-        for g in story.gradients
+        for g in history.gradients
         if g.late and g.taken is not None and g.taken >= start
     ]
     waiting = _present((w.begin, w.end) for w in run.waits)
-    flying = _present((b.begin, b.end) for b in run.beats if b.kind != "barrier")
+    flying = _present((b.begin, b.end) for b in run.keyframes if b.kind != "barrier")
 
     def shows(one: tuple[int, float]) -> tuple[bool, bool, int, float]:
         behind, time = one
@@ -199,12 +199,12 @@ def opening(run: Serving) -> float:
 
     if late and not pulls:
         return max(late, key=shows)[1]
-    rounds = [u.end for u in story.updates if u.end is not None and u.end >= start]
-    if story.quorum() > 1 and rounds and not late:
+    rounds = [u.end for u in history.updates if u.end is not None and u.end >= start]
+    if history.quorum() > 1 and rounds and not late:
         return min(rounds)
     steps = [step for w in pulls for step in ((w.begin, 2), (w.end, -2))]
-    for g in story.gradients:
-        until = min(story.gone(g), end)
+    for g in history.gradients:
+        until = min(history.gone(g), end)
         steps += [(g.arrived or 0.0, 1), (until, -1)] if until >= start else []
     return _fullest(steps, end)
 
@@ -231,10 +231,10 @@ def _fullest(steps: list[tuple[float, int]], end: float) -> float:
 
 
 def facts(run: Serving) -> list[str]:
-    """What stands beside the title."""
-    story, device = run.story, run.trace.info.device
-    modes = dict.fromkeys(r.key for r in story.requests if r.op is Op.REGISTER and r.key)
-    roles = [(len(story.of(role)), role) for role in ("worker", "server")]
+    """Facts beside the title."""
+    history, device = run.history, run.trace.meta.get("device")
+    modes = dict.fromkeys(r.key for r in history.requests if r.op is Op.REGISTER and r.key)
+    roles = [(len(history.of(role)), role) for role in ("worker", "server")]
     return [
         *(clean(mode) for mode in modes),
         *(count(n, role) for n, role in roles if n),
@@ -242,13 +242,13 @@ def facts(run: Serving) -> list[str]:
     ]
 
 
-def said(story: Story) -> str:
-    """The rule by which this run's servers decide, in a sentence."""
-    workers, most = len(story.of("worker")), story.quorum()
-    known = story.updates or any(r.op is Op.REGISTER and r.key for r in story.requests)
+def rule_sentence(history: ServerHistory) -> str:
+    """The consistency rule of this run's servers, in a sentence."""
+    workers, most = len(history.of("worker")), history.quorum()
+    known = history.updates or any(r.op is Op.REGISTER and r.key for r in history.requests)
     if not known or not workers:
         return ""
-    bounds = [rule.staleness for rule in story.rules.values() if rule.staleness is not None]
+    bounds = [rule.staleness for rule in history.rules.values() if rule.staleness is not None]
     if most <= 1 and workers > 1 and bounds:
         ahead = count(max(bounds), "gradient")
         return (
@@ -261,7 +261,7 @@ def said(story: Story) -> str:
             "is late when others updated the value after its worker had pulled it."
         )
     if most == workers > 1:
-        fewer = any(0 < len(u.late) < most for u in story.updates)
+        fewer = any(0 < len(u.late) < most for u in history.updates)
         return (
             f"An update takes one gradient of each of the {workers} workers. They are collected "
             "in the inbox of their key, and pulls wait for the update."
@@ -271,14 +271,14 @@ def said(story: Story) -> str:
 
 
 def notices(run: Serving) -> list[str]:
-    """What the reader must know."""
+    """Warnings and notes for the reader."""
     return [*_warnings(run), *notes(run)]
 
 
 def notes(run: Serving) -> list[str]:
-    """What of that tells of nothing wrong."""
-    late = sum(r.dropped for r in run.story.requests)
-    whole = len(run.beats)
+    """Notices that report no problem."""
+    late = sum(r.dropped for r in run.history.requests)
+    whole = len(run.keyframes)
     found = [
         (f"{count(late, 'gradient')} came too late: not counted", late),
         (f"the last {whole - run.first:,} of {whole:,} messages and updates are shown", run.first),
@@ -287,15 +287,19 @@ def notes(run: Serving) -> list[str]:
 
 
 def _warnings(run: Serving) -> list[str]:
-    story, names, info = run.story, run.names, run.trace.info
-    refused = sum(r.refused for r in story.requests)
+    history, names, meta = run.history, run.names, run.trace.meta
+    refused = sum(r.refused for r in history.requests)
     pulls = (w.asked for w in run.waits if w.kind == "pull" and w.asked)
     stuck = sum(r.left is None and r.back is None for r in pulls)
-    lost = sum(b.end is None and b.kind != "barrier" and not b.answered for b in run.beats)
+    lost = sum(b.end is None and b.kind != "barrier" and not b.answered for b in run.keyframes)
     dropped = run.trace.dropped
-    dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
-    again = [one.name for one in info.replaced]
-    servers = [name for rank in story.of("server") if (name := names[rank]) in (*dead, *again)]
+    dead = [
+        names[int(r)]
+        for r, a in meta.get("ends", {}).items()
+        if a.get("how") == "died" and int(r) in names
+    ]
+    again = [str(r["name"]) for r in meta.get("replaced", ())]
+    servers = [name for rank in history.of("server") if (name := names[rank]) in (*dead, *again)]
     found = [
         (f"{', '.join(dead)} died", dead),
         (f"{', '.join(again)} died and had to be replaced", again),

@@ -1,4 +1,4 @@
-"""The scene of a run with a parameter server: cards with keys and inboxes, workers, what flies."""
+"""The scene of a run with a parameter server: servers, keys, inboxes, workers, messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from distkit.views.scene.marks import (
 from distkit.views.scene.painter import cut
 from distkit.views.scene.units import count, human_bytes
 from distkit.views.servers import layout
-from distkit.views.servers.beats import Beat, Teller
+from distkit.views.servers.history import Request
+from distkit.views.servers.keyframes import Captions, Keyframe
 from distkit.views.servers.layout import WIDTH, bin_of, brief
 from distkit.views.servers.projection import (
     At,
@@ -39,23 +40,22 @@ from distkit.views.servers.projection import (
     notes,
     notices,
     opening,
-    said,
-    worth,
+    rule_sentence,
+    small_values,
 )
-from distkit.views.servers.story import Request
 from distkit.views.servers.waits import Status
 
 Point = tuple[float, float]
-#: From when until when, and what.
+#: Begin, end and subject.
 Span = TypeVar("Span", bound=tuple[float, float | None, Any])
 
-#: Each is drawn above those before it: a message on its way crosses out no key and no version.
-LINK, CARD, NOW, FLIGHT, ROW, ARC, PERSON, TOKEN = range(8)
-#: So many workers of an update, and so many workers' waiting are drawn; pulls that wait.
+#: Layers, from the lowest: messages in flight do not cover keys and versions.
+LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
+#: The largest numbers of drawn workers of an update, wait bars, and waiting pulls.
 NAMED, LANES, MANY = 8, 8, 5
-#: The stripes that show who waits: where they are, their distance and height; the side's width.
+#: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 82, 12, 7, 200
-MAX_LETTERS = 28_000  # of all stripes: shorter ones are joined in a long run
+MAX_LETTERS = 28_000  # of the paths of all wait bars: longer runs leave out short stretches
 NOTHING = "this trace has no requests to a parameter server"
 LEGEND: list[tuple[list[Shape], float, str]] = [
     (
@@ -81,34 +81,34 @@ def draw(run: Serving) -> Json:
     """The picture of a run, for both painters.
 
     Args:
-        run: what ``projection.project`` found.
+        run: the result of ``projection.project``.
     """
     return _Painter(run).picture()
 
 
 class _Painter:
     def __init__(self, run: Serving) -> None:
-        self.run, story = run, run.story
+        self.run, history = run, run.history
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
-        self.quorum, workers = story.quorum(), story.of("worker")
-        self.team = workers if self.quorum == len(workers) > 1 else []
-        places = layout.places(story, run.rows, self.quorum)
+        self.quorum, workers = history.quorum(), history.of("worker")
+        self.slot_owners = workers if self.quorum == len(workers) > 1 else []
+        places = layout.places(history, run.rows, self.quorum)
         self.cards, self.stubs, self.spots = places.cards, places.stubs, places.rows
-        self.people = {w["rank"]: w for w in places.workers}
+        self.workers = {w["rank"]: w for w in places.workers}
         self.scheduler = places.scheduler
         self.point = {c["rank"]: (c["x"] + c["w"] / 2, c["y"] + c["h"]) for c in self.cards}
         self.point |= {n["rank"]: (n["x"], n["y"]) for n in (*places.workers, *self.scheduler)}
-        self.slots, self.worth = self._slots(workers), worth(story)
+        self.slots, self.values = self._slots(workers), small_values(history)
         floor = max([70, *(w["y"] + w["r"] for w in places.workers)])
         floor = max([floor, *(y for _, y in self.point.values())])
-        self.stripes = floor + 46
-        height = self.stripes + PITCH * min(len(places.workers), LANES) + 2
+        self.bars = floor + 46
+        height = self.bars + PITCH * min(len(places.workers), LANES) + 2
         self.scene = Scene(WIDTH, height, run.start)
         self.side = Scene(SIDE, 170, run.start)
 
     def picture(self) -> Json:
-        run, drawn = self.run, self.run.beats[self.run.first :]
-        teller = Teller(run.story, run.waits, run.names)
+        run, drawn = self.run, self.run.keyframes[self.run.first :]
+        captions = Captions(run.history, run.waits, run.names)
         self._links()
         self._cards()
         self._scheduler()
@@ -118,8 +118,8 @@ class _Painter:
                 self._version(at, run.versions.get(at, []), spot)
         self._inboxes()
         self._statuses()
-        for i, beat in enumerate(drawn):
-            self._beat(i, beat)
+        for i, keyframe in enumerate(drawn):
+            self._keyframe(i, keyframe)
         self._waiting()
         self._counters()
         self._staleness()
@@ -133,51 +133,55 @@ class _Painter:
             facts=facts(run),
             notices=notices(run),
             notes=notes(run),
-            said=said(run.story),
+            said=rule_sentence(run.history),
             live=run.live,
             empty=(waiting if run.live else NOTHING) if nothing else "",
-            legend=LEGEND if any(g.late for g in run.story.gradients) else LEGEND[:-1],
+            legend=LEGEND if any(g.late for g in run.history.gradients) else LEGEND[:-1],
             opening=self.scene.when(opening(run)),
-            beats=[self._told(beat, *teller.told(beat)) for beat in drawn],
+            keyframes=[self._caption(keyframe, *captions.of(keyframe)) for keyframe in drawn],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates(drawn))},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
             side=self.side.plain(),
         )
 
-    def _told(self, beat: Beat, who: str, more: str) -> Json:
-        where = beat.of.where.rpartition("/")[2] if isinstance(beat.of, Request) else ""
-        more = " · ".join(filter(None, [more, beat.value]))
-        told = {"who": who, "more": more, "where": clean(where)}
-        end = None if beat.end is None else self.scene.when(beat.end)
-        known = {key: words for key, words in told.items() if words}
-        return {"begin": self.scene.when(beat.begin), "end": end, **known}
+    def _caption(self, keyframe: Keyframe, who: str, more: str) -> Json:
+        where = (
+            keyframe.subject.where.rpartition("/")[2]
+            if isinstance(keyframe.subject, Request)
+            else ""
+        )
+        more = " · ".join(filter(None, [more, keyframe.value]))
+        words = {"who": who, "more": more, "where": clean(where)}
+        end = None if keyframe.end is None else self.scene.when(keyframe.end)
+        known = {key: text for key, text in words.items() if text}
+        return {"begin": self.scene.when(keyframe.begin), "end": end, **known}
 
     def _lane(self, rank: int) -> int:
         return self.lanes.get(rank, 7)
 
     def _since(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Those that had not ended when the picture begins."""
+        """The spans that have not ended when the picture begins."""
         return (s for s in spans if s[1] is None or s[1] > self.run.start)
 
     def _slots(self, workers: list[int]) -> dict[Request, int]:
-        """The place of each gradient in its inbox: its worker's, or the first that is free."""
+        """The slot of each gradient in its inbox: its worker's, or the first free one."""
         own = {w: i for i, w in enumerate(workers)}
-        busy: dict[At, dict[int, float]] = defaultdict(dict)  # until when each one is taken
+        busy: dict[At, dict[int, float]] = defaultdict(dict)  # end of the last gradient by slot
         found = {}
-        for g in self.run.story.gradients:
+        for g in self.run.history.gradients:
             mine, slot = busy[g.server, g.key], own.get(g.node, 0)
             if self.quorum < len(own):
                 came = g.arrived or 0.0
                 free = (i for i in range(self.quorum) if mine.get(i, -math.inf) <= came)
                 slot = next(free, self.quorum - 1)
-            mine[slot] = self.run.story.gone(g)
+            mine[slot] = self.run.history.gone(g)
             found[g] = slot
         return found
 
-    # -- what stays -------------------------------------------------------------------------
+    # -- fixed marks ------------------------------------------------------------------------
 
     def _links(self) -> None:
-        for w in self.people.values():
+        for w in self.workers.values():
             for c in self.cards:
                 self.scene.add(0, 0, line((w["x"], w["y"] - w["r"]), self.point[c["rank"]], "link"))
 
@@ -199,25 +203,25 @@ class _Painter:
             self.scene.add(stub["x"], stub["y"], words, layer=CARD)
 
     def _scheduler(self) -> None:
-        story = self.run.story
-        all_ = len(story.of("worker")) + len(story.of("server"))
+        history = self.run.history
+        all_ = len(history.of("worker")) + len(history.of("server"))
         for s in self.scheduler:
             here = (s["x"], s["y"])
             box = rect(124, 54, "card", x=-62, y=-27, r=27)
             name = text("scheduler", "name", y=-2, anchor="middle")
             self.scene.add(*here, box, name, layer=CARD)
-            for begin, end, nodes in pieces([(-math.inf, None, None), *story.present()]):
+            for begin, end, nodes in pieces([(-math.inf, None, None), *history.present()]):
                 n = len(nodes) - 1
                 told = f"all {all_} registered" if n >= all_ else f"{n} of {all_} registered"
                 words = text(told, "words", y=16, anchor="middle")
                 self.scene.add(*here, words, begin=begin, end=end, layer=CARD)
-            for begin, end, r in story.present():
+            for begin, end, r in history.present():
                 if r.node in self.point:
                     way = line(self.point[r.node], here, "dots")
                     self.scene.add(0, 0, way, begin=begin, end=end)
 
     def _row(self, row: Row, spot: Json) -> None:
-        """The marks of a key that are always there: its name and size, and an empty inbox."""
+        """The fixed marks of a key: its name, its size and an empty inbox."""
         x, y, w = spot["x"], spot["y"], spot["w"]
         name, size, after = _headed(row, w)
         shapes = [
@@ -233,20 +237,20 @@ class _Painter:
         else:
             for n, (left, top, wide, high) in enumerate(spot["slots"]):
                 shapes.append(rect(wide, high, "slot", x=left - x, y=top - y, r=4))
-                if n < len(self.team) and wide > 14:  # who is missing is named in its empty place
+                if n < len(self.slot_owners) and wide > 14:  # an empty slot names its worker
                     at = {"x": left - x + wide / 2, "y": top - y + 12.5}
-                    shapes.append(text(str(self.team[n]), "small", anchor="middle", **at))
+                    shapes.append(text(str(self.slot_owners[n]), "small", anchor="middle", **at))
         self.scene.add(x, y, *shapes, layer=ROW)
 
     # -- states ----------------------------------------------------------------------------
 
     def _inboxes(self) -> None:
-        """Gradients in their places, and pulls that wait."""
+        """Gradients in their slots, and waiting pulls."""
         lying: dict[tuple[At, int], list[Any]] = defaultdict(list)
         for g, slot in self.slots.items():
             if (spot := self.spots[g.server, g.key])["shown"]:
                 few = len(spot["slots"]) >= self.quorum
-                span = (g.arrived, self.run.story.gone(g), g)
+                span = (g.arrived, self.run.history.gone(g), g)
                 lying[(g.server, g.key), slot if few else -1].append(span)
         for (at, slot), spans in lying.items():
             slots = self.spots[at]["slots"]
@@ -259,7 +263,7 @@ class _Painter:
                     drawing: tuple[Shape, ...] = rect(part, 9, "full", y=4, r=4.5), told
                 else:
                     words = f"×{len(here)}" if len(here) > 1 else f"∇v{here[0].version}"
-                    over = (x - 0.5, y - 0.5)  # the edge of the empty place
+                    over = (x - 0.5, y - 0.5)  # covers the edge of the empty slot
                     drawing = _box(w + 1, h + 1, words, self._lane(here[0].node))
                 self.scene.add(*over, *drawing, begin=begin, end=end, layer=ROW)
         held: dict[At, list[Any]] = defaultdict(list)
@@ -275,7 +279,7 @@ class _Painter:
                     self.scene.add(x, y, *rings, begin=begin, end=end, layer=ROW)
 
     def _rings(self, workers: list[int], fits: int) -> Iterator[Shape]:
-        """A ring for each pull that waits, as far as they fit."""
+        """A ring for each waiting pull that fits."""
         n = len(workers)
         if fits < n and fits < 2:
             yield text(f"{n} wait", "small", x=-5, y=4)
@@ -287,13 +291,13 @@ class _Painter:
             yield text(f"+{n - shown}", "small", x=15 * shown - 3, y=4)
 
     def _version(self, at: At, versions: list[Version], spot: Json) -> None:
-        """The version of a key, its values if they are few, and what the last update took."""
+        """The version of a key, its values if they are few, and the workers of its last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
         self.scene.add(*spot["pill"], none, end=first, layer=ROW)
         for begin, end, (version, late) in self._since(versions):
             pill = _pill(version, "pill", "version")
-            if told := self.worth.get((at, begin)):
+            if told := self.values.get((at, begin)):
                 values = _values(self.run.rows[at], spot["w"], version, told)
                 self.scene.add(spot["x"], spot["y"], *values, begin=begin, end=end, layer=ROW)
             self.scene.add(*spot["pill"], *pill, begin=begin, end=end, layer=ROW)
@@ -302,7 +306,7 @@ class _Painter:
                 self.scene.add(*corner, *last, begin=begin, end=end, layer=ROW)
 
     def _last(self, took: Mapping[int, int]) -> list[Shape]:
-        """The workers of the last update, and how late their gradients were."""
+        """The workers of the last update, and the staleness of their gradients."""
         late = max(took.values(), default=0)
         words = f"{late} late" if late else "fresh" if len(took) == 1 else ""
         left = -text_width(words, 14) - 13 if words else -6
@@ -313,20 +317,20 @@ class _Painter:
         ]
 
     def _statuses(self) -> None:
-        """The activity of each worker, and for whom it waits."""
-        for rank, person in self.people.items():
+        """The activity of each worker, and arcs to the workers it waits for."""
+        for rank, worker in self.workers.items():
             for begin, end, status in self._since(self.run.doing[rank]):
-                self._person(person, status, begin, end)
+                self._worker(worker, status, begin, end)
                 for other in status.awaited:
-                    if other in self.people:
-                        to = self.people[other]["x"]
-                        arc = _arc(person["x"], to, person["y"], person["r"])
+                    if other in self.workers:
+                        to = self.workers[other]["x"]
+                        arc = _arc(worker["x"], to, worker["y"], worker["r"])
                         self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
-    def _person(self, person: Json, status: Status, begin: float, end: float | None) -> None:
-        """A worker: hollow and dashed while it waits, pale when it has ended."""
-        r, room, waits = person["r"], person["room"], status.kind == "waits"
-        rank, lane = person["rank"], self._lane(person["rank"])
+    def _worker(self, worker: Json, status: Status, begin: float, end: float | None) -> None:
+        """A worker: hollow and dashed while it waits, pale after it has ended."""
+        r, room, waits = worker["r"], worker["room"], status.kind == "waits"
+        rank, lane = worker["rank"], self._lane(worker["rank"])
         style = {"waits": "waiting", "ended": "pale"}.get(status.kind, "own")
         look = "hollow" if status.kind in ("waits", "ended") else "number"
         shapes = [
@@ -345,79 +349,87 @@ class _Painter:
             look = "strong" if waits else "words"
             shapes += [text(told, look, y=r + 33, anchor="middle", size=size)] if told else []
         words = title(f"{self.run.names[rank]} {status.text}".strip(), aloud=waits)
-        here = person["x"], person["y"]
-        self.scene.add(*here, words, *shapes, begin=begin, end=end, layer=PERSON)
+        here = worker["x"], worker["y"]
+        self.scene.add(*here, words, *shapes, begin=begin, end=end, layer=WORKER)
 
-    # -- what is under way --------------------------------------------------------------------
+    # -- messages in flight ------------------------------------------------------------------
 
-    def _beat(self, i: int, beat: Beat) -> None:
-        """A beat on its way, and what shows it when it has just ended."""
-        begin, end = beat.begin, beat.end
+    def _keyframe(self, i: int, keyframe: Keyframe) -> None:
+        """A message in flight, and the frame that is held when it has ended."""
+        begin, end = keyframe.begin, keyframe.end
         spot = (
             None
-            if beat.kind in ("barrier", "death")
-            else self.spots.get((beat.of.server, beat.of.key))
+            if keyframe.kind in ("barrier", "death")
+            else self.spots.get((keyframe.subject.server, keyframe.subject.key))
         )
         if spot and spot["shown"] and end is not None:
             now = rect(spot["w"] + 10, 47, "now", x=-5, y=-2, r=7)
-            self.scene.rest(i, spot["x"], spot["y"], now, layer=NOW)
-            if beat.kind == "update":
-                self._merge(i, beat, spot)
-        if (ends := self._ends(beat, spot)) is None:
+            self.scene.hold_frame(i, spot["x"], spot["y"], now, layer=NOW)
+            if keyframe.kind == "update":
+                self._merge(i, keyframe, spot)
+        if (ends := self._ends(keyframe, spot)) is None:
             return
         a, b = ends
-        lane = self._lane(beat.src)
-        plain = "wrong" if beat.lost else "answer" if beat.kind == "book" else ""
+        lane = self._lane(keyframe.src)
+        plain = "wrong" if keyframe.lost else "answer" if keyframe.kind == "book" else ""
         head = "bad" if end is None else {"wrong": "bad", "answer": "gray"}.get(plain, "own")
         way = arrow(*ends, "lost" if end is None else plain or "flight", head, lane=lane)
-        over = self._replaced(beat) if end is None else end
+        over = self._replaced(keyframe) if end is None else end
         self.scene.add(0, 0, *way, begin=begin, end=over, layer=FLIGHT)
-        token = self._token(beat, lane)
+        token = self._token(keyframe, lane)
         if end is None:
             middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
             self.scene.add(*middle, *token, begin=begin, end=over, layer=TOKEN)
             return
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
-        self.scene.rest(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
+        self.scene.hold_frame(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
 
-    def _replaced(self, beat: Beat) -> float | None:
-        """When a new process takes the place of a sender that died after this."""
-        found = (death.of for death in self.run.done("death") if death.src == beat.src)
-        return next((again for _, _, again in found if again and again > beat.begin), None)
+    def _replaced(self, keyframe: Keyframe) -> float | None:
+        """The time when a sender that died later is replaced."""
+        found = (death.subject for death in self.run.done("death") if death.src == keyframe.src)
+        return next((again for _, _, again in found if again and again > keyframe.begin), None)
 
-    def _token(self, beat: Beat, lane: int) -> tuple[Shape, ...]:
-        """Messages in flight: a gradient with its version, weights, a question."""
-        version = beat.of.version if (beat.of.server, beat.of.key) in self.spots else 0
-        if beat.kind == "push":
+    def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
+        """The token of a message: a gradient with its version, weights, or a request."""
+        version = (
+            keyframe.subject.version
+            if (keyframe.subject.server, keyframe.subject.key) in self.spots
+            else 0
+        )
+        if keyframe.kind == "push":
             words = f"∇v{version}"
             w = 8 * len(words) + 10
             return tuple(_box(w, 18, words, lane, x=-w / 2, y=-9))
-        if beat.kind == "weights" or (beat.kind == "init" and beat.nbytes):
+        if keyframe.kind == "weights" or (keyframe.kind == "init" and keyframe.nbytes):
             return _pill(version, "pill", "version")
-        return (circle(6, "ring", lane=self._lane(beat.dst) if beat.kind == "book" else lane),)
+        return (
+            circle(6, "ring", lane=self._lane(keyframe.dst) if keyframe.kind == "book" else lane),
+        )
 
-    def _merge(self, i: int, beat: Beat, spot: Json) -> None:
-        """The gradients of an update go from their places into the value."""
+    def _merge(self, i: int, keyframe: Keyframe, spot: Json) -> None:
+        """The gradients of an update move from their slots into the value."""
         px, py = spot["pill"]
-        for (x, y, w, h), worker in zip(spot["slots"], beat.of.late, strict=False):
+        for (x, y, w, h), worker in zip(spot["slots"], keyframe.subject.late, strict=False):
             box = rect(w, h, "merging", r=4, lane=self._lane(worker))
             to = px - w / 2, py - h / 2
-            self.scene.add(x, y, box, begin=beat.begin, end=beat.end, to=to, layer=TOKEN)
-        self.scene.rest(i, px, py, *_pill(beat.of.version, "full", "reversed"), layer=TOKEN)
+            self.scene.add(x, y, box, begin=keyframe.begin, end=keyframe.end, to=to, layer=TOKEN)
+        self.scene.hold_frame(
+            i, px, py, *_pill(keyframe.subject.version, "full", "reversed"), layer=TOKEN
+        )
 
-    def _ends(self, beat: Beat, spot: Json | None) -> tuple[Point, Point] | None:
-        """From where to where a beat goes; None: it is not drawn."""
-        a, b = self._place(beat.src), self._place(beat.dst)
-        if a is None or b is None or beat.src == beat.dst:
+    def _ends(self, keyframe: Keyframe, spot: Json | None) -> tuple[Point, Point] | None:
+        """The end points of a message; None if it is not drawn."""
+        a, b = self._place(keyframe.src), self._place(keyframe.dst)
+        if a is None or b is None or keyframe.src == keyframe.dst:
             return None
         if spot and "slots" in spot:
-            slots, slot = spot["slots"], self.slots.get(beat.of, 0)
+            slots, slot = spot["slots"], self.slots.get(keyframe.subject, 0)
             x, y, w, h = slots[min(slot, len(slots) - 1)]
             (px, py) = spot["pill"]
-            below = {"push": (x + w / 2, y + h), "init": (px, py + 10)}  # what lies there covers it
-            b = below.get(beat.kind, spot["wait"] if beat.kind == "pull" else b)
-            a = spot["pill"] if beat.kind == "weights" else a
-        return self._edge(beat.src, a, b), self._edge(beat.dst, b, a)
+            below = {"push": (x + w / 2, y + h), "init": (px, py + 10)}  # below the marks there
+            b = below.get(keyframe.kind, spot["wait"] if keyframe.kind == "pull" else b)
+            a = spot["pill"] if keyframe.kind == "weights" else a
+        return self._edge(keyframe.src, a, b), self._edge(keyframe.dst, b, a)
 
     def _place(self, rank: int) -> Point | None:
         role = "server" if any(row.server == rank for row in self.run.rows.values()) else "worker"
@@ -425,30 +437,33 @@ class _Painter:
         return self.point.get(rank) or next(stubs, None)
 
     def _edge(self, rank: int, a: Sequence[float], b: Sequence[float]) -> Point:
-        """The edge of a worker or the scheduler instead of its middle."""
+        """The point at the edge of a worker or the scheduler."""
         length = math.dist(a, b) or 1.0
         ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
-        far = self.people[rank]["r"] + 4 if rank in self.people else 0
+        far = self.workers[rank]["r"] + 4 if rank in self.workers else 0
         if any(node["rank"] == rank for node in self.scheduler):
             far = min(64 / max(abs(ux), 1e-9), 30 / max(abs(uy), 1e-9))
         return a[0] + ux * far, a[1] + uy * far
 
-    # -- below and beside ---------------------------------------------------------------------
+    # -- bars and side panel ------------------------------------------------------------------
 
-    def _updates(self, drawn: list[Beat]) -> Iterator[list[Any]]:
-        """The updates as rows of a list."""
-        for i, beat in enumerate(drawn):
-            if beat.kind == "update" and beat.end is not None:
-                row, late = self.run.rows[beat.of.server, beat.of.key], beat.of.late
+    def _updates(self, drawn: list[Keyframe]) -> Iterator[list[Any]]:
+        """The updates as rows of the list."""
+        for i, keyframe in enumerate(drawn):
+            if keyframe.kind == "update" and keyframe.end is not None:
+                row, late = (
+                    self.run.rows[keyframe.subject.server, keyframe.subject.key],
+                    keyframe.subject.late,
+                )
                 part = " {}/{}".format(*row.part) if row.part else ""
                 some = list(late.items())[:NAMED]
                 who = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in some]
                 others = max(0, len(late) - NAMED)
-                yield [i, row.key, row.key, part, f"v{beat.of.version}", who, others]
+                yield [i, row.key, row.key, part, f"v{keyframe.subject.version}", who, others]
 
     def _waiting(self) -> None:
-        """Per worker the whole run: full while it waits for others, pale while it computes."""
-        run, workers = self.run, list(self.people)[:LANES]
+        """A bar per worker over the whole run: full while it waits, pale while it computes."""
+        run, workers = self.run, list(self.workers)[:LANES]
         span = max(run.end - run.start, 1e-12)
         spent = {w: list(self._spent(w)) for w in workers}
         for least in (0.5, 1.0, 2.0, 8.0):
@@ -460,27 +475,30 @@ class _Painter:
             styles = {"waits": "own", "works": "pale"}
             self.scene.add(
                 0,
-                self.stripes + PITCH * i,
+                self.bars + PITCH * i,
                 text(run.names[w], "small", x=LEFT - 8, y=8, anchor="end"),
                 rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # as its waits are drawn
                 text(f"waits {100 * waited / span:.0f} %", "small", x=RIGHT + 20, y=8),
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
                 *(path(d, styles[kind], lane=self._lane(w)) for kind, d in paths[w].items()),
             )
-        for beat in run.done("death"):
-            if beat.src in workers and beat.begin >= run.start:
-                x = LEFT + (RIGHT - LEFT) * (beat.begin - run.start) / span
-                y = self.stripes + PITCH * workers.index(beat.src) + 2 + BAR / 2
-                mark = path("M-4 -4L4 4M4 -4L-4 4", "cross"), title(f"{run.names[beat.src]} dies")
-                self.scene.add(x, y, *mark, layer=PERSON)
+        for keyframe in run.done("death"):
+            if keyframe.src in workers and keyframe.begin >= run.start:
+                x = LEFT + (RIGHT - LEFT) * (keyframe.begin - run.start) / span
+                y = self.bars + PITCH * workers.index(keyframe.src) + 2 + BAR / 2
+                mark = (
+                    path("M-4 -4L4 4M4 -4L-4 4", "cross"),
+                    title(f"{run.names[keyframe.src]} dies"),
+                )
+                self.scene.add(x, y, *mark, layer=WORKER)
         if workers:
             cursor = rect(1.4, PITCH * len(workers) + 1, "full", x=-0.7)
-            a, b = (LEFT, self.stripes - 2), (RIGHT, self.stripes - 2)
+            a, b = (LEFT, self.bars - 2), (RIGHT, self.bars - 2)
             self.scene.add(*a, cursor, end=run.end, to=b, steady=True, layer=TOKEN)
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
     def _spent(self, worker: int) -> Iterator[tuple[str, float, float]]:
-        """When a worker waits and when it computes, and until when."""
+        """The stretches in which a worker waits or computes."""
         stretches = self._since(self.run.doing[worker])
         for kind, some in groupby(stretches, key=lambda s: s[2].kind):
             first, *more = some
@@ -489,7 +507,7 @@ class _Painter:
                 yield kind, first[0], self.run.end if end is None else end
 
     def _counters(self) -> None:
-        """Pushes, pulls and updates until now."""
+        """Pushes, pulls and updates so far."""
         of = {"pushes": "push", "pulls": "weights", "updates": "update"}
         for i, (noun, kind) in enumerate(of.items()):
             done = self.run.done(kind)
@@ -502,11 +520,11 @@ class _Painter:
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _staleness(self) -> None:
-        """A histogram of the gradients until now: its bins are those of the whole run."""
+        """A histogram of the gradients so far, with the bins of the whole run."""
         drawn, side = self.run.staleness, self.side
         pitch, high, floor = drawn["pitch"], drawn["high"], 84 + drawn["high"]
-        gradients = [g for g in self.run.story.gradients if g.taken is not None]
-        taken = sorted((self.run.story.gone(g), bin_of(drawn, g.late)) for g in gradients)
+        gradients = [g for g in self.run.history.gradients if g.taken is not None]
+        taken = sorted((self.run.history.gone(g), bin_of(drawn, g.late)) for g in gradients)
         for begin, end, n in steps([end for end, _ in taken[:1]]):
             words = "gradients, by staleness" if n else "no gradient applied yet"
             side.add(0, 66, text(words, "small"), begin=begin, end=end)
@@ -525,14 +543,14 @@ class _Painter:
 
 
 def _headed(row: Row, w: float) -> tuple[str, str, float]:
-    """The name of a key as it fits, its size in words, and where these begin."""
+    """The name of a key, shortened to fit; its size in words, and the position of the size."""
     name = cut(row.key, w - 50, 13)
     size = " · ".join(filter(None, [human_bytes(row.nbytes) if row.nbytes else "", row.share]))
     return name, size, 7.9 * len(name) + 8
 
 
 def _values(row: Row, w: float, version: int, told: str) -> Iterator[Shape]:
-    """The values of a key where one points at it, and before its version if there is room."""
+    """The values of a key: in a tooltip, and before its version if there is room."""
     yield rect(w + 10, 47, "hover", x=-5, y=-2)
     yield title(f"{row.key} v{version} = {told}")
     _, size, after = _headed(row, w)
@@ -544,7 +562,7 @@ def _values(row: Row, w: float, version: int, told: str) -> Iterator[Shape]:
 def _box(
     w: float, h: float, words: str, lane: int, *, x: float = 0, y: float = 0
 ) -> tuple[Shape, ...]:
-    """A gradient: as many words on it as fit."""
+    """A gradient, with its label if it fits."""
     box = rect(w, h, "own", x=x, y=y, r=4, lane=lane)
     if w < 5 + 6 * len(words):
         return (box,)
@@ -553,7 +571,7 @@ def _box(
 
 @remembered
 def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
-    """A version, around its middle."""
+    """A version, centered."""
     told = f"v{version}"
     w = max(34, 8 * len(told) + 14)
     return (
@@ -564,7 +582,7 @@ def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
 
 @remembered
 def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
-    """Waits: a curve from worker to worker."""
+    """A curve from a waiting worker to another."""
     side = math.copysign(0.72 * r, b - a)
     x1, x2, low = a + side, b - side, y - 0.82 * r
     high = low - min(max(abs(b - a) * 0.22, 22), 74)
@@ -576,7 +594,7 @@ def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
 
 @remembered
 def _fitting(words: str, room: float, size: float) -> str:
-    """The activity of a worker, in as few words as its place asks for."""
+    """The activity of a worker, shortened to fit."""
     for short in (words, words.replace("worker ", "")):
         if text_width(short, size) <= room:
             return short
@@ -586,7 +604,7 @@ def _fitting(words: str, room: float, size: float) -> str:
 def _stripes(
     spent: list[tuple[str, float, float]], start: float, span: float, least: float
 ) -> dict[str, str]:
-    """Waiting and computing as areas; shorter stretches than ``least`` pixels are left out."""
+    """Paths of waiting and computing, without stretches shorter than ``least`` pixels."""
     found: dict[str, str] = defaultdict(str)
     reached = 0.0
     for kind, begin, end in spent:

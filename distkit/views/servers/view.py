@@ -1,7 +1,7 @@
-"""A parameter server at work: keys on servers, pushes and pulls under way, who waits for whom.
+"""The view of a parameter server: keys on servers, pushes and pulls in flight, waits.
 
-What happened is read in story.py and waits.py, projection.py and beats.py put it together and into
-words, scene.py into marks.
+history.py and waits.py read the events, projection.py and keyframes.py combine and caption them,
+scene.py makes the marks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import Counter
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.units import count, human_bytes
-from distkit.views.servers.layout import said
+from distkit.views.servers.layout import bin_counts
 from distkit.views.servers.projection import Serving, facts, notes, notices, project
 from distkit.views.servers.scene import NOTHING, draw
 from distkit.views.widget.view import SceneView
 
-MAX_ROWS = 24  # keys that are written in the table
+MAX_ROWS = 24  # keys in the table
 
 
 class Servers(SceneView):
@@ -29,7 +29,7 @@ class Servers(SceneView):
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        bare: whether to leave out what is said in words and sums around the picture.
+        bare: whether to leave out the text and totals around the picture.
 
     Raises:
         TypeError: ``source`` has no trace.
@@ -60,9 +60,11 @@ class Servers(SceneView):
 def to_table(run: Serving) -> str:
     """For a terminal, at the end: keys and their versions, who waits for whom, the counters."""
     lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
-    if not run.beats:
+    if not run.keyframes:
         return f"{lines[0]}\n  {NOTHING}"
-    lying = Counter((g.server, g.key) for g in run.story.gradients if run.story.gone(g) > run.end)
+    lying = Counter(
+        (g.server, g.key) for g in run.history.gradients if run.history.gone(g) > run.end
+    )
     for at, row in list(run.rows.items())[:MAX_ROWS]:
         here = [version for begin, end, (version, _) in run.versions.get(at, ()) if end > run.end]
         version = f"v{here[-1]}" if here else "no value"
@@ -80,7 +82,7 @@ def to_table(run: Serving) -> str:
         f"{count(len(pulls), 'pull')} ({human_bytes(sum(b.nbytes for b in pulls))}), ",
         count(len(run.done("update")), "update"),
     ]
-    late = said(run.staleness)
+    late = bin_counts(run.staleness)
     lines.append("  " + "".join(told) + (f"; gradients of staleness {late}" if late else ""))
     told = flagged({"notices": notices(run), "notes": notes(run)})
     return "\n".join([*lines, *(f"  {line}" for line in told)])

@@ -1,4 +1,4 @@
-"""Waits of workers for each other in a run with a parameter server, and each node's work. Pure."""
+"""Waits of workers for each other in a run with a parameter server, and their activity. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distkit.trace.log import EventLog
 from distkit.views.scene.frame import clean
 from distkit.views.scene.marks import pieces
 from distkit.views.scene.units import joined
-from distkit.views.servers.story import Place, Request, Story
+from distkit.views.servers.history import Place, Request, ServerHistory
 
-#: So many nodes are named, then they are counted; of so many changes of a wait all are noted.
+#: The largest numbers of nodes that are listed by name, and of changes of a wait that are kept.
 MAX_NAMES, MAX_CHANGES = 3, 256
 #: The nodes that are missing at a time.
 Missing = Callable[[float], Collection[int]]
@@ -25,9 +25,9 @@ Missing = Callable[[float], Collection[int]]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``node`` waits from ``begin`` to ``end`` (infinity: still) for others, new ones at ``times``.
+    """``node`` waits from ``begin`` to ``end`` (infinity: still); at ``times`` others may change.
 
-    ``kind`` is "register", "init", "pull" or "barrier"; ``asked`` is what is not answered.
+    ``kind`` is "register", "init", "pull" or "barrier"; ``asked`` is the pending request.
     """
 
     kind: str
@@ -39,18 +39,18 @@ class Wait:
     asked: Request | None = None
 
     def on(self, time: float) -> tuple[int, ...]:
-        """Whom it waits for at a time."""
+        """The nodes that it waits for at a time."""
         return tuple(n for n in self.missing(time) if n != self.node)
 
     @property
     def changes(self) -> list[float]:
-        """The times when that may change; of a great many only some, and the last."""
+        """The times at which these may change, thinned out if there are many."""
         mine = self.times[bisect_right(self.times, self.begin) : bisect_left(self.times, self.end)]
         return [*mine[:: 1 + len(mine) // MAX_CHANGES], *mine[-1:]]
 
     @property
     def real(self) -> bool:
-        """True if it was for somebody: else its answer only came after other work."""
+        """True if it was for another node: otherwise the server was only busy."""
         stuck = self.asked is not None and self.asked.stuck
         return stuck or any(self.on(t) for t in (self.begin, *self.changes))
 
@@ -59,7 +59,7 @@ class Wait:
 class Status:
     """What a node is doing: "waits", "asks", "works", "ended" or "" for nothing.
 
-    ``awaited``: whom it waits for, of those that are asked about.
+    ``awaited``: the drawn nodes that it waits for.
     """
 
     kind: str = ""
@@ -67,26 +67,26 @@ class Status:
     awaited: tuple[int, ...] = ()
 
 
-#: From when until when, if ever [s], a node does what.
+#: Begin and end [s] of a node's activity; the end is None if it continues.
 Stretch = tuple[float, float | None, Status]
-#: Which node died when, and until when, if ever, nobody had taken its place [s].
+#: A node, the time of its death, and of its replacement if there was one [s].
 Death = tuple[int, float, float | None]
 
 
-def find(story: Story) -> list[Wait]:
-    """Every wait for somebody else, in the order of their begins."""
-    found = [*_registrations(story), *_inits(story), *_pulls(story), *_barriers(story)]
+def find(history: ServerHistory) -> list[Wait]:
+    """Every wait for another node, in the order of their begins."""
+    found = [*_registrations(history), *_inits(history), *_pulls(history), *_barriers(history)]
     return sorted((w for w in found if w.begin < w.end), key=lambda w: (w.begin, w.node))
 
 
-def _until(request: Request, story: Story) -> float:
-    """The time when a request was answered or given up, or its run was over."""
-    ends = (request.left, request.back, request.failed, story.over(request.run))
+def _until(request: Request, history: ServerHistory) -> float:
+    """The time when a request was answered or given up, or when its run ended."""
+    ends = (request.left, request.back, request.failed, history.over(request.run))
     return min(t for t in ends if t is not None)
 
 
 def _absent(everybody: list[int], came: dict[int, float]) -> tuple[Missing, list[float]]:
-    """Those that have not come yet, given when each one comes [s]; and when that changes."""
+    """The nodes that have not arrived at a time, from their arrivals [s]; and the changes."""
 
     def missing(time: float) -> list[int]:
         return [n for n in everybody if came.get(n, math.inf) > time]
@@ -94,33 +94,33 @@ def _absent(everybody: list[int], came: dict[int, float]) -> tuple[Missing, list
     return missing, sorted(set(came.values()))
 
 
-def _registrations(story: Story) -> Iterator[Wait]:
-    """The scheduler answers nobody before the last node has come."""
+def _registrations(history: ServerHistory) -> Iterator[Wait]:
+    """The scheduler answers when the last node has registered."""
     runs: dict[int, list[Request]] = defaultdict(list)
-    for r in story.requests:
+    for r in history.requests:
         if r.op is Op.REGISTER:
             runs[r.run].append(r)
     for asked in runs.values():
         came = {r.node: r.arrived for r in asked if r.arrived is not None}
-        absent = _absent([*story.of("worker"), *story.of("server")], came)
+        absent = _absent([*history.of("worker"), *history.of("server")], came)
         for r in asked:
-            yield Wait("register", r.node, r.sent, _until(r, story), *absent, r)
+            yield Wait("register", r.node, r.sent, _until(r, history), *absent, r)
 
 
-def _inits(story: Story) -> Iterator[Wait]:
-    """A worker that only announces a key waits for the one that gives its value."""
-    given = {r.place: r for r in story.requests if r.op is Op.INIT and r.whole}
-    for r in story.requests:
+def _inits(history: ServerHistory) -> Iterator[Wait]:
+    """A worker that announces a key waits for the worker that sends its value."""
+    given = {r.place: r for r in history.requests if r.op is Op.INIT and r.whole}
+    for r in history.requests:
         if r.op is not Op.INIT or r.optimizer or r.at_once or r.arrived is None:
             continue
         giver = given.get(r.place)
         came = {giver.node: giver.arrived} if giver and giver.arrived is not None else {}
         absent = _absent([giver.node] if giver else [], came)
-        yield Wait("init", r.node, r.arrived, _until(r, story), *absent, r)
+        yield Wait("init", r.node, r.arrived, _until(r, history), *absent, r)
 
 
 class _Inbox:
-    """The gradients for a key, by worker, the oldest first; they come and go at ``times``."""
+    """The gradients of a key by worker, oldest first; the inbox changes at ``times``."""
 
     def __init__(self, gradients: Iterable[Request]) -> None:
         self.of = defaultdict[int, list[Request]](list)
@@ -131,7 +131,7 @@ class _Inbox:
         self.times = sorted(t for t in changes if t is not None)
 
     def clock(self, worker: int, time: float) -> int:
-        """How many of a worker's have come."""
+        """The number of a worker's gradients that have arrived."""
         return bisect_right(self.of[worker], time, key=lambda g: g.arrived or 0.0)
 
     def taken(self, worker: int, n: int, time: float) -> bool:
@@ -139,26 +139,26 @@ class _Inbox:
         return n < 1 or (self.of[worker][n - 1].taken or math.inf) <= time
 
 
-def _pulls(story: Story) -> Iterator[Wait]:
-    """A pull that is held waits for a round, or for workers that are too far behind."""
+def _pulls(history: ServerHistory) -> Iterator[Wait]:
+    """A held pull waits for a round, or for workers that are too far behind."""
     lying: dict[Place, list[Request]] = defaultdict(list)
-    for g in story.gradients:
+    for g in history.gradients:
         lying[g.place].append(g)
     inboxes = {place: _Inbox(all_) for place, all_ in lying.items()}
-    workers = story.of("worker")
-    for r in story.requests:
+    workers = history.of("worker")
+    for r in history.requests:
         if r.op is Op.PULL and not r.at_once and r.arrived is not None:
-            held = _held(r, story, inboxes.get(r.place, _Inbox(())), workers)
-            wait = Wait("pull", r.node, r.arrived, _until(r, story), *held, r)
+            held = _held(r, history, inboxes.get(r.place, _Inbox(())), workers)
+            wait = Wait("pull", r.node, r.arrived, _until(r, history), *held, r)
             if wait.real:
                 yield wait
 
 
 def _held(
-    r: Request, story: Story, inbox: _Inbox, workers: list[int]
+    r: Request, history: ServerHistory, inbox: _Inbox, workers: list[int]
 ) -> tuple[Missing, list[float]]:
-    """Those for whom the rule lets a pull wait until its worker's gradients are applied."""
-    rule, clock = story.rules[r.run], inbox.clock(r.node, r.arrived or 0.0)
+    """The workers that the rule lets a pull wait for."""
+    rule, clock = history.rules[r.run], inbox.clock(r.node, r.arrived or 0.0)
 
     def missing(time: float) -> list[int]:
         clocks = {w: inbox.clock(w, time) for w in workers}
@@ -169,9 +169,9 @@ def _held(
     return missing, inbox.times if rule.needs(clock) > 0 else []
 
 
-def _barriers(story: Story) -> Iterator[Wait]:
-    for members in story.barriers:
-        absent = _absent(story.of("worker"), {s.rank: s.start for s in members})
+def _barriers(history: ServerHistory) -> Iterator[Wait]:
+    for members in history.barriers:
+        absent = _absent(history.of("worker"), {s.rank: s.start for s in members})
         for s in members:
             end = math.inf if s.end is None else s.end
             yield Wait("barrier", s.rank, s.start, end, *absent)
@@ -181,19 +181,23 @@ def _barriers(story: Story) -> Iterator[Wait]:
 
 
 def statuses(
-    trace: EventLog, story: Story, waits: Iterable[Wait], names: dict[int, str], nodes: set[int]
+    trace: EventLog,
+    history: ServerHistory,
+    waits: Iterable[Wait],
+    names: dict[int, str],
+    nodes: set[int],
 ) -> dict[int, list[Stretch]]:
-    """The work of these nodes, each from one change to the next."""
+    """The activity of these nodes, from one change to the next."""
     items: dict[int, list[tuple[float, float | None, Any]]] = defaultdict(list)
     for w in waits:
         if w.node in nodes:
             times = pairwise([w.begin, *w.changes, w.end])
             items[w.node] += [(a, b, w) for a, b in times]
-    for r in story.requests:
+    for r in history.requests:
         if r.op is Op.PULL:
             items[r.node].append((r.sent, r.back if r.back is not None else r.failed, r))
     for s in trace.spans:
-        if s.op is Op.MARK and story.roles.get(s.rank) == "worker":
+        if s.op is Op.MARK and history.roles.get(s.rank) == "worker":
             items[s.rank].append((s.start, s.end, s))
     for node, ended in _ends(trace).items():
         items[node].append(ended)
@@ -205,7 +209,7 @@ def statuses(
 def _stretches(
     items: list[tuple[float, float | None, Any]], names: dict[int, str], nodes: set[int]
 ) -> Iterator[Stretch]:
-    """The statuses of a node from the beginning; one that goes on is one stretch."""
+    """The statuses of a node from the beginning, merged while they are equal."""
     begin, before = -math.inf, Status()
     for time, _, here in pieces([(-math.inf, None, None), *items]):
         status = _status(here, time, names, nodes)
@@ -216,7 +220,7 @@ def _stretches(
 
 
 def _status(here: list[Any], time: float, names: dict[int, str], nodes: set[int]) -> Status:
-    """What a node is doing of what it has begun and not ended."""
+    """The status of a node, from its open items."""
     if ended := [it for it in here if isinstance(it, Status)]:
         return ended[-1]
     if held := [w for w in here if isinstance(w, Wait) and w.on(time)]:
@@ -233,13 +237,13 @@ def _status(here: list[Any], time: float, names: dict[int, str], nodes: set[int]
 
 
 def _ends(trace: EventLog) -> dict[int, Stretch]:
-    """Nodes that have ended, after the last that was heard of them."""
+    """The nodes that have ended, each from its last event or its end."""
     last = {e.rank: e.time for e in trace.events}
     found: dict[int, Stretch] = {}
-    for rank, end in trace.info.ends.items():
-        how, heard = end.how, last.get(rank)
-        told = heard if end.time is None else end.time
-        # a death is noticed later than it happens: it is shown after the last sign of life
+    for rank, about in trace.meta.get("ends", {}).items():
+        how, heard = str(about.get("how") or "ended"), last.get(int(rank))
+        told = about.get("time", heard)
+        # a death is noticed later than it happens: it is shown after the last event
         if (time := heard if how == "died" and heard is not None else told) is not None:
             words = {"returned": "has returned", "released": "was released"}.get(how, str(how))
             found[rank] = (time, None, Status("ended", words))
@@ -262,7 +266,7 @@ def deaths(trace: EventLog) -> list[Death]:
 
 
 def listed(nodes: Sequence[int], names: dict[int, str]) -> str:
-    """Some nodes in words.
+    """A list of nodes in words.
 
     >>> listed([0, 2], {0: "worker 0", 2: "worker 2"}), listed(range(8), {})
     ('worker 0 and worker 2', '8 others')

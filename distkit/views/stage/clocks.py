@@ -11,7 +11,7 @@ from distkit.views.scene.painter import thinned
 from distkit.views.scene.units import count, human_bytes, human_seconds
 from distkit.views.stage.projection import FLIGHT, home_of, what, who
 
-#: A list of the beats stands beside a run of more rounds than there are panels.
+#: A list of the keyframes stands beside a run of more rounds than there are panels.
 PANELS = 6
 
 
@@ -19,7 +19,7 @@ PANELS = 6
 class Clock:
     """A run as one clock has it.
 
-    ``beats`` are told, ``flights`` drawn, each with the number of the beat that it is a part of;
+    ``keyframes`` have captions; ``flights`` are drawn, each with the number of its keyframe;
     ``changes`` have their times; ``home`` is the moment before anything has arrived.
     """
 
@@ -27,58 +27,60 @@ class Clock:
     start: float
     end: float
     home: float
-    beats: list[Json] = field(default_factory=list)
+    keyframes: list[Json] = field(default_factory=list)
     flights: list[tuple[int, Json]] = field(default_factory=list)
     changes: list[tuple[float, Json]] = field(default_factory=list)
     rows: list[list[object]] = field(default_factory=list)
 
 
 def by_rounds(stage: Json) -> Clock:
-    """All messages of a round fly together, and a round takes 1: a beat is a whole round."""
+    """All messages of a round fly together, and a round takes 1: a keyframe is a whole round."""
     rounds = _rounds(stage)
     clock = Clock("round", 0.0, 1.0 + max((n for n, _ in rounds), default=-1), 0.0)
     names, short = _names(stage)
     for i, (number, members) in enumerate(rounds):
         begin, end = number + 1 - FLIGHT, number + 1.0
-        beats = [stage["beats"][k] for k in members]
-        for beat in beats:
-            moved: Json = {"begin": begin, "end": None if beat["end"] is None else end}
-            if "members" in beat:
-                moved["starts"] = [begin for _ in beat["members"]]
-                moved["ends"] = [None if e is None else end for e in beat["ends"]]
+        keyframes = [stage["keyframes"][k] for k in members]
+        for keyframe in keyframes:
+            moved: Json = {"begin": begin, "end": None if keyframe["end"] is None else end}
+            if "members" in keyframe:
+                moved["starts"] = [begin for _ in keyframe["members"]]
+                moved["ends"] = [None if e is None else end for e in keyframe["ends"]]
                 moved["meet"] = (begin + end) / 2
-            clock.flights.append((i, {**beat, **moved}))
-        arrived = [k for k in members if stage["beats"][k]["end"] is not None]
-        clock.beats.append(
+            clock.flights.append((i, {**keyframe, **moved}))
+        arrived = [k for k in members if stage["keyframes"][k]["end"] is not None]
+        clock.keyframes.append(
             {
                 "begin": begin,
                 "end": end if arrived else None,
                 "also": max(arrived or members),
-                **_told(beats, names),
+                **_told(keyframes, names),
             }
         )
-        clock.rows.append([i, "", f"round {number + 1}", "", _summary(beats, short), [], 0])
+        clock.rows.append([i, "", f"round {number + 1}", "", _summary(keyframes, short), [], 0])
     clock.changes = sorted(((c["step"], c) for c in stage["changes"]), key=lambda c: c[0])
     return clock
 
 
 def by_time(stage: Json) -> Clock:
-    """As measured: a beat is a message or a collective."""
+    """As measured: a keyframe is a message or a collective."""
     clock = Clock("", stage["start"], stage["end"], home_of(stage))
     names, short = _names(stage)
     also = {k: i for i, (_, members) in enumerate(_rounds(stage)) for k in members}
-    for i, beat in enumerate(stage["beats"]):
-        told = _told([beat], names)
-        clock.beats.append({"begin": beat["begin"], "end": beat["end"], "also": also[i], **told})
-        clock.flights.append((i, beat))
-        group = names.get(beat.get("src"), beat["op"])
-        clock.rows.append([i, group, *_row(beat, short), [], 0])
+    for i, keyframe in enumerate(stage["keyframes"]):
+        told = _told([keyframe], names)
+        clock.keyframes.append(
+            {"begin": keyframe["begin"], "end": keyframe["end"], "also": also[i], **told}
+        )
+        clock.flights.append((i, keyframe))
+        group = names.get(keyframe.get("src"), keyframe["op"])
+        clock.rows.append([i, group, *_row(keyframe, short), [], 0])
     clock.changes = sorted(((c["time"], c) for c in stage["changes"]), key=lambda c: c[0])
     return clock
 
 
 def panels(stage: Json) -> list[list[object]]:
-    """Rounds that tell the story: the beat, -1 for the start; a title; when it had ended.
+    """Rounds that tell the story: the keyframe, -1 for the start; a title; when it had ended.
 
     The start and all rounds, or of many rounds some at equal distances.
     """
@@ -86,9 +88,13 @@ def panels(stage: Json) -> list[list[object]]:
     found: list[list[object]] = []
     latest = home_of(stage)
     for i, (number, members) in enumerate(rounds):
-        beats = [stage["beats"][k] for k in members]
-        latest = max(latest, *(b["end"] or b["begin"] for b in beats))
-        title = who(beats[0], short) if len(beats) == 1 else f"round {number + 1} of {len(rounds)}"
+        keyframes = [stage["keyframes"][k] for k in members]
+        latest = max(latest, *(b["end"] or b["begin"] for b in keyframes))
+        title = (
+            who(keyframes[0], short)
+            if len(keyframes) == 1
+            else f"round {number + 1} of {len(rounds)}"
+        )
         found.append([i, title, human_seconds(latest - stage["start"])])
     if len(found) < PANELS:
         return [[-1, "before", human_seconds(home_of(stage) - stage["start"])], *found]
@@ -102,51 +108,52 @@ def _names(stage: Json) -> tuple[dict[int, str], dict[int, str]]:
 
 
 def _rounds(stage: Json) -> list[tuple[int, list[int]]]:
-    """The rounds in the order of their ends: number, and beats."""
+    """The rounds in the order of their ends: number, and keyframes."""
     found: dict[int, list[int]] = defaultdict(list)
-    for k, beat in enumerate(stage["beats"]):
-        found[beat["round"]].append(k)
+    for k, keyframe in enumerate(stage["keyframes"]):
+        found[keyframe["round"]].append(k)
     lost = {
-        n: all(stage["beats"][k]["end"] is None for k in members) for n, members in found.items()
+        n: all(stage["keyframes"][k]["end"] is None for k in members)
+        for n, members in found.items()
     }
     return sorted(found.items(), key=lambda item: (lost[item[0]], item[0]))
 
 
-def _told(beats: list[Json], names: dict[int, str]) -> Json:
-    """One or several beats in words: who, more, where."""
-    where = {beat["where"] for beat in beats}
+def _told(keyframes: list[Json], names: dict[int, str]) -> Json:
+    """One or several keyframes in words: who, more, where."""
+    where = {keyframe["where"] for keyframe in keyframes}
     told = {"where": where.pop()} if len(where) == 1 else {}
-    if len(beats) > 1:
-        first, *more = _together(beats)
+    if len(keyframes) > 1:
+        first, *more = _together(keyframes)
         return {"who": first, "more": " · ".join(more), **told}
-    (beat,) = beats
-    took = "" if beat["end"] is None else human_seconds(beat["end"] - beat["begin"])
-    more = [*what(beat), "" if beat["op"] == "send" else beat["label"], took]
-    return {"who": who(beat, names), "more": " · ".join(filter(None, more)), **told}
+    (keyframe,) = keyframes
+    took = "" if keyframe["end"] is None else human_seconds(keyframe["end"] - keyframe["begin"])
+    more = [*what(keyframe), "" if keyframe["op"] == "send" else keyframe["label"], took]
+    return {"who": who(keyframe, names), "more": " · ".join(filter(None, more)), **told}
 
 
-def _together(beats: list[Json]) -> Iterator[str]:
-    """What several beats have in common."""
-    messages = sum("src" in beat for beat in beats)
+def _together(keyframes: list[Json]) -> Iterator[str]:
+    """What several keyframes have in common."""
+    messages = sum("src" in keyframe for keyframe in keyframes)
     if messages:
         yield count(messages, "message")
-    if messages < len(beats):
-        yield count(len(beats) - messages, "collective")
-    sizes = {beat["nbytes"] for beat in beats}
+    if messages < len(keyframes):
+        yield count(len(keyframes) - messages, "collective")
+    sizes = {keyframe["nbytes"] for keyframe in keyframes}
     if len(sizes) == 1 and (size := sizes.pop()):
         yield f"{human_bytes(size)} each"
-    does = {beat.get("reduce") for beat in beats}
+    does = {keyframe.get("reduce") for keyframe in keyframes}
     if does in ({True}, {False}):
         yield "the chunks are added" if True in does else "the chunks overwrite what is there"
 
 
-def _summary(beats: list[Json], short: dict[int, str]) -> str:
-    if len(beats) == 1:
-        return " ".join(_row(beats[0], short)).replace("  ", " ")
-    return next(_together(beats))
+def _summary(keyframes: list[Json], short: dict[int, str]) -> str:
+    if len(keyframes) == 1:
+        return " ".join(_row(keyframes[0], short)).replace("  ", " ")
+    return next(_together(keyframes))
 
 
-def _row(beat: Json, short: dict[int, str]) -> list[str]:
-    """A beat in a list: who, and what."""
-    parts = what(beat)
-    return [who(beat, short), "", " · ".join(parts)]
+def _row(keyframe: Json, short: dict[int, str]) -> list[str]:
+    """A keyframe in a list: who, and what."""
+    parts = what(keyframe)
+    return [who(keyframe, short), "", " · ".join(parts)]

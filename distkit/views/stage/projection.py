@@ -1,6 +1,6 @@
-"""The stage as plain data: places, links, what happens beat by beat, and what the ranks hold.
+"""The stage as plain data: places, links, keyframes, and what the ranks hold.
 
-A *beat* is a message, or a collective, whose members send to a hub in the middle and get its
+A *keyframe* is a message, or a collective, whose members send to a hub in the middle and get its
 outcome from there. Both painters draw this.
 """
 
@@ -22,8 +22,8 @@ from distkit.views.scene.units import count, human_bytes
 from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, Ring, follow
 from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
 
-#: At most so many beats and links are drawn, of so many ranks; a notice names the rest.
-MAX_BEATS, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
+#: At most so many keyframes and links are drawn, of so many ranks; a notice names the rest.
+MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
 #: So many values of a chunk are drawn, and so many changes of what ranks hold.
 MAX_VALUES, MAX_CHANGES = 16, 20_000
 #: Measured time; or rounds, in which all messages of a round fly together.
@@ -39,7 +39,7 @@ def project(
     layout: str | None = None,
     live: bool = False,
     clock: str = "rounds",
-    most: int = MAX_BEATS,
+    most: int = MAX_KEYFRAMES,
 ) -> Json:
     """The stage of a run.
 
@@ -48,12 +48,12 @@ def project(
         layout: one of ``KINDS``; None: what fits who talks to whom.
         live: whether the run goes on.
         clock: what time is at first: one of ``CLOCKS``.
-        most: at most so many beats are drawn; a notice names the rest.
+        most: at most so many keyframes are drawn; a notice names the rest.
 
     Raises:
         ValueError: there is no such layout or clock.
 
-    >>> project(EventLog())["beats"]
+    >>> project(EventLog())["keyframes"]
     []
     """
     if layout is not None and layout not in KINDS:
@@ -66,13 +66,13 @@ def project(
     ranks = trace.ranks[:MAX_PLACES]
     kind = layout or pattern(ranks, sent, roles, hosts)
     found = follow(trace)
-    beats, more = _beats(trace, found, most)
+    keyframes, more = _keyframes(trace, found, most)
     head = headline(trace)
     if sent or kind == "hosts":
         head["facts"].append(WORDS.get(kind, kind))
     return {
         **head,
-        **({"notices": [], "notes": []} if live else _notices(trace, beats, more)),
+        **({"notices": [], "notes": []} if live else _notices(trace, keyframes, more)),
         "said": _said(trace, found),
         "live": live,
         "kind": kind,
@@ -80,8 +80,8 @@ def project(
         "end": trace[-1].time if len(trace) else 0.0,
         "nodes": _nodes(ranks, trace.info, kind, sent, roles, hosts),
         "links": _links(ranks, sent),
-        "beats": beats,
-        "changes": _changes(found, beats, more),
+        "keyframes": keyframes,
+        "changes": _changes(found, keyframes, more),
         "clock": clock,
         "known": found.known,
         "doubtful": found.doubtful,
@@ -117,29 +117,29 @@ def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
     return [[a, b, there[a, b], there[b, a]] for a, b in sorted(pairs)][:MAX_LINKS]
 
 
-# -- beats ------------------------------------------------------------------------------
+# -- keyframes ------------------------------------------------------------------------------
 
 
-def _beats(trace: EventLog, found: Contributions, most: int) -> tuple[list[Json], int]:
-    """The beats in the order of their ends, and how many are left out."""
+def _keyframes(trace: EventLog, found: Contributions, most: int) -> tuple[list[Json], int]:
+    """The keyframes in the order of their ends, and how many are left out."""
     spans = {(s.rank, s.seq): s for s in trace.spans}
-    beats = [*_messages(trace, spans, found), *_collectives(trace)]
-    beats.sort(key=lambda b: (b["end"] is None, b["end"] or b["begin"], b["begin"]))
-    _number(beats, found.rings)
-    return beats[:most], max(0, len(beats) - most)
+    keyframes = [*_messages(trace, spans, found), *_collectives(trace)]
+    keyframes.sort(key=lambda b: (b["end"] is None, b["end"] or b["begin"], b["begin"]))
+    _number(keyframes, found.rings)
+    return keyframes[:most], max(0, len(keyframes) - most)
 
 
 def _messages(
     trace: EventLog, spans: dict[tuple[int, int], Span], found: Contributions
 ) -> list[Json]:
-    beats = []
+    keyframes = []
     for m in trace.messages:
         one = spans.get(m.send or (-1, -1)) or spans.get(m.recv or (-1, -1))
         begin = m.sent if m.sent is not None else one.start if one else None
         if begin is None:
             continue
         end = m.received if m.sent is not None else None
-        beats.append(
+        keyframes.append(
             {
                 "op": str(m.op),
                 "src": m.src,
@@ -153,7 +153,7 @@ def _messages(
                 **_cargo(found.cargo.get(m.send or (-1, -1)), one),
             }
         )
-    return beats
+    return keyframes
 
 
 def _cargo(cargo: Cargo | None, span: Span | None) -> Json:
@@ -204,39 +204,39 @@ _ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
 _GATHERING = ("reduce", "gather")
 
 
-def _number(beats: list[Json], rings: Sequence[Ring]) -> None:
-    """Number the beats by rounds: each comes after what its sender said and heard before.
+def _number(keyframes: list[Json], rings: Sequence[Ring]) -> None:
+    """Number the keyframes by rounds: each comes after what its sender said and heard before.
 
     The messages of a ring have its rounds, whoever was early.
     """
     first: dict[int, int] = {}
     heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
     spoke: dict[int, int] = {}
-    for beat in sorted(beats, key=lambda b: float(b["begin"])):
-        ring, step = beat.pop("part", (None, 0))
-        senders = beat.get("members") or [beat["src"]]
+    for keyframe in sorted(keyframes, key=lambda b: float(b["begin"])):
+        ring, step = keyframe.pop("part", (None, 0))
+        senders = keyframe.get("members") or [keyframe["src"]]
         senders = senders if ring is None else rings[ring].members
-        before = [n for r in senders for end, n in heard[r] if end <= beat["begin"]]
+        before = [n for r in senders for end, n in heard[r] if end <= keyframe["begin"]]
         before += [spoke[r] for r in senders if r in spoke]
-        beat["round"] = 1 + max(before, default=-1)
+        keyframe["round"] = 1 + max(before, default=-1)
         if ring is not None:
-            beat["round"] = first.setdefault(ring, beat["round"]) + step
-        spoke.update(dict.fromkeys(beat.get("members") or [beat["src"]], beat["round"]))
-        if beat["end"] is not None:
-            for r in beat.get("members") or [beat["dst"]]:
-                heard[r] = [*heard[r][-3:], (beat["end"], beat["round"])]
+            keyframe["round"] = first.setdefault(ring, keyframe["round"]) + step
+        spoke.update(dict.fromkeys(keyframe.get("members") or [keyframe["src"]], keyframe["round"]))
+        if keyframe["end"] is not None:
+            for r in keyframe.get("members") or [keyframe["dst"]]:
+                heard[r] = [*heard[r][-3:], (keyframe["end"], keyframe["round"])]
 
 
 # -- what ranks hold ----------------------------------------------------------------------
 
 
-def _changes(found: Contributions, beats: list[Json], more: int) -> list[Json]:
+def _changes(found: Contributions, keyframes: list[Json], more: int) -> list[Json]:
     """Each change with its time, and its step: the same on the clock of rounds.
 
-    Not those after the last beat where there are more.
+    Not those after the last keyframe where there are more.
     """
-    steps = _Steps(beats)
-    last = beats[-1]["end"] if more and beats else None
+    steps = _Steps(keyframes)
+    last = keyframes[-1]["end"] if more and keyframes else None
     until = math.inf if last is None else last
     return [
         {
@@ -254,17 +254,19 @@ def _changes(found: Contributions, beats: list[Json], more: int) -> list[Json]:
 class _Steps:
     """Where measured times lie on the clock of rounds, for each rank."""
 
-    def __init__(self, beats: list[Json]) -> None:
+    def __init__(self, keyframes: list[Json]) -> None:
         self.known: dict[tuple[int, float | None], float] = {}
         self.begins: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        for beat in beats:
-            ranks = beat.get("members") or [beat["src"]]
-            begins = beat.get("starts") or [beat["begin"]]
+        for keyframe in keyframes:
+            ranks = keyframe.get("members") or [keyframe["src"]]
+            begins = keyframe.get("starts") or [keyframe["begin"]]
             ends = zip(
-                beat.get("members") or [beat["dst"]], beat.get("ends") or [beat["end"]], strict=True
+                keyframe.get("members") or [keyframe["dst"]],
+                keyframe.get("ends") or [keyframe["end"]],
+                strict=True,
             )
-            self.known.update({end: beat["round"] + 1.0 for end in ends})
-            step = beat["round"] + 1 - FLIGHT if beat["round"] else 0.0
+            self.known.update({end: keyframe["round"] + 1.0 for end in ends})
+            step = keyframe["round"] + 1 - FLIGHT if keyframe["round"] else 0.0
             for rank, begin in zip(ranks, begins, strict=True):
                 self.known.setdefault((rank, begin), step)
                 self.begins[rank].append((begin, step))
@@ -272,7 +274,7 @@ class _Steps:
             all_.sort()
 
     def at(self, rank: int, time: float) -> float:
-        """The step of a change: a beat's begin or end, or the rank's next begin."""
+        """The step of a change: a keyframe's begin or end, or the rank's next begin."""
         if (step := self.known.get((rank, time))) is not None:
             return step
         mine = self.begins[rank]
@@ -332,10 +334,10 @@ def _said(trace: EventLog, found: Contributions) -> str:
     return told + (doubt if found.doubtful else "")
 
 
-def _notices(trace: EventLog, beats: list[Json], more: int) -> dict[str, list[str]]:
+def _notices(trace: EventLog, keyframes: list[Json], more: int) -> dict[str, list[str]]:
     """What the reader must know, and which of that tells of nothing wrong."""
-    lost = [b for b in beats if b["end"] is None and "src" in b]
-    stuck = [b for b in beats if b["end"] is None and "members" in b]
+    lost = [b for b in keyframes if b["end"] is None and "src" in b]
+    stuck = [b for b in keyframes if b["end"] is None and "members" in b]
     never = sum(not b["sent"] for b in lost)
     dropped = trace.dropped
     found = [
@@ -346,7 +348,8 @@ def _notices(trace: EventLog, beats: list[Json], more: int) -> dict[str, list[st
     ]
     left_out = [
         (
-            f"the first {len(beats):,} of {len(beats) + more:,} messages and collectives are drawn",
+            f"the first {len(keyframes):,} of {len(keyframes) + more:,} messages "
+            "and collectives are drawn",
             more,
         ),
         (
@@ -358,43 +361,47 @@ def _notices(trace: EventLog, beats: list[Json], more: int) -> dict[str, list[st
     return {"notices": [words for words, shown in found if shown] + notes, "notes": notes}
 
 
-def sentence(beat: Json, names: dict[int, str]) -> str:
-    """A beat in words."""
-    return ", ".join([who(beat, names), *what(beat)])
+def sentence(keyframe: Json, names: dict[int, str]) -> str:
+    """A keyframe in words."""
+    return ", ".join([who(keyframe, names), *what(keyframe)])
 
 
-def who(beat: Json, names: dict[int, str]) -> str:
-    """Who takes part in a beat."""
+def who(keyframe: Json, names: dict[int, str]) -> str:
+    """Who takes part in a keyframe."""
 
     def name(rank: int) -> str:
         return names.get(rank, f"rank {rank}")
 
-    if "members" in beat:
-        told = [name(rank) for rank in beat["members"]]
+    if "members" in keyframe:
+        told = [name(rank) for rank in keyframe["members"]]
         if len(told) == len(names):
-            return str(beat["op"])
+            return str(keyframe["op"])
         some = ", ".join(told) if len(told) < 5 else f"{told[0]} … {told[-1]} ({len(told)})"
-        return f"{beat['op']} of {some}"
-    op = "" if beat["op"] == "send" else f"{beat['op']} "
-    return f"{op}{name(beat['src'])} → {name(beat['dst'])}"
+        return f"{keyframe['op']} of {some}"
+    op = "" if keyframe["op"] == "send" else f"{keyframe['op']} "
+    return f"{op}{name(keyframe['src'])} → {name(keyframe['dst'])}"
 
 
-def what(beat: Json) -> list[str]:
-    """What a beat carries, what becomes of it, and whether it never came."""
+def what(keyframe: Json) -> list[str]:
+    """What a keyframe carries, what becomes of it, and whether it never came."""
     missing = (
-        "not finished" if "members" in beat else "not received" if beat["sent"] else "not sent"
+        "not finished"
+        if "members" in keyframe
+        else "not received"
+        if keyframe["sent"]
+        else "not sent"
     )
     return [
-        *([f"chunk {beat['at']}"] if "at" in beat else []),
-        *(["added" if beat["reduce"] else "replaces"] if "reduce" in beat else []),
-        *([f"root {beat['root']}"] if beat.get("root") is not None else []),
-        *([human_bytes(beat["nbytes"])] if beat["nbytes"] else []),
-        *([missing] if beat["end"] is None else []),
+        *([f"chunk {keyframe['at']}"] if "at" in keyframe else []),
+        *(["added" if keyframe["reduce"] else "replaces"] if "reduce" in keyframe else []),
+        *([f"root {keyframe['root']}"] if keyframe.get("root") is not None else []),
+        *([human_bytes(keyframe["nbytes"])] if keyframe["nbytes"] else []),
+        *([missing] if keyframe["end"] is None else []),
     ]
 
 
 def home_of(stage: Json) -> float:
     """Just before the first thing ends: then the stage shows what the ranks brought along."""
-    first = min((b["end"] for b in stage["beats"] if b["end"] is not None), default=math.inf)
+    first = min((b["end"] for b in stage["keyframes"] if b["end"] is not None), default=math.inf)
     times = (c["time"] for c in stage["changes"] if c["time"] < first)
     return float(max(times, default=stage["start"]))

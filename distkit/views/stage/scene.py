@@ -29,10 +29,10 @@ from distkit.views.stage.layout import Point
 
 #: Each is drawn above those before it. The reader sees contributions or values.
 LINK, FLIGHT, CELL, CHUNK, VALUE, PLACE, DOT, TOKEN, CARGO, BADGE = range(10)
-LOOKS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
+LAYERS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
 #: A member of a collective: which, its lane, the edge of its card.
 Home = tuple[int, int, Point]
-#: Of a beat so many arrows are drawn; tokens of collectives, while they are not too many.
+#: Of a keyframe so many arrows are drawn; tokens of collectives, while they are not too many.
 ARROWS, MEETINGS = 64, 4_000
 #: Of so many changes chunks tell what they are to a pointer, with so many values.
 SAID, FIRST = 2_000, 8
@@ -50,7 +50,7 @@ def draw(stage: Json) -> Json:
     measured = _Painter(stage, time, None).scene
     scene = _Painter(stage, rounds, measured).scene
     waiting = "waiting for the first message"
-    marks = {k: v for k, v in measured.plain().items() if k in ("marks", "rests")}
+    marks = {k: v for k, v in measured.plain().items() if k in ("marks", "holds")}
     other = {**_face(stage, time, measured), "end": measured.when(time.end), "scene": marks}
     return picture(
         scene,
@@ -61,8 +61,8 @@ def draw(stage: Json) -> Json:
         notes=stage["notes"],
         said=stage["said"],
         live=stage["live"],
-        empty="" if stage["beats"] else waiting if stage["live"] else NOTHING,
-        looks=[list(look) for look, known in zip(LOOKS.items(), there, strict=True) if known],
+        empty="" if stage["keyframes"] else waiting if stage["live"] else NOTHING,
+        layers=[list(choice) for choice, known in zip(LAYERS.items(), there, strict=True) if known],
         panels=panels(stage),
         clock=stage["clock"],
         clocks={"time": other, "rounds": {}},
@@ -72,7 +72,9 @@ def draw(stage: Json) -> Json:
 
 def _face(stage: Json, clock: Clock, scene: Scene) -> Json:
     """What depends on the clock."""
-    rows = clock.rows if 1 + max((b["round"] for b in stage["beats"]), default=0) > PANELS else []
+    rows = (
+        clock.rows if 1 + max((b["round"] for b in stage["keyframes"]), default=0) > PANELS else []
+    )
     name = "rounds" if clock.unit else "messages"
 
     def when(time: float | None) -> float | None:
@@ -83,7 +85,9 @@ def _face(stage: Json, clock: Clock, scene: Scene) -> Json:
         "end": clock.end,  # ``picture`` makes it relative
         "home": scene.when(clock.home),
         "opening": scene.when(clock.home),
-        "beats": [{**b, "begin": when(b["begin"]), "end": when(b["end"])} for b in clock.beats],
+        "keyframes": [
+            {**b, "begin": when(b["begin"]), "end": when(b["end"])} for b in clock.keyframes
+        ],
         "list": {"name": name, "all": "all", "rows": rows} if rows else None,
     }
 
@@ -116,15 +120,15 @@ class _Painter:
         self._badges()
         if self.strips:
             self._tensors()
-        members = sum(len(beat.get("members", ())) for _, beat in clock.flights)
+        members = sum(len(keyframe.get("members", ())) for _, keyframe in clock.flights)
         self.tokens = members <= MEETINGS
         arrows: dict[int, int] = {}
-        for i, beat in clock.flights:
-            if "members" in beat:
-                self._meeting(i, beat)
-            elif beat["src"] in self.lanes and beat["dst"] in self.lanes:
+        for i, keyframe in clock.flights:
+            if "members" in keyframe:
+                self._meeting(i, keyframe)
+            elif keyframe["src"] in self.lanes and keyframe["dst"] in self.lanes:
                 arrows[i] = arrows.get(i, 0) + 1
-                self._message(i, beat, rests=arrows[i] <= ARROWS)
+                self._message(i, keyframe, holds=arrows[i] <= ARROWS)
 
     def _lane(self, rank: int) -> int:
         return self.lanes[rank] % 8
@@ -259,24 +263,24 @@ class _Painter:
 
     # -- messages --------------------------------------------------------------------------
 
-    def _message(self, i: int, beat: Json, rests: bool) -> None:
-        src, dst, begin, end = beat["src"], beat["dst"], beat["begin"], beat["end"]
+    def _message(self, i: int, keyframe: Json, holds: bool) -> None:
+        src, dst, begin, end = keyframe["src"], keyframe["dst"], keyframe["begin"], keyframe["end"]
         a, b = self.field.ends(src, dst, 5 if (src, dst) in self.both else 0)
         lane, lost = self._lane(src), end is None
         way = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
         self.scene.add(0, 0, *way, begin=begin, end=end, layer=FLIGHT)
-        if beat["sent"]:
-            self._flies(beat, a, b)
-        if not lost and rests:
-            self.scene.rest(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
-            if self.strips and "at" in beat and self.cut.get(dst) == beat["of"]:
-                x, y, w = self.field.cell(dst, beat["at"], beat["of"])
+        if keyframe["sent"]:
+            self._flies(keyframe, a, b)
+        if not lost and holds:
+            self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
+            if self.strips and "at" in keyframe and self.cut.get(dst) == keyframe["of"]:
+                x, y, w = self.field.cell(dst, keyframe["at"], keyframe["of"])
                 outline = rect(w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
-                self.scene.rest(i, x, y, outline, layer=BADGE)
+                self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
-    def _flies(self, beat: Json, a: Point, b: Point) -> None:
+    def _flies(self, keyframe: Json, a: Point, b: Point) -> None:
         """What a message carries goes from place to place, a whole tensor from card to card."""
-        piece, of = beat.get("piece", {}), beat.get("of", 1)
+        piece, of = keyframe.get("piece", {}), keyframe.get("of", 1)
         places: Sequence[Point] = (a, b)
         layers: dict[int, tuple[Shape, ...]] = {}
         size = (0.0, 0.0)
@@ -284,60 +288,62 @@ class _Painter:
             high = self.field.strip[1]
             size = min(self.field.strip[0] / of - 2, 46), high
             places = tuple(
-                self._spot(beat, r, p)
-                for r, p in zip((beat["src"], beat["dst"]), (a, b), strict=True)
+                self._spot(keyframe, r, p)
+                for r, p in zip((keyframe["src"], keyframe["dst"]), (a, b), strict=True)
             )
             if piece.get("sure") or piece.get("maybe"):
                 layers[TOKEN] = self._layers(piece, *size)
             if piece.get("values"):
                 layers[CARGO] = _values(tuple(piece["values"]), *size, self.most, of > 1)
-        dot = (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(beat["src"])),)
+        dot = (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(keyframe["src"])),)
         if not layers:
-            self._fly(beat, places, dot, DOT)
+            self._fly(keyframe, places, dot, DOT)
         for layer in (TOKEN, CARGO) if layers else ():
             if not self.shown[CELL if layer == TOKEN else VALUE]:
                 continue
             if layer not in layers:
-                self._fly(beat, places, dot, layer)
+                self._fly(keyframe, places, dot, layer)
                 continue
-            number = str(beat["at"]) if "at" in beat and of <= 10 else ""
+            number = str(keyframe["at"]) if "at" in keyframe and of <= 10 else ""
             parcel = _parcel(layers[layer], *size, number, layer == TOKEN)
             corner = (-size[0] / 2, -size[1] / 2)
             shifted = [(x + corner[0], y + corner[1]) for x, y in places]
-            self._fly(beat, shifted, parcel, layer)
+            self._fly(keyframe, shifted, parcel, layer)
 
-    def _spot(self, beat: Json, rank: int, edge: Point) -> Point:
+    def _spot(self, keyframe: Json, rank: int, edge: Point) -> Point:
         """Where a piece begins or ends: at its own place in a rank's tensor, or at the edge."""
-        if "at" not in beat or self.cut.get(rank) != beat["of"]:
+        if "at" not in keyframe or self.cut.get(rank) != keyframe["of"]:
             return edge
-        x, y, w = self.field.cell(rank, beat["at"], beat["of"])
+        x, y, w = self.field.cell(rank, keyframe["at"], keyframe["of"])
         return x + w / 2, y + self.field.strip[1] / 2
 
     def _fly(
-        self, beat: Json, places: Sequence[Point], drawing: Sequence[Shape], layer: int
+        self, keyframe: Json, places: Sequence[Point], drawing: Sequence[Shape], layer: int
     ) -> None:
         (x, y), to = places
-        if beat["end"] is None:  # on its way for ever
+        if keyframe["end"] is None:  # on its way for ever
             x, y = (x + to[0]) / 2, (y + to[1]) / 2
-            self.scene.add(x, y, *drawing, begin=beat["begin"], layer=layer)
+            self.scene.add(x, y, *drawing, begin=keyframe["begin"], layer=layer)
         else:
-            self.scene.add(x, y, *drawing, begin=beat["begin"], end=beat["end"], to=to, layer=layer)
+            self.scene.add(
+                x, y, *drawing, begin=keyframe["begin"], end=keyframe["end"], to=to, layer=layer
+            )
 
     # -- collectives ------------------------------------------------------------------------
 
-    def _meeting(self, i: int, beat: Json) -> None:
+    def _meeting(self, i: int, keyframe: Json) -> None:
         """Every member to the hub, and back from there with the outcome."""
-        members = beat["members"]
+        members = keyframe["members"]
         hub, homes = self._homes(tuple(members))
         middle = circle(5, "hub")
-        self.scene.add(*hub, middle, begin=beat["begin"], end=beat["end"], layer=DOT)
-        self.scene.rest(i, *hub, middle, layer=DOT)
-        self.scene.rest(i, 0, 0, *_spokes(hub, homes, "past"), layer=FLIGHT)
+        self.scene.add(*hub, middle, begin=keyframe["begin"], end=keyframe["end"], layer=DOT)
+        self.scene.hold_frame(i, *hub, middle, layer=DOT)
+        self.scene.hold_frame(i, 0, 0, *_spokes(hub, homes, "past"), layer=FLIGHT)
         spans: dict[tuple[float, float | None], list[Home]] = defaultdict(list)
         for home in homes:
-            spans[beat["starts"][home[0]], beat["ends"][home[0]]].append(home)
+            spans[keyframe["starts"][home[0]], keyframe["ends"][home[0]]].append(home)
             if self.tokens:
-                self._member(beat, home[0], home[2], hub)
+                self._member(keyframe, home[0], home[2], hub)
         for (begin, end), some in spans.items():
             ways = _spokes(hub, tuple(some), "flight")
             self.scene.add(0, 0, *ways, begin=begin, end=end, layer=FLIGHT)
@@ -356,17 +362,22 @@ class _Painter:
             )
         return self.homes[members]
 
-    def _member(self, beat: Json, k: int, home: Point, hub: Point) -> None:
-        rank, root, meet, end = beat["members"][k], beat["root"], beat["meet"], beat["ends"][k]
+    def _member(self, keyframe: Json, k: int, home: Point, hub: Point) -> None:
+        rank, root, meet, end = (
+            keyframe["members"][k],
+            keyframe["root"],
+            keyframe["meet"],
+            keyframe["ends"][k],
+        )
         dot = circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank))
-        goes = root is None or rank == root or not beat["gives"]
-        comes = root is None or (rank != root) == beat["gives"]
+        goes = root is None or rank == root or not keyframe["gives"]
+        comes = root is None or (rank != root) == keyframe["gives"]
         near = (home[0] + 0.94 * (hub[0] - home[0]), home[1] + 0.94 * (hub[1] - home[1]))
         if goes:
-            self.scene.add(*home, dot, begin=beat["starts"][k], end=meet, to=near, layer=DOT)
+            self.scene.add(*home, dot, begin=keyframe["starts"][k], end=meet, to=near, layer=DOT)
         if comes and end is not None:
             self.scene.add(
-                *near, dot, begin=max(meet, beat["starts"][k]), end=end, to=home, layer=DOT
+                *near, dot, begin=max(meet, keyframe["starts"][k]), end=end, to=home, layer=DOT
             )
         elif goes and end is None:
             self.scene.add(*near, dot, begin=meet, layer=DOT)

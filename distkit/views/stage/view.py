@@ -1,7 +1,7 @@
 """The stage: the ranks of a run as a ring, a tree, a grid …, and its messages on their way.
 
 projection.py makes plain data of a run, contributions.py follows who contributed to what,
-clocks.py has the beats by rounds and by time, scene.py the marks.
+clocks.py has the keyframes by rounds and by time, scene.py the marks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from distkit.views.stage.scene import NOTHING, draw
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import SceneView
 
-#: So many beats are written out.
+#: So many keyframes are written out.
 MAX_ROWS = 24
 
 
@@ -62,18 +62,18 @@ class Stage(SceneView):
 
 
 def table(picture: Json, limit: int = MAX_ROWS) -> str:
-    """The beats, one per line."""
-    beats, start = picture["beats"], picture["start"]
+    """The keyframes, one per line."""
+    keyframes, start = picture["keyframes"], picture["start"]
     name = picture["title"] or "Stage"
-    if not beats:
+    if not keyframes:
         return f"{name}: {NOTHING}"
     names = {node["rank"]: node["name"] for node in picture["nodes"]}
-    rounds = 1 + max(beat["round"] for beat in beats)
+    rounds = 1 + max(keyframe["round"] for keyframe in keyframes)
     lines = [f"{name}: {' · '.join(picture['facts'])}, {count(rounds, 'round')}"]
-    for beat in beats[:limit]:
-        when = "never" if beat["end"] is None else human_seconds(beat["end"] - start)
-        lines.append(f"  {when:>7}  {sentence(beat, names)}")
-    if len(beats) > limit:
-        lines.append(f"  … and {len(beats) - limit:,} more")
+    for keyframe in keyframes[:limit]:
+        when = "never" if keyframe["end"] is None else human_seconds(keyframe["end"] - start)
+        lines.append(f"  {when:>7}  {sentence(keyframe, names)}")
+    if len(keyframes) > limit:
+        lines.append(f"  … and {len(keyframes) - limit:,} more")
     lines += [f"  {line}" for line in flagged(picture)]
     return "\n".join([*lines, picture["said"]] if picture["said"] else lines)

@@ -42,7 +42,7 @@ def page_script(*views: str) -> str:
     return f"{_joined(*views, 'page')}\n$page.open({{ {classes} }}, {FORMAT});\n"
 
 
-def dressed(picture: dict[str, Any]) -> dict[str, Any]:
+def with_theme(picture: dict[str, Any]) -> dict[str, Any]:
     """A picture with what every painter needs besides: colours, sizes, and its format."""
     return {**picture, "theme": theme(), "format": FORMAT}
 

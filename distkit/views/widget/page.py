@@ -33,12 +33,12 @@ from distkit.views.tensors.projection import project as tensors
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg
-from distkit.views.widget.assets import css, dressed, page_script
+from distkit.views.widget.assets import css, page_script, with_theme
 
 #: Of a longer run a page has the first operations, and beyond so many events the timeline alone.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
 #: So many messages and values of tensors are in a page, per run.
-MAX_BEATS, MAX_VALUES = 1_000, 16_000
+MAX_KEYFRAMES, MAX_VALUES = 1_000, 16_000
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ VIEWS = (
         "stage",
         "Messages between ranks, and the contributions that each tensor contains. Space plays.",
         _speaks,
-        _drawn(lambda trace: stage_scene(stage(trace, most=MAX_BEATS)), scene_svg),
+        _drawn(lambda trace: stage_scene(stage(trace, most=MAX_KEYFRAMES)), scene_svg),
         kit="scene",
     ),
     PageView(
@@ -196,7 +196,7 @@ def _page(traces: dict[str, EventLog]) -> str:
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
             {
-                run.place(view): _packed(dressed(picture))
+                run.place(view): _packed(with_theme(picture))
                 for run in runs
                 for view, (picture, _) in zip(run.views, run.drawn, strict=True)
             }

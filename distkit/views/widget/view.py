@@ -18,7 +18,7 @@ from distkit.events import Event
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.scene.painter import to_svg, to_table
-from distkit.views.widget.assets import css, dressed, esm
+from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.live import PERIOD, Live, Throttle
 from distkit.views.widget.snapshot import NotebookSnapshot, save
 
@@ -130,7 +130,7 @@ class View(anywidget.AnyWidget):
 
     def _snapshot(self) -> Json:
         with self._lock:
-            return {**dressed(self._less(self._picture())), "next": self._patches}
+            return {**with_theme(self._less(self._picture())), "next": self._patches}
 
     def _less(self, picture: Json) -> Json:
         """The picture, without the words and sums around it if it is bare."""

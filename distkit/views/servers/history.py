@@ -1,7 +1,7 @@
 """The history of a run with a parameter server, read from its events alone. Pure.
 
-Requests with their answers, updates, and the gradients in between: from its arrival until an update
-takes it, a gradient lies in the inbox of its key. Nothing here knows how servers decide.
+It consists of requests with their answers, updates, and gradients: from its arrival until an update
+takes it, a gradient is in the inbox of its key. The consistency rule is inferred, not assumed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Story:
+class ServerHistory:
     """A run, or several: everything in the order of time."""
 
     roles: dict[int, str]  # "worker", "server" or "scheduler", by rank
@@ -130,8 +130,8 @@ class Story:
         return max((workers - r.backup if r.halts else 1 for r in rules), default=1)
 
 
-def read(trace: EventLog) -> Story:
-    """The story of a trace."""
+def read(trace: EventLog) -> ServerHistory:
+    """The history of a trace."""
     requests = list(_requests(trace.spans))
     roles = _roles(trace, requests)
     begins: dict[int, float] = {}
@@ -146,8 +146,10 @@ def read(trace: EventLog) -> Story:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
-    rules = _rules(begins, requests, updates, workers, structs.asdict(trace.info.terms))
-    return Story(roles, begins, rules, requests, updates, gradients, list(barriers.values()))
+    rules = _rules(begins, requests, updates, workers, trace.meta.get("terms", {}))
+    return ServerHistory(
+        roles, begins, rules, requests, updates, gradients, list(barriers.values())
+    )
 
 
 def _rules(

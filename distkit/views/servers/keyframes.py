@@ -1,6 +1,6 @@
-"""The messages between workers, servers and scheduler, beat by beat, with a sentence for each.
+"""The keyframes of a run with a parameter server, and their captions.
 
-A *beat* is a message on its way, an update, or a barrier. Acknowledgements are no beats.
+A keyframe is a message in flight, an update, a barrier or a death; acknowledgements are left out.
 """
 
 from __future__ import annotations
@@ -16,56 +16,56 @@ from distkit.events import Op, Span
 from distkit.views.scene.frame import clean
 from distkit.views.scene.units import human_bytes, human_seconds
 from distkit.views.scene.values_svg import written
-from distkit.views.servers.story import Place, Request, Story, Update
+from distkit.views.servers.history import Place, Request, ServerHistory, Update
 from distkit.views.servers.waits import Death, Wait, listed
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """From ``src`` to ``dst``: when it begins and ends (None: never), and what of."""
+class Keyframe:
+    """An event from ``src`` to ``dst``, with its times [s]; ``end`` is None if it never ended."""
 
     kind: str  # push, pull, weights, init, optimizer, register, book, update, barrier or death
     src: int
     dst: int
     begin: float
     end: float | None
-    of: Any  # a request, an update, the spans of a barrier, or a death
+    subject: Any  # a request, an update, the spans of a barrier, or a death
 
     @property
     def answered(self) -> bool:
-        """True if it is a request that was answered: it arrived, even if nothing says when."""
-        return isinstance(self.of, Request) and self.of.back is not None
+        """True for an answered request, which arrived even if its arrival was not recorded."""
+        return isinstance(self.subject, Request) and self.subject.back is not None
 
     @property
     def nbytes(self) -> int:
         """The payload [bytes]."""
-        if not isinstance(self.of, Request) or self.kind == "pull":
+        if not isinstance(self.subject, Request) or self.kind == "pull":
             return 0
-        return self.of.nbytes_back if self.kind == "weights" else self.of.nbytes
+        return self.subject.nbytes_back if self.kind == "weights" else self.subject.nbytes
 
     @property
     def value(self) -> str:
-        """The values that it brings, if they are few."""
-        told = self.kind in ("push", "weights", "init", "update")
-        return written(self.of.value) if told else ""
+        """The values that it carries, if they are few."""
+        carries = self.kind in ("push", "weights", "init", "update")
+        return written(self.subject.value) if carries else ""
 
     @property
     def lost(self) -> bool:
-        """True if what it brought was refused, or came too late to count."""
-        refused = self.kind in ("push", "init") and self.of.refused
-        return refused or (self.kind == "push" and self.of.dropped)
+        """True if the server refused its value or dropped it as late."""
+        refused = self.kind in ("push", "init") and self.subject.refused
+        return refused or (self.kind == "push" and self.subject.dropped)
 
 
-def beats(story: Story, died: Iterable[Death] = ()) -> list[Beat]:
-    """All beats in the order of their ends; what never ended comes last."""
-    found = [*_messages(story)]
-    found += [Beat("update", u.server, u.server, u.begin, u.end, u) for u in story.updates]
-    found += [Beat("death", d[0], d[0], d[1], d[1], d) for d in died]
-    for members in story.barriers:
+def keyframes(history: ServerHistory, deaths: Iterable[Death] = ()) -> list[Keyframe]:
+    """All keyframes in the order of their ends, followed by those that never ended."""
+    found = [*_messages(history)]
+    found += [Keyframe("update", u.server, u.server, u.begin, u.end, u) for u in history.updates]
+    found += [Keyframe("death", d[0], d[0], d[1], d[1], d) for d in deaths]
+    for members in history.barriers:
         ends = [s.end for s in members if s.end is not None]
         end = max(ends) if len(ends) == len(members) else None
         first = min(members, key=lambda s: s.start)
-        found.append(Beat("barrier", first.rank, first.rank, first.start, end, members))
+        found.append(Keyframe("barrier", first.rank, first.rank, first.start, end, members))
     return sorted(found, key=lambda b: (b.end is None, b.end or b.begin, b.begin))
 
 
@@ -73,74 +73,76 @@ _KINDS = {Op.PUSH: "push", Op.PULL: "pull", Op.INIT: "init", Op.REGISTER: "regis
 _ANSWERS = {Op.PULL: "weights", Op.REGISTER: "book"}
 
 
-def _messages(story: Story) -> Iterator[Beat]:
-    for r in story.requests:
+def _messages(history: ServerHistory) -> Iterator[Keyframe]:
+    for r in history.requests:
         kind = "optimizer" if r.optimizer else _KINDS[r.op]
-        yield Beat(kind, r.node, r.server, r.sent, _after(r.sent, r.arrived), r)
+        yield Keyframe(kind, r.node, r.server, r.sent, _after(r.sent, r.arrived), r)
         if r.left is not None and r.op in _ANSWERS and not r.refused:
-            yield Beat(_ANSWERS[r.op], r.server, r.node, r.left, _after(r.left, r.back), r)
+            yield Keyframe(_ANSWERS[r.op], r.server, r.node, r.left, _after(r.left, r.back), r)
 
 
 def _after(begin: float, end: float | None) -> float | None:
-    """An end that is not before its begin."""
+    """The end, or the begin if the clocks put it earlier."""
     return None if end is None else max(begin, end)
 
 
-class Teller:
-    """Puts beats into words.
+class Captions:
+    """The captions of a run's keyframes.
 
     Args:
-        story: of the run.
-        waits: of the run.
-        names: of the nodes.
+        history: the history of the run.
+        waits: the waits of the run.
+        names: the names of the nodes by rank.
     """
 
-    def __init__(self, story: Story, waits: Iterable[Wait], names: dict[int, str]) -> None:
-        self.story, self.names = story, names
+    def __init__(
+        self, history: ServerHistory, waits: Iterable[Wait], names: dict[int, str]
+    ) -> None:
+        self.history, self.names = history, names
         self.held = {id(w.asked): w for w in waits if w.asked is not None}
-        self.everybody = len(story.of("worker")) + len(story.of("server"))
-        self.quorum = {run: story.quorum(run) for run in story.rules}
+        self.members = len(history.of("worker")) + len(history.of("server"))
+        self.quorum = {run: history.quorum(run) for run in history.rules}
         self.inbox = defaultdict[Place, list[Request]](list)
-        for g in story.gradients:
+        for g in history.gradients:
             self.inbox[g.place].append(g)
-        self.came = defaultdict[int, list[float]](list)
-        for _, _, r in story.present():
-            insort(self.came[r.run], r.arrived or 0.0)
+        self.registered = defaultdict[int, list[float]](list)
+        for _, _, r in history.present():
+            insort(self.registered[r.run], r.arrived or 0.0)
 
     def name(self, node: int) -> str:
         """The name of a node."""
         return self.names.get(node, f"rank {node}")
 
-    def told(self, beat: Beat) -> tuple[str, str]:
-        """The sentence of a beat, and details."""
-        who, more = getattr(self, f"_{beat.kind}")(beat.of)
-        if beat.end is None and isinstance(beat.of, Request):
-            more = "not recorded by its server" if beat.answered else "it has not arrived"
-        size = human_bytes(beat.nbytes) if beat.nbytes else ""
-        return clean(who), clean(" · ".join(filter(None, [more, size])))
+    def of(self, keyframe: Keyframe) -> tuple[str, str]:
+        """A sentence and details."""
+        sentence, more = getattr(self, f"_{keyframe.kind}")(keyframe.subject)
+        if keyframe.end is None and isinstance(keyframe.subject, Request):
+            more = "not recorded by its server" if keyframe.answered else "it has not arrived"
+        size = human_bytes(keyframe.nbytes) if keyframe.nbytes else ""
+        return clean(sentence), clean(" · ".join(filter(None, [more, size])))
 
     def _push(self, r: Request) -> tuple[str, str]:
         more, quorum = "refused" if r.refused else f"computed from v{r.version}", self.quorum[r.run]
         if r.dropped:
             more += ": too late, not counted"
         elif not r.refused and r.arrived is not None and quorum > 1:
-            more += f" · {self._lying(r.place, r.arrived)} of {quorum} have arrived"
+            more += f" · {self._in_inbox(r.place, r.arrived)} of {quorum} have arrived"
         if r.alone:
             more += f" · applied in v{r.by}" if r.by is not None else ""
             more += " · its worker has ended"
         return f"{self.name(r.node)} pushes its gradient of {r.key} to {self.name(r.server)}", more
 
-    def _lying(self, place: Place, time: float) -> int:
-        """The number of workers that have a gradient in the inbox just after a time."""
+    def _in_inbox(self, place: Place, time: float) -> int:
+        """The number of workers with a gradient in the inbox just after a time."""
         mine = self.inbox[place]
         recent = mine[: bisect_right(mine, time, key=lambda g: g.arrived or 0.0)][-256:]
         return len({g.node for g in recent if g.taken is None or g.taken > time})
 
-    def _awaited(self, r: Request, words: str) -> str:
-        """For whom a request waits when it arrives."""
+    def _awaited(self, r: Request, template: str) -> str:
+        """The nodes that a request waits for when it arrives, in words."""
         wait = self.held.get(id(r))
-        whom = wait.on(wait.begin) if wait else ()
-        return words.format(listed(whom, self.names)) if whom else ""
+        awaited = wait.on(wait.begin) if wait else ()
+        return template.format(listed(awaited, self.names)) if awaited else ""
 
     def _pull(self, r: Request) -> tuple[str, str]:
         more = self._awaited(r, "waits for the gradient of {}") or "waits" * (id(r) in self.held)
@@ -160,8 +162,10 @@ class Teller:
         return f"{self.name(r.node)} sends {self.name(r.server)} an optimizer", r.optimizer
 
     def _register(self, r: Request) -> tuple[str, str]:
-        here = bisect_right(self.came[r.run], -math.inf if r.arrived is None else r.arrived)
-        more = f"{here} of {self.everybody} have registered"
+        present = bisect_right(
+            self.registered[r.run], -math.inf if r.arrived is None else r.arrived
+        )
+        more = f"{present} of {self.members} have registered"
         return f"{self.name(r.node)} registers with the scheduler", more
 
     def _book(self, r: Request) -> tuple[str, str]:
@@ -182,5 +186,5 @@ class Teller:
     def _barrier(self, members: list[Span]) -> tuple[str, str]:
         if all(s.end is not None for s in members):
             return "all have passed the barrier", ""
-        missing = sorted({*self.story.of("worker")} - {s.rank for s in members})
+        missing = sorted({*self.history.of("worker")} - {s.rank for s in members})
         return "barrier", f"waits for {listed(missing, self.names)}" if missing else ""
