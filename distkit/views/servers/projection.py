@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from distkit.events import Op
 from distkit.trace.log import EventLog
@@ -21,8 +19,6 @@ from distkit.views.servers.waits import Stretch, Wait, deaths, find, statuses
 
 #: The last keyframes are drawn, the others dropped in blocks; the counters count all.
 MAX_KEYFRAMES, BLOCK = 6_000, 1_000
-#: So many messages in flight can be told apart.
-FEW = 3
 
 #: A key on a server.
 At = tuple[int, str]
@@ -169,62 +165,21 @@ def small_values(history: ServerHistory) -> dict[tuple[At, float], str]:
 
 
 def opening(run: Serving) -> float:
-    """A moment that tells what this run is like; of one that goes on, the last.
+    """The moment to show first: the end of a live run, otherwise its most instructive event.
 
-    A death; or somebody who never gets an answer, or a refusal: when it has asked. Else, if no pull
-    waits, when the most stale gradient has been applied, if possible while nobody waits and few
-    messages are under way. Where a round has a gradient of several, the end of the first; else
-    where most gradients and pulls wait longest.
+    This is the last death, the last pull without an answer, or the first update, if possible with
+    a stale gradient.
     """
-    history, start, end = run.history, run.start, run.end
     if run.live:
-        return end
+        return run.end
     if died := run.done("death"):
         return died[-1].begin
-    pulls = [w for w in run.waits if w.kind == "pull" and w.end >= start]
-    if stuck := [w.begin for w in pulls if w.asked and w.asked.stuck]:
+    if stuck := [w.begin for w in run.waits if w.kind == "pull" and w.asked and w.asked.stuck]:
         return max(stuck)
-    taken = {(u.place, u.begin): u.end or u.begin for u in history.updates}
-    late = [
-        (g.late, taken[g.place, g.taken])
-        for g in history.gradients
-        if g.late and g.taken is not None and g.taken >= start
-    ]
-    waiting = _present((w.begin, w.end) for w in run.waits)
-    flying = _present((b.begin, b.end) for b in run.keyframes if b.kind != "barrier")
-
-    def shows(one: tuple[int, float]) -> tuple[bool, bool, int, float]:
-        behind, time = one
-        return not waiting(time), flying(time) <= FEW, behind, -time
-
-    if late and not pulls:
-        return max(late, key=shows)[1]
-    rounds = [u.end for u in history.updates if u.end is not None and u.end >= start]
-    if history.quorum() > 1 and rounds and not late:
-        return min(rounds)
-    steps = [step for w in pulls for step in ((w.begin, 2), (w.end, -2))]
-    for g in history.gradients:
-        until = min(history.gone(g), end)
-        steps += [(g.arrived or 0.0, 1), (until, -1)] if until >= start else []
-    return _fullest(steps, end)
-
-
-def _present(spans: Iterable[tuple[float, float | None]]) -> Callable[[float], int]:
-    """How many of these, each from when until when, are there at a time."""
-    known = [(begin, math.inf if end is None else end) for begin, end in spans]
-    begins, ends = sorted(begin for begin, _ in known), sorted(end for _, end in known)
-    return lambda time: bisect_right(begins, time) - bisect_right(ends, time)
-
-
-def _fullest(steps: list[tuple[float, int]], end: float) -> float:
-    """The begin of the stretch in which the running sum of the steps, squared, lasts longest."""
-    steps.sort()
-    here, most, best = 0, 0.0, end
-    for (time, more), (after, _) in pairwise([*steps, (end, 0)]):
-        here += more
-        if here * here * (after - time) > most:
-            most, best = here * here * (after - time), time
-    return best
+    updates = run.done("update")
+    stale = [u for u in updates if any(u.subject.late.values())]
+    ends = (u.end for u in [*stale, *updates] if u.end is not None and u.end >= run.start)
+    return next(ends, run.end)
 
 
 # -- words ------------------------------------------------------------------------------
