@@ -203,7 +203,7 @@ def test_what_launchers_put_before_a_line_is_no_obstacle(
     calls = steps(two, "AllReduce", size=2 if known else 1)
     trace = load(tmp_path, *inits, *calls, two[0].call("AllReduce", n=1))
     told = known or prefix in ("torchrun", "srun", "mpiexec", "colour")
-    assert [trace.meta["ranks"][r]["pid"] for r in "01"] == (["9", "5"] if told else ["5", "9"])
+    assert [trace.info.ranks[r].pid for r in range(2)] == (["9", "5"] if told else ["5", "9"])
     assert limits(trace) == ({"completions"} if told else {"completions", "ranks"})
     if known:
         assert behind(trace).culprits == (1,)
@@ -329,7 +329,7 @@ def test_of_a_right_program_no_part_of_a_log_says_that_it_is_wrong(
     except TraceFileError as error:
         assert "nothing that could be shown" in str(error)
         return
-    host = {int(r): int(about["pid"]) - 4000 for r, about in trace.meta["ranks"].items()}
+    host = {r: int(about.pid) - 4000 for r, about in trace.info.ranks.items()}
     for finding in judged(trace):
         assert finding.kind is Kind.BEHIND
         assert all(len(parts[host[r]]) < len(program(calls, host[r])) for r in finding.culprits)

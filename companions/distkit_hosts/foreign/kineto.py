@@ -93,9 +93,7 @@ def check(trace: Json) -> None:
         raise ValueError(
             "trace.to_chrome has written it, for Perfetto: load what trace.save has written"
         )
-    fields.items(_EVENT)(trace["traceEvents"], "traceEvents")
-    about = trace.get("distributedInfo") or {}
-    fields.record({"world_size": fields.rank, "rank": fields.rank})(about, "distributedInfo")
+    msgspec.convert(trace, _Trace)
 
 
 def holds(traces: Iterable[Json]) -> str:

@@ -22,9 +22,8 @@ from typing import Any
 
 from distkit.events import COLLECTIVES, P2P, WORLD, Event, Op, State
 from distkit.trace.calls import CUT, named
+from distkit.trace.info import MOST_RANKS, Limit, RankInfo, RunInfo
 from distkit_hosts.foreign.flight_recorder import op_of
-
-Json = dict[str, Any]
 
 #: What calls are recognised by, and what writes them.
 LOOKED_FOR = (
@@ -145,15 +144,12 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], RunInfo]:
             rank: RankInfo(f"rank {rank}", host=host, pid=pid)
             for (host, pid, _), rank in sorted(ranks.items(), key=lambda item: item[1])
         },
-        "groups": {WORLD: [*range(size)]} | {g: r for g, r in members.items() if g != WORLD},
-        "unseen": {
-            str(rank): {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]
-        },
-        "limits": _limits(log, ranks, how, size, earlier),
-    }
-    if size == len(ranks):
-        meta["world_size"] = size
-    return events, meta
+        groups={WORLD: [*range(size)]} | {g: r for g, r in members.items() if g != WORLD},
+        unseen={rank: {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]},
+        limits=_limits(log, ranks, how, size, earlier),
+        world_size=size if size == len(ranks) else 0,
+    )
+    return events, info
 
 
 # -- lines -----------------------------------------------------------------------------------------
@@ -294,7 +290,7 @@ def _ranks(comms: Sequence[Comm], log: _Log) -> tuple[dict[Lane, int], str]:
         if len(found) == len(lanes) == len({*found.values()}):
             return found, "world"
     told = {lane: log.told[lane] for lane in lanes if lane in log.told}
-    if len(lanes) == len({*told.values()}) and max(told.values(), default=0) < fields.MOST_RANKS:
+    if len(lanes) == len({*told.values()}) and max(told.values(), default=0) < MOST_RANKS:
         return told, "lines"
     return {lane: rank for rank, lane in enumerate(lanes)}, "order"
 
@@ -397,9 +393,9 @@ def _limits(
     how: str,
     size: int,
     earlier: int,
-) -> Json:
+) -> dict[str, Limit]:
     """What these logs cannot tell, and what to do about it."""
-    found: Json = {}
+    found: dict[str, Limit] = {}
     times = "" if log.timed else " It has no times either: the calls of a rank are drawn in a row."
     found["completions"] = Limit(
         text="a log of NCCL has calls, and nothing of their ends: each is drawn until the "
@@ -412,15 +408,14 @@ def _limits(
         are = "are" if len(missing) > 1 else "is"
         why = [f"{named(missing)} of {size} {are} missing"] if missing else []
         why += [f"{log.torn} parts of calls are torn from their lines"] if log.torn else []
-        why += (
-            [f"the communicator of {log.unassigned} calls is not known"] if log.unassigned else []
-        )
-        found["matching"] = {
-            "text": f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
-            "remedy": "Let each rank write a file of its own, from its start on: "
+        unknown = f"the communicator of {log.unassigned} calls is not known"
+        why += [unknown] if log.unassigned else []
+        found["matching"] = Limit(
+            text=f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
+            remedy="Let each rank write a file of its own, from its start on: "
             "NCCL_DEBUG_SUBSYS=INIT,COLL NCCL_DEBUG_FILE=nccl.%h.%p.log",
-            "calls": log.torn + log.unassigned,
-        }
+            calls=log.torn + log.unassigned,
+        )
     if how == "order":
         lanes = sorted(ranks, key=lambda lane: ranks[lane])
         some = ", ".join(f"{ranks[lane]} is {lane[0]}:{lane[1]}" for lane in lanes[:4])

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import structs
-
 from distkit.consistency import Asynchronous, Rule, Synchronous, rule_of
 from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog
