@@ -331,8 +331,7 @@ def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
     trace = run.trace()
     first = min(e.time for e in trace.events if e.rank == 1)
     gone = {"node": 1, "name": "worker 1", "how": "signal SIGKILL", "time": first}
-    trace.meta["replaced"].append(gone)
-    run = project(trace)
+    run = project(Trace(trace.events, traces.info(trace.info, replaced=[gone])))
     (death,) = [b for b in run.keyframes if b.kind == "death"]
     (begin, end) = next((s[0], s[1]) for s in run.doing[1] if s[2].text == "died")
     assert (begin, end) == (first, death.subject[2])

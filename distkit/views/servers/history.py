@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from distkit.consistency import Asynchronous, Rule, Synchronous, rule_of
 from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog
@@ -144,7 +146,7 @@ def read(trace: EventLog) -> ServerHistory:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
             barriers[trace.matches[s.rank, s.seq]].append(s)
     workers = sum(role == "worker" for role in roles.values())
-    rules = _rules(begins, requests, updates, workers, trace.meta.get("terms", {}))
+    rules = _rules(begins, requests, updates, workers, structs.asdict(trace.info.terms))
     return ServerHistory(
         roles, begins, rules, requests, updates, gradients, list(barriers.values())
     )

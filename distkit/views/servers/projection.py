@@ -105,8 +105,8 @@ def project(trace: EventLog, live: bool = False) -> Serving:
 
 
 def _names(trace: EventLog, history: ServerHistory) -> dict[int, str]:
-    known = map(int, trace.meta.get("ranks", {}))
-    return {rank: name(trace.meta, rank) for rank in {*known, *history.roles, *trace.ranks}}
+    ranks = {*trace.info.ranks, *history.roles, *trace.ranks}
+    return {rank: name(trace.info, rank) for rank in ranks}
 
 
 def _rows(history: ServerHistory) -> dict[At, Row]:
@@ -187,7 +187,7 @@ def opening(run: Serving) -> float:
 
 def facts(run: Serving) -> list[str]:
     """Facts beside the title."""
-    history, device = run.history, run.trace.meta.get("device")
+    history, device = run.history, run.trace.info.device
     modes = dict.fromkeys(r.key for r in history.requests if r.op is Op.REGISTER and r.key)
     roles = [(len(history.of(role)), role) for role in ("worker", "server")]
     return [
@@ -242,18 +242,14 @@ def notes(run: Serving) -> list[str]:
 
 
 def _warnings(run: Serving) -> list[str]:
-    history, names, meta = run.history, run.names, run.trace.meta
+    history, names, info = run.history, run.names, run.trace.info
     refused = sum(r.refused for r in history.requests)
     pulls = (w.asked for w in run.waits if w.kind == "pull" and w.asked)
     stuck = sum(r.left is None and r.back is None for r in pulls)
     lost = sum(b.end is None and b.kind != "barrier" and not b.answered for b in run.keyframes)
     dropped = run.trace.dropped
-    dead = [
-        names[int(r)]
-        for r, a in meta.get("ends", {}).items()
-        if a.get("how") == "died" and int(r) in names
-    ]
-    again = [str(r["name"]) for r in meta.get("replaced", ())]
+    dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
+    again = [one.name for one in info.replaced]
     servers = [name for rank in history.of("server") if (name := names[rank]) in (*dead, *again)]
     found = [
         (f"{', '.join(dead)} died", dead),

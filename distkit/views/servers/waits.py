@@ -240,9 +240,9 @@ def _ends(trace: EventLog) -> dict[int, Stretch]:
     """The nodes that have ended, each from its last event or its end."""
     last = {e.rank: e.time for e in trace.events}
     found: dict[int, Stretch] = {}
-    for rank, about in trace.meta.get("ends", {}).items():
-        how, heard = str(about.get("how") or "ended"), last.get(int(rank))
-        told = about.get("time", heard)
+    for rank, end in trace.info.ends.items():
+        how, heard = end.how, last.get(rank)
+        told = heard if end.time is None else end.time
         # a death is noticed later than it happens: it is shown after the last event
         if (time := heard if how == "died" and heard is not None else told) is not None:
             words = {"returned": "has returned", "released": "was released"}.get(how, str(how))
