@@ -120,19 +120,17 @@ def take_turns_on_rank(
     import torch
 
     from distkit.algorithms.catalogue import ALL_REDUCES
-    from distkit_simulation.calibration import probe, times
+    from distkit_simulation.calibration import joined, probe, times
 
-    samples: dict[str, dict[int, list[float]]] = {}
+    batches = []
     taken: dict[str, dict[int, list[float]]] = {}
     for _ in range(reps):
-        for pattern, by_size in probe(sizes, 1).items():
-            for nbytes, batch in by_size.items():
-                samples.setdefault(pattern, {}).setdefault(nbytes, []).extend(batch)
+        batches.append(probe(sizes))
         for name in names:
             for nbytes in tensors:
                 call = partial(ALL_REDUCES[name].page, torch.ones(nbytes // 4))
                 taken.setdefault(name, {}).setdefault(nbytes, []).append(times(call, nbytes))
-    return samples, taken
+    return joined(batches), taken
 
 
 def parts(batch: int) -> dict[str, float]:

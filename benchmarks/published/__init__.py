@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.figure import Figure
-from benchmarks.published import collectives, pipelines, rows, serving, tables, training
+from benchmarks.published import collectives, parameter_servers, pipelines, rows, tables, training
 from benchmarks.published.rows import Row
 
 
@@ -19,7 +19,7 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
     found = {
         "collectives": collectives.rows(),
         "training": training.rows(),
-        "parameter server": serving.rows(),
+        "parameter server": parameter_servers.rows(),
         "pipelines": pipelines.rows(),
     }
     for name, table in found.items():

@@ -1,10 +1,10 @@
 """Time estimates: closed forms, a simulator, and a calibration of the machine at hand.
 
-:mod:`~distkit_simulation.cost` has the formulas of the papers; :func:`simulate` plays a schedule
-on a :class:`Network` and writes the trace that real ranks would have left; :func:`data_parallel`,
-:func:`pipeline` and :func:`parameter_server` play whole training steps; :func:`calibrate`
-measures what the formulas need; :func:`measure_step` what decides whether more ranks pay, and
-:func:`plot_speedups` draws that, :func:`plot_prediction` for the sliders of an experiment.
+:mod:`~distkit_simulation.cost` has the formulas of the papers; :func:`simulate` runs a schedule on
+a :class:`Network` and returns the trace that real ranks would record; :func:`data_parallel`,
+:func:`pipeline` and :func:`parameter_server` simulate training steps; :func:`calibrate` measures
+the parameters of the formulas; :func:`measure_step` measures the parts of a step, from which
+:func:`plot_speedups` and :func:`plot_prediction` draw speedups.
 """
 
 from __future__ import annotations
@@ -17,15 +17,8 @@ if TYPE_CHECKING:
     from distkit_simulation import cost, parallel
     from distkit_simulation.calibration import Measured, calibrate
     from distkit_simulation.network import Link, Network
-    from distkit_simulation.paying import (
-        measure_step,
-        plot_prediction,
-        plot_speedups,
-        predict,
-        speedups,
-    )
+    from distkit_simulation.parameter_servers import Served, parameter_server, place
     from distkit_simulation.plots import compare
-    from distkit_simulation.serving import Served, parameter_server, place
     from distkit_simulation.shard_map.view import ShardMap
     from distkit_simulation.simulator import (
         Stragglers,
@@ -35,13 +28,20 @@ if TYPE_CHECKING:
         lognormal,
         simulate,
     )
+    from distkit_simulation.speedup import (
+        measure_step,
+        plot_prediction,
+        plot_speedups,
+        predict,
+        speedups,
+    )
     from distkit_simulation.training import Workload, data_parallel, pipeline
 
-#: Calibration and what measures need torch, and import it when they are asked for.
+#: Calibration and measurements need torch, and are imported on first use.
 _HOMES = {
     "distkit_simulation.calibration": ["Measured", "calibrate"],
     "distkit_simulation.network": ["Link", "Network"],
-    "distkit_simulation.paying": [
+    "distkit_simulation.speedup": [
         "measure_step",
         "plot_prediction",
         "plot_speedups",
@@ -49,7 +49,7 @@ _HOMES = {
         "speedups",
     ],
     "distkit_simulation.plots": ["compare"],
-    "distkit_simulation.serving": ["Served", "parameter_server", "place"],
+    "distkit_simulation.parameter_servers": ["Served", "parameter_server", "place"],
     "distkit_simulation.shard_map.view": ["ShardMap"],
     "distkit_simulation.simulator": [
         "Stragglers",

@@ -1,8 +1,8 @@
-"""Measures the machine at hand: what a message and a sum cost on it, alone and in company.
+"""Measures the costs of messages and sums on this machine, alone and concurrently.
 
-Ranks of one machine share its processors, so that a message costs more the more of them are under
-way. Three patterns show how much: one pair that plays ping-pong, all pairs that do, and a ring on
-which everybody sends and receives. What lies between is interpolated.
+Ranks of one machine share its processors: a message costs more, the more of them are in flight.
+Three patterns are measured: one ping-pong pair, all pairs, and a ring on which all ranks send and
+receive. Costs in between are interpolated.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from distkit_simulation.network import Floats, Link, Network
 
 Batches = Mapping[int, Sequence[float]]
 
-#: At most so many protocols, each of so many sizes at least.
+#: The largest number of protocols, and the smallest number of sizes of each.
 PROTOCOLS, FEWEST = 3, 3
 
-#: Seconds per byte that are none: large messages took no longer than small ones.
+#: Seconds per byte below this mean that large messages took no longer than small ones.
 NO_TIME = 1e-15
 
 
 def quiet(times: ArrayLike) -> Floats:
-    """The lower quartile along the last axis: how long it takes when little else disturbs.
+    """The lower quartile along the last axis: the time under little other load.
 
-    What else a machine does only makes times longer, so that small ones tell more than large.
+    Other load only makes times longer: short times are more reliable than long ones.
 
     >>> float(quiet([1.0, 1.0, 1.0, 50.0, 90.0]))
     1.0
@@ -41,7 +41,7 @@ def quiet(times: ArrayLike) -> Floats:
 
 
 def along(size: Floats, sizes: Floats, times: Floats) -> Floats:
-    """Linear between the sizes, and on beyond the last.
+    """Interpolate linearly between the sizes, and extrapolate beyond the last.
 
     >>> along(np.array([1.5, 4.0]), np.array([1.0, 2.0]), np.array([10.0, 20.0])).tolist()
     [15.0, 40.0]
@@ -76,13 +76,13 @@ class Fit:
 
 
 def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: int = 0) -> Fit:
-    """A link through the quiet times of what was measured; intervals by bootstrap over the batches.
+    """Fit a link to the quiet times, with confidence intervals by bootstrap over the batches.
 
     Args:
         moves: size of a message [bytes] -> seconds of each batch.
-        adds: likewise of adding so many bytes; for gamma.
-        draws: of the bootstrap.
-        seed: of the draws.
+        adds: the same for adding as many bytes, for gamma.
+        draws: number of bootstrap samples.
+        seed: the seed of the bootstrap.
 
     Raises:
         ValueError: there are fewer than two sizes.
@@ -118,7 +118,7 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
 
 
 def line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """Alpha and beta, neither negative, of the least relative squares.
+    """Nonnegative alpha and beta, by least squares of the relative error.
 
     >>> a, b = line(np.array([0.0, 100.0]), np.array([1.0, 3.0]))
     >>> round(a, 9), round(b, 9)
@@ -134,13 +134,13 @@ def line(sizes: Floats, times: Floats) -> tuple[float, float]:
 
 
 def lines(sizes: Floats, times: Floats, starts: Sequence[int]) -> list[tuple[float, float]]:
-    """The line of each protocol; ``starts`` are the indices of its first sizes."""
+    """The line of each protocol; ``starts`` are the indices of their first sizes."""
     ends = [*starts[1:], len(sizes)]
     return [line(sizes[a:b], times[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
 def regimes(sizes: Floats, times: Floats) -> list[int]:
-    """The sizes at which protocols begin: as few as explain the times (Schwarz's criterion).
+    """The indices of the sizes at which protocols begin, by Schwarz's criterion.
 
     >>> sizes = np.array([1.0, 2, 3, 100, 200, 300])
     >>> regimes(sizes, np.where(sizes < 50, 5 + sizes, 100 + sizes / 10) / 10)
@@ -163,13 +163,15 @@ def regimes(sizes: Floats, times: Floats) -> list[int]:
     return best
 
 
-#: What is measured by default [bytes], and how often.
+#: Default sizes [bytes] and number of batches.
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 BATCHES = 7
 
-#: So large is the largest message at least [bytes]: smaller ones take as long as an empty one.
+#: The least size of the largest message [bytes]: smaller ones take as long as an empty one.
 LARGE = 1 << 16
 
+#: pattern -> size -> seconds of one batch.
+Batch = dict[str, dict[int, float]]
 #: pattern -> size -> seconds of each batch.
 Samples = dict[str, dict[int, list[float]]]
 
@@ -177,12 +179,12 @@ Samples = dict[str, dict[int, list[float]]]
 def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
     """Measure the links between a cluster's ranks, as a network for :func:`simulate`.
 
-    It takes some seconds, for which a notebook shows a bar; an idle machine gives the best result.
+    Takes some seconds, with a progress bar in notebooks; an idle machine gives the best result.
 
     Args:
         cluster: a :class:`distkit.Cluster` of two ranks or more.
-        sizes: of messages [bytes], in ascending order.
-        batches: how often each is measured, alternately; batches from idle times count.
+        sizes: sizes of messages [bytes], in ascending order.
+        batches: number of measurements of each size, alternating.
 
     Raises:
         TypeError: ``cluster`` is not a cluster.
@@ -205,32 +207,33 @@ def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATC
             f"sizes {list(sizes)}, {batches} batches: give at least three sizes in ascending "
             f"order, up to {LARGE} bytes or more for the bandwidth, and at least one batch"
         )
-    each = [cluster.submit(probe, list(sizes), 1).results for _ in advance(range(batches))]
-    return Measured.of([_joined(of_rank) for of_rank in zip(*each, strict=True)])
+    each = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
+    return Measured.of([joined(of_rank) for of_rank in zip(*each, strict=True)])
 
 
-def probe(sizes: Sequence[int], batches: int) -> Samples:
-    """The program of every rank: three patterns and a sum, of every size, in turns."""
+def probe(sizes: Sequence[int]) -> Batch:
+    """On each rank: one batch of every pattern and size."""
     import torch.distributed as dist
 
-    samples: Samples = {}
-    for _ in range(batches if dist.get_world_size() > 1 else 0):
-        for nbytes in sizes:
-            for pattern, seconds in once(nbytes).items():
-                samples.setdefault(pattern, {}).setdefault(nbytes, []).append(seconds)
-    return samples
-
-
-def _joined(batches: Sequence[Samples]) -> Samples:
-    """The batches of one rank as one."""
+    if dist.get_world_size() == 1:
+        return {}
+    batches = {nbytes: once(nbytes) for nbytes in sizes}
     return {
-        pattern: {nbytes: [x for one in batches for x in one[pattern][nbytes]] for nbytes in times}
+        pattern: {nbytes: batches[nbytes][pattern] for nbytes in sizes}
+        for pattern in batches[sizes[0]]
+    }
+
+
+def joined(batches: Sequence[Batch]) -> Samples:
+    """The batches of one rank, as a list for each pattern and size."""
+    return {
+        pattern: {nbytes: [batch[pattern][nbytes] for batch in batches] for nbytes in times}
         for pattern, times in batches[0].items()
     }
 
 
 def once(nbytes: int) -> dict[str, float]:
-    """One batch of each pattern on this rank: seconds of one message, one sum, one call."""
+    """One batch of each pattern on this rank: seconds of a message, a sum, a call."""
     import torch
     import torch.distributed as dist
 
@@ -248,7 +251,7 @@ def once(nbytes: int) -> dict[str, float]:
     rank, n = dist.get_rank(), dist.get_world_size()
     left, right, half = (rank - 1) % n, (rank + 1) % n, max(1, n // 2)
     size = max(1, nbytes // 4)
-    tensor, inbox = torch.ones(2 * size), torch.ones(size)  # zeros were one page of memory
+    tensor, inbox = torch.ones(2 * size), torch.ones(size)  # zeros would map to a single page
     out, into = tensor[:size], inbox[:size]
 
     def pass_on(tokens: int) -> None:
@@ -265,7 +268,7 @@ def once(nbytes: int) -> dict[str, float]:
     def page(x: torch.Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         combine(x, exchange(x, right, torch.empty_like(x), left, group), op)
 
-    in_turn = 2 * (n - 1)  # as many as there are in a ring all-reduce: that long it lasts, too
+    in_turn = 2 * (n - 1)  # as many messages as in a ring all-reduce
     add = times(lambda: combine(out, into, SUM), nbytes, in_turn)
     return {
         "one": times(lambda: pass_on(1), nbytes, 2) / n,
@@ -277,7 +280,7 @@ def once(nbytes: int) -> dict[str, float]:
 
 
 def times(action: Callable[[], object], nbytes: int, in_turn: int = 1) -> float:
-    """The quiet time of an action, of several done in turn [s]; all ranks begin together."""
+    """The quiet time of an action, averaged over ``in_turn`` calls [s]; ranks start together."""
     import torch.distributed as dist
 
     taken = []
@@ -291,14 +294,13 @@ def times(action: Callable[[], object], nbytes: int, in_turn: int = 1) -> float:
 
 
 class Measured(Network):
-    """A machine as it was measured: what messages take, by their size and by how many there are.
+    """A measured machine: times of messages by size and by the number of concurrent messages.
 
     Args:
         n: number of ranks.
-        moves: transfers under way at once -> size -> seconds of each batch.
-        adds: size -> seconds of each batch of adding so many bytes.
-        calls: likewise of what a collective does beside its messages and sums: checks,
-            memory for what comes in.
+        moves: number of concurrent transfers -> size -> seconds of each batch.
+        adds: size -> seconds of each batch of adding as many bytes.
+        calls: the same for the rest of a collective: checks and allocation of buffers.
     """
 
     def __init__(
@@ -318,7 +320,7 @@ class Measured(Network):
 
     @classmethod
     def of(cls, results: Sequence[Samples]) -> Measured:
-        """From what :func:`probe` found on each rank: the mean of the ranks counts."""
+        """From the samples of each rank, averaged over the ranks."""
         n = len(results)
         if n < 2:
             raise ValueError("calibrate needs at least 2 ranks: one rank has no partner to send to")
@@ -346,13 +348,13 @@ class Measured(Network):
         return "the ranks that were measured"
 
     def fit(self, count: int = 1) -> Fit:
-        """The line through the times of so many transfers at once, with its confidence."""
+        """The fit for a number of concurrent transfers, with confidence intervals."""
         if count not in self.fits:
             raise ValueError(f"{count} at once was not measured: ask for one of {list(self.fits)}")
         return self.fits[count]
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """See :meth:`Network.seconds`: between the sizes and the numbers that were measured."""
+        """See :meth:`Network.seconds`; interpolated between measured sizes and numbers."""
         size = np.asarray(nbytes, float)
         counts = np.array(list(self.moves), float)
         share = np.interp(size.size, counts, np.arange(len(counts)))

@@ -1,9 +1,9 @@
 """Costs of all-reduce, as in the papers: closed forms over alpha, beta and gamma. Pure.
 
-n ranks, K bytes; a message of m bytes takes t(m) = alpha + m·beta, and adding m bytes to one's own
-m·gamma. All functions take arrays for ``n`` and ``nbytes`` and broadcast them. Each form is what
-:func:`~distkit_simulation.simulator.finish_times` finds on a flat network when K divides by n,
-for every n; only the double tree's is an upper bound, up to four times as much. Tests hold that.
+n ranks, K bytes; a message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
+m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each form equals
+:func:`~distkit_simulation.simulator.finish_times` on a flat network, except the double tree's,
+which is an upper bound of up to four times as much. Tests verify this.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 
 from distkit.algorithms.rounds import Hosts
 from distkit.algorithms.schedules import columns
-from distkit_simulation.network import Link, a_link, plain
+from distkit_simulation.network import Link, check_link, plain
 
-Numbers = Any  # one, or an array of them
+Numbers = Any  # a number or an array
 Form = Callable[..., Any]
 
 
 def _form(formula: Form) -> Form:
-    """Checks ``n``, ``nbytes`` and the link; inside, numbers are arrays of floats."""
+    """Check ``n``, ``nbytes`` and the link, and convert numbers to arrays of floats."""
 
     @functools.wraps(formula)
     def form(n: Numbers, nbytes: Numbers, link: Link, **options: Any) -> Numbers:
-        a_link(link)
+        check_link(link)
         ranks, size = _at_least(1, ranks=n), _at_least(0, bytes=nbytes)
         return plain(formula(ranks, size, link, **options))
 
@@ -36,7 +36,7 @@ def _form(formula: Form) -> Form:
 
 
 def _at_least(least: float, **given: Numbers) -> Numbers:
-    """An array of floats, none of them too small."""
+    """Convert to an array of floats, and check its minimum."""
     ((name, numbers),) = given.items()
     array = np.asarray(numbers, float)
     if not np.all(array >= least):
@@ -56,7 +56,7 @@ def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 @_form
 def reduce_broadcast(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """2(n-1) t(K) + (n-1) K·gamma: everybody to rank 0 in turn, and back.
+    """2(n-1) t(K) + (n-1) K·gamma: all ranks send to rank 0 in turn, and back.
 
     TensorFlow's ``ReductionToOneDevice``.
     """
@@ -65,7 +65,7 @@ def reduce_broadcast(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 @_form
 def flat(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """(n-1) (t(K) + K·gamma): everybody sends everything to everybody."""
+    """(n-1) (t(K) + K·gamma): every rank sends everything to every other."""
     return (n - 1) * (link.seconds(nbytes) + nbytes * link.gamma)
 
 
@@ -80,7 +80,7 @@ def tree(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 @_form
 def recursive_doubling(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """⌊lg n⌋ (t(K) + K·gamma), and t(K) twice more with K·gamma when n is no power of two.
+    """⌊lg n⌋ (t(K) + K·gamma), plus 2t(K) + K·gamma if n is no power of two.
 
     Thakur, Rabenseifner & Gropp, 2005.
     """
@@ -89,7 +89,7 @@ def recursive_doubling(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 @_form
 def halving_doubling(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """2 lg n·alpha + 2(n-1)/n K·beta + (n-1)/n K·gamma; folded as the doubling when no power.
+    """2 lg n·alpha + 2(n-1)/n K·beta + (n-1)/n K·gamma; folded like doubling if n is no power.
 
     Rabenseifner, 2004; in Gloo and in Goyal et al., 2017.
     """
@@ -106,7 +106,7 @@ def halving_doubling(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 @_form
 def pipelined_ring(n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 2) -> Numbers:
-    """2(n-1) S·t(K/nS): segments are added up while the next ones travel, if that is as quick.
+    """2(n-1) S·t(K/nS): segments are summed during the next transfer, if sums are as fast.
 
     With one segment it is the ring. Patarasuk & Yuan, 2009; Gloo's ``ring_chunked``.
     """
@@ -129,8 +129,8 @@ def hierarchical(
 ) -> Numbers:
     """(g-1) (2t'(K) + K·gamma) inside hosts of g, and the ring of the ⌈n/g⌉ leaders.
 
-    ``t'`` belongs to the link ``inside`` a host. Of ``hosts`` with unequal numbers of ranks the
-    largest counts inside. TensorFlow's ``HierarchicalCopyAllReduce``.
+    ``t'`` belongs to the link ``inside`` a host. If ``hosts`` have unequal numbers of ranks, g is
+    the largest. TensorFlow's ``HierarchicalCopyAllReduce``.
     """
     g = np.minimum(_at_least(1, devices=devices_per_host), n)
     m = np.ceil(n / g)
@@ -153,9 +153,9 @@ def torus(
     """2(g-1) t'(K/g) + 2(m-1) t(K/n) + (n-1)/n K·gamma on a grid of m rows of g.
 
     ``t'`` belongs to the link ``inside`` a row; g divides n, and is the largest such number up to
-    √n unless given. Of ``hosts`` with unequal numbers of ranks the smallest is g, and n what the
-    grid has; another one adds 2t'(K) + K·gamma for each of its ranks that a rank of the grid
-    stands for. Mikami et al. (Sony), 2018.
+    √n by default. If ``hosts`` have unequal numbers of ranks, g is the smallest and n the size of
+    the grid; each rank outside the grid adds 2t'(K) + K·gamma to the rank that represents it.
+    Mikami et al. (Sony), 2018.
     """
     if hosts is None:
         g, more = _columns(n.astype(int), devices_per_host).astype(float), 0.0
@@ -175,8 +175,8 @@ def double_tree(n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 
     """(S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma) at most.
 
     An upper bound up to eight segments: no rank has more than four messages and two sums in a
-    round, and most have fewer. With many more, ranks that are at different rounds keep each other
-    waiting, for up to half as long again. Sanders, Speck & Träff, 2009.
+    round. With many more, ranks in different rounds wait for each other, for up to half as long
+    again. Sanders, Speck & Träff, 2009.
     """
     s = _at_least(1, segments=segments)
     each = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma
@@ -185,10 +185,10 @@ def double_tree(n: Numbers, nbytes: Numbers, link: Link, *, segments: Numbers = 
 
 @_form
 def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma): no all-reduce on such links is quicker.
+    """max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma): no all-reduce on such links is faster.
 
-    Sums may hide behind messages, so that the larger counts. Of a link with several protocols
-    the smallest alpha and beta count. Chan et al., 2007.
+    Sums may overlap with messages: the larger counts. Of a link with several protocols the
+    smallest alpha and beta count. Chan et al., 2007.
 
     >>> lower_bound(4, 4000, Link(alpha=1e-6, beta=1e-9))
     8e-06
@@ -224,11 +224,11 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
         algorithm: a name in :data:`ALL_REDUCES`.
         n: number of ranks.
         nbytes: size of the tensor [bytes].
-        link: between any two ranks.
-        options: of that algorithm's form.
+        link: the link between any two ranks.
+        options: options of the algorithm's form.
 
     Raises:
-        ValueError: there is no such algorithm, no rank, or a negative size.
+        ValueError: the algorithm is unknown, there is no rank, or the size is negative.
 
     Example:
         >>> all_reduce("ring", [2, 4], 4000, Link(alpha=1e-6, beta=1e-9))
@@ -261,14 +261,14 @@ def crossovers(
     largest: float = 1e10,
     among: Iterable[str] | None = None,
 ) -> list[tuple[float, str]]:
-    """The quickest algorithm from each size on: ``(nbytes, name)`` in ascending order.
+    """The fastest algorithm from each size on: ``(nbytes, name)`` in ascending order.
 
     Args:
         n: number of ranks.
-        link: between any two ranks.
-        smallest: where to begin [bytes].
-        largest: where to end [bytes].
-        among: names of :data:`ALL_REDUCES`, all when None.
+        link: the link between any two ranks.
+        smallest: the first size [bytes].
+        largest: the last size [bytes].
+        among: names of :data:`ALL_REDUCES`; None for all.
 
     Example:
         >>> crossovers(8, Link(1e-6, 1e-9), among=["tree", "ring"])
@@ -287,7 +287,7 @@ def crossovers(
 
 
 def _folded(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """Ranks beyond a power of two give all they have to another first, and get the sum last."""
+    """Ranks beyond a power of two first send everything to a partner, and last receive the sum."""
     return (n != np.exp2(_floor_lg(n))) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
 
 
@@ -295,7 +295,7 @@ _each_columns = np.vectorize(columns, otypes=[int], excluded=[1])
 
 
 def _columns(n: Numbers, devices_per_host: int | None) -> Numbers:
-    """:func:`columns` of each; of many numbers by a sieve, since most divisors are no news."""
+    """:func:`columns` of each number; of many numbers by a sieve."""
     if devices_per_host is not None or n.size < 1000 or n.max() > 10_000_000:
         return _each_columns(n, devices_per_host)
     most = int(n.max())
@@ -317,12 +317,12 @@ def _ceil_lg(n: Numbers) -> Numbers:
 
 
 def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
-    """The time that overlap with backward cannot hide: max(sync/b, sync - backward (1 - 1/b)).
+    """Communication not hidden by backward: max(sync/b, sync - backward (1 - 1/b)).
 
     Args:
-        sync: seconds of all buckets' all-reduces together.
-        backward: seconds.
-        buckets: b equal ones, each reduced while the next is computed.
+        sync: total seconds of all buckets' all-reduces.
+        backward: seconds of backward.
+        buckets: number b of equal buckets, each reduced while the next is computed.
 
     Source:
         Li et al., "PyTorch distributed", VLDB 2020.
@@ -337,7 +337,7 @@ def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
 
 
 def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
-    """n·compute/(compute + sync): how many times the samples per second of one rank.
+    """n·compute/(compute + sync): samples per second relative to one rank.
 
     >>> speedup(4, compute=3.0, sync=1.0)
     3.0
@@ -349,7 +349,7 @@ def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
 def break_even(compute: Numbers, sync: Numbers) -> Numbers:
     """Training with n ranks pays when n > 1 + sync/compute.
 
-    It takes ``sync`` for a constant: true for a ring's bandwidth, false for its latency.
+    ``sync`` is taken as constant: true for a ring's bandwidth, false for its latency.
 
     >>> break_even(compute=1.0, sync=2.5)
     3.5
@@ -363,10 +363,10 @@ def epoch(
     """N/(R·B)·(Tcomp + Tsync): the seconds of an epoch.
 
     Args:
-        samples: N, those of the whole data set.
+        samples: N, the size of the data set.
         batch: B, samples per rank and step.
-        n: R ranks.
-        compute: Tcomp of one batch, with R ranks at work [s].
+        n: R, number of ranks.
+        compute: Tcomp of a batch while R ranks compute [s].
         sync: Tsync [s]; 0 for one rank.
 
     Example:
@@ -395,14 +395,14 @@ def parameter_server(
 ) -> Numbers:
     """Pull and push of all workers: 2 t(max(K, W·max(K/S, largest))).
 
-    The busier of a worker, which moves K bytes, and a server, which moves a share for each worker.
+    The maximum of a worker, which moves K bytes, and a server, which moves a share per worker.
 
     Args:
         workers: W.
-        servers: S, on machines of their own.
-        nbytes: K, of all parameters.
-        link: of each machine.
-        largest: bytes of the largest array, if arrays are not split: no server has less to do.
+        servers: S, each on a separate machine.
+        nbytes: K, the size of all parameters [bytes].
+        link: the link of each machine.
+        largest: size of the largest array, if arrays are not split [bytes].
 
     Source:
         Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
@@ -411,7 +411,7 @@ def parameter_server(
         >>> parameter_server(8, 4, 1000, Link(0, 1))
         4000.0
     """
-    a_link(link)
+    check_link(link)
     size = _at_least(0, bytes=nbytes)
     share = np.maximum(size / _at_least(1, servers=servers), largest)
     return plain(2 * link.seconds(np.maximum(size, _at_least(1, workers=workers) * share)))

@@ -1,7 +1,7 @@
-"""The network between the ranks: durations of messages that start at the same time. Pure.
+"""Networks of ranks: durations of messages that start at the same time. Pure.
 
-A network answers one question, for many transfers at once. What two transfers of a round share
-(a host's network card, a switch's uplink, a torus's cable) they share fairly.
+A network computes the durations of many transfers at once. Transfers of a round share a host's
+network card, a switch's uplink or a torus's cable fairly.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from distkit.algorithms.rounds import Ints
 
 Floats = NDArray[np.float64]
 
-#: A beta above this [s/byte] is a bandwidth that was not inverted.
+#: A beta above this [s/byte] is taken for a bandwidth, by mistake not inverted.
 SLOWEST = 1.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """One way between two ranks: m bytes take alpha + beta·m seconds.
+    """A link between two ranks, on which m bytes take alpha + beta·m seconds.
 
     Args:
         alpha: latency [s].
         beta: seconds per byte, the inverse of the bandwidth.
-        gamma: seconds per byte that the receiver takes to add what came to its own.
+        gamma: seconds per byte that the receiver takes to add received values to its own.
         switches: the transport's other protocols, as ``(nbytes, alpha, beta)``: larger messages
             than ``nbytes`` take these.
 
     Raises:
-        ValueError: something is negative or not finite, or a beta is a bandwidth.
+        ValueError: a number is negative or not finite, or a beta is a bandwidth.
 
     Source:
         Hockney, "The communication challenge for MPP", 1994.
@@ -89,11 +89,11 @@ class Link:
         return plain(np.r_[self.alpha, alphas][at] + np.r_[self.beta, betas][at] * size)
 
 
-def a_link(given: object) -> None:
-    """See that this is a link.
+def check_link(given: object) -> None:
+    """Check that this is a link.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not.
     """
     if not isinstance(given, Link):
         remedy = (
@@ -106,11 +106,11 @@ def a_link(given: object) -> None:
         )
 
 
-def a_network(given: object, n: int) -> None:
-    """See that this is a network of ``n`` ranks.
+def check_network(given: object, n: int) -> None:
+    """Check that this is a network of ``n`` ranks.
 
     Raises:
-        TypeError: it is no network.
+        TypeError: it is not a network.
         ValueError: it has another number of ranks.
     """
     if not isinstance(given, Network):
@@ -123,19 +123,19 @@ def a_network(given: object, n: int) -> None:
 
 
 def plain(numbers: ArrayLike) -> Any:
-    """An array as it is, an array of one number without dimensions as that number."""
+    """An array, or the number of an array without dimensions."""
     array = np.asarray(numbers)
     return array if array.ndim else array.item()
 
 
 class Network:
-    """Ranks that reach each other over equal links, all of them at once: a perfect switch.
+    """Ranks connected by equal links through a perfect switch.
 
-    A rank sends one message and receives one at a time. Other networks: :meth:`hosts`,
-    :meth:`tree`, :meth:`torus`; and :func:`distkit_simulation.calibrate` measures one.
+    A rank sends one message and receives one at a time. Other networks are :meth:`hosts`,
+    :meth:`tree` and :meth:`torus`; :func:`distkit_simulation.calibrate` measures one.
 
     Args:
-        link: between any two ranks.
+        link: the link between any two ranks.
 
     Example:
         >>> Network(Link(1e-6, 1e-9)).seconds([0, 1], [1, 0], [1000, 2000])
@@ -162,54 +162,54 @@ class Network:
         *,
         nics: int = 1,
     ) -> Hosts:
-        """Hosts of several devices each, with quick links inside and slower ones between.
+        """Hosts of several devices each, with fast links inside and slower ones between.
 
         Args:
             hosts: number of hosts.
-            devices: ranks on each, one number for all or one each; they are counted host by host.
-            inside: from device to device of one host.
-            between: of one network card; both directions at once.
+            devices: ranks on each host, one number or one each; ranks are numbered host by host.
+            inside: the link between devices of a host.
+            between: the link of a network card, in each direction.
             nics: network cards of a host; device d uses card d mod nics.
         """
         return Hosts(hosts, devices, inside, between, nics)
 
     @staticmethod
     def tree(racks: int, hosts: int, link: Link, *, oversubscription: float = 1.0) -> Tree:
-        """Racks whose uplinks carry less than their hosts could send.
+        """Racks with oversubscribed uplinks.
 
         Args:
             racks: number of racks.
             hosts: ranks in each; rank = rack · hosts + host.
-            link: of each rank to its rack's switch.
-            oversubscription: the hosts' bandwidth together over that of the uplink.
+            link: the link of each rank to its rack's switch.
+            oversubscription: total bandwidth of a rack's hosts over that of its uplink.
         """
         return Tree(racks, hosts, link, oversubscription)
 
     @staticmethod
     def torus(shape: Sequence[int], link: Link) -> Torus:
-        """A grid whose rows close to rings: messages go dimension by dimension, the short way.
+        """A grid whose rows are rings: messages go dimension by dimension, the shorter way.
 
         Args:
             shape: ranks along each dimension; the last one varies fastest.
-            link: of one hop, each direction its own; ``alpha`` counts for every hop.
+            link: the link of a hop, in each direction; ``alpha`` counts for every hop.
         """
         return Torus(tuple(shape), link)
 
     @property
     def ranks(self) -> int | None:
-        """The number of its ranks, None when any number fits."""
+        """The number of ranks, or None if any number fits."""
         return None
 
     @property
     def shown(self) -> str:
-        """Its ranks in words, as a plural."""
+        """A description of the ranks, in plural."""
         return "its places"
 
     def check(self, n: int) -> None:
-        """See that ``n`` ranks are what this network has.
+        """Check that the network has ``n`` ranks.
 
         Raises:
-            ValueError: they are not.
+            ValueError: it has not.
         """
         if n < 1:
             raise ValueError(f"{n} ranks: at least 1 is needed")
@@ -220,7 +220,7 @@ class Network:
             )
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """Seconds of each of some transfers that set out together.
+        """Seconds of transfers that start together.
 
         Args:
             src: sending ranks, shape (m,).
@@ -231,11 +231,11 @@ class Network:
         return took
 
     def calling(self, nbytes: int) -> float:
-        """Seconds that a collective of so many bytes takes beside its messages and sums."""
+        """Seconds that a collective takes besides its messages and sums."""
         return 0.0
 
     def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """Seconds that ranks take to add so many bytes to their own, shape (m,)."""
+        """Seconds that ranks take to add received bytes to their own, shape (m,)."""
         return self.link.gamma * np.asarray(nbytes, float)
 
 
@@ -261,7 +261,7 @@ class Hosts(Network):
 
     @property
     def ranks(self) -> int:
-        """Those of all hosts."""
+        """The number of ranks on all hosts."""
         return sum(self._sizes())
 
     @property
@@ -356,7 +356,7 @@ class Torus(Network):
         return _loaded(self.link, size, queued) + (np.maximum(hops, 1) - 1) * self.link.alpha
 
     def _route(self, src: Ints, dst: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Hop by hop: which transfers make one, and over which cable (a number)."""
+        """The transfers of each hop, and the numbers of their cables."""
         at, to = (np.array(np.unravel_index(r, self.shape)) for r in (src, dst))
         for d, size in enumerate(self.shape):
             way = (to[d] - at[d]) % size
@@ -370,10 +370,9 @@ class Torus(Network):
 
 
 def shared(resource: Ints, nbytes: Floats) -> Floats:
-    """The bytes a resource has carried when each transfer is done, all starting at once.
+    """The bytes that a resource has carried at the end of each transfer, if all start at once.
 
-    Processor sharing: among transfers of sizes m_j the i-th is done when Σ_j min(m_i, m_j) bytes
-    have gone through.
+    Under processor sharing of transfers of sizes m_j, the i-th ends after Σ_j min(m_i, m_j) bytes.
 
     >>> shared(np.array([7, 7, 3]), np.array([10.0, 4.0, 5.0]))
     array([14.,  8.,  5.])
@@ -385,14 +384,14 @@ def shared(resource: Ints, nbytes: Floats) -> Floats:
     m = nbytes[order]
     before = np.cumsum(m) - m
     smaller = before - before[first][index]  # bytes of the smaller ones on the same resource
-    larger = counts[index] - (np.arange(len(m)) - first[index])  # and of those, itself among them
+    larger = counts[index] - (np.arange(len(m)) - first[index])  # including itself
     done = np.empty(len(m))
     done[order] = smaller + larger * m
     return done
 
 
 def _loaded(link: Link, nbytes: Floats, queued: Floats) -> Floats:
-    """Seconds of a message whose link is done with it after ``queued`` bytes."""
+    """Seconds of a message that ends after ``queued`` bytes on its link."""
     alone: Floats = link.seconds(nbytes)
     alpha: Floats = link.seconds(np.zeros(1))
     beta = np.where(nbytes > 0, (alone - alpha) / np.maximum(nbytes, 1e-300), 0.0)

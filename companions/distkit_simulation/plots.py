@@ -1,4 +1,4 @@
-"""Pictures of the cost model: what was predicted, what was measured, and what nobody can beat."""
+"""Plots of the cost model: predictions, measurements, and the lower bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Predictions are drawn at so many sizes.
+#: The number of sizes at which predictions are drawn.
 POINTS = 60
 
 
@@ -34,15 +34,15 @@ def compare(
 ) -> Figure:
     """Time against size for each algorithm, on logarithmic axes, with the lower bound.
 
-    A notebook shows a bar while it is computed.
+    Shows a progress bar in notebooks.
 
     Args:
         n: number of ranks.
-        network: what connects them; lines are simulated on it.
-        algorithms: names; those that were measured, or all, when None.
+        network: the network on which lines are simulated.
+        algorithms: names; None for those measured, or all.
         measured: algorithm -> bytes -> seconds, drawn as dots.
-        smallest: where the axis begins [bytes].
-        largest: where it ends [bytes].
+        smallest: the first size [bytes].
+        largest: the last size [bytes].
 
     Returns:
         A figure of matplotlib; the fastest algorithm of each range of sizes is on top.
@@ -66,8 +66,8 @@ def compare(
         )
         dots = (measured or {}).get(name, {})
         axes.loglog(list(dots), list(dots.values()), "o", color=color, markeredgecolor="white")
-    quickest = getattr(network, "inside", network.link)  # between two ranks
-    least = cost.lower_bound(n, sizes, quickest)
+    fastest = getattr(network, "inside", network.link)  # between two ranks
+    least = cost.lower_bound(n, sizes, fastest)
     axes.loglog(sizes, least, ":", color=GRAY, label="lower bound")
     _mark_crossovers(axes, sizes, times)
     _name_axes(axes, n, bool(measured))
@@ -75,7 +75,7 @@ def compare(
 
 
 def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]]) -> None:
-    """Above the frame the colour of the fastest algorithm, and a line where another one begins."""
+    """Mark the fastest algorithm above the frame, and the sizes where it changes."""
     best = np.argmin(np.array(list(times.values())), axis=0)
     starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
     for start, end in zip(starts, [*starts[1:], -1], strict=True):

@@ -1,11 +1,11 @@
-"""Plays a schedule on a network, and writes the trace that real ranks would have left. Pure.
+"""Simulates a schedule on a network, and writes the trace that real ranks would record. Pure.
 
-All transfers of a round are computed at once, so that a ring of thousands of ranks takes
-seconds. A transfer begins when both ends are there, as gloo's and MPI's large messages do. A rank
-sends one message and receives one at a time, and comes to the next round when its part of this one
-is over. What came is added up beside the next transfers, unless they move the same chunks.
+All transfers of a round are computed at once: a ring of thousands of ranks takes seconds. A
+transfer begins when both ends are ready, like large messages of gloo and MPI. A rank sends one
+message and receives one at a time, and enters the next round when its part of this one is complete.
+Received data are reduced during the next transfers, unless these move the same chunks.
 
-:class:`Stragglers` are late, slow or gone; every draw comes from a generator that is handed in.
+:class:`Stragglers` are late, slow or fail; every random draw comes from a seeded generator.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from distkit.events import Event, Op, State
 from distkit.trace.info import RankEnd, RankInfo, RunInfo
 from distkit.trace.trace import Trace
 from distkit.views.scene.units import human_seconds
-from distkit_simulation.network import Floats, Network, a_network
+from distkit_simulation.network import Floats, Network, check_network
 
-#: Draws an array of a shape, in seconds: ``delay(rng, shape)``.
+#: Draws an array of delays [s]: ``delay(rng, shape)``.
 Delay = Callable[[Generator, tuple[int, ...]], Floats]
 
 
@@ -44,7 +44,7 @@ def exponential(mean: float) -> Delay:
 
 
 def lognormal(median: float, sigma: float) -> Delay:
-    """Delays around ``median`` seconds with a long tail, as step times have.
+    """Delays around ``median`` seconds with a long tail, like step times.
 
     >>> lognormal(2.0, 0.0)(np.random.default_rng(0), (2,))
     array([2., 2.])
@@ -55,7 +55,7 @@ def lognormal(median: float, sigma: float) -> Delay:
 
 
 def constant(seconds: float) -> Delay:
-    """Always the same delay."""
+    """A constant delay."""
     _seconds("delay", seconds)
     return lambda rng, shape: np.full(shape, float(seconds))
 
@@ -65,10 +65,10 @@ class Stragglers:
     """Faults of the ranks.
 
     Args:
-        slow: rank -> factor; all that the rank does or takes part in lasts so many times longer.
-            Persistent slow ranks are what clusters really have.
-        jitter: delay of every transfer, drawn anew for each; see :func:`exponential`.
-        fails: rank -> when it dies [s]. Whoever needs it afterwards waits for ever.
+        slow: rank -> factor by which everything the rank takes part in lasts longer. Slow ranks
+            of real clusters are persistent.
+        jitter: random delay of each transfer; see :func:`exponential`.
+        fails: rank -> the time of its failure [s]. Ranks that need it afterwards wait forever.
 
     Source:
         Persistence: Lin et al., "Understanding stragglers in large model training", 2025.
@@ -94,7 +94,7 @@ class Stragglers:
         return self._by_rank(self.slow, n, 1.0)
 
     def deaths(self, n: int) -> Floats:
-        """The time at which each of ``n`` ranks dies [s], infinity for those that live."""
+        """The time at which each of ``n`` ranks fails [s]; infinity if it does not."""
         return self._by_rank(self.fails, n, math.inf)
 
     @staticmethod
@@ -114,17 +114,18 @@ def _seconds(name: str, value: float) -> None:
 
 Schedule = str | Algorithm | Callable[..., Iterable[Round]]
 
-#: A trace with more events than this is no trace for people to look at.
+#: The largest trace that :func:`simulate` writes: views of more events are unreadable.
 MOST_EVENTS = 2_000_000
 
-_DTYPES = {1: "uint8", 2: "float16", 4: "float32", 8: "float64"}
+#: Bytes of an element: simulated tensors are of float32.
+ITEMSIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Some transfers of one round and their times [s], infinity for never; arrays of shape (m,).
+    """Transfers of one round and their times [s], infinity for never; arrays of shape (m,).
 
-    ``sent`` and ``asked`` are when sender and receiver called, ``end`` when both were through.
+    ``sent`` and ``asked`` are the times of the calls of sender and receiver, ``end`` of completion.
     """
 
     src: Ints
@@ -136,39 +137,39 @@ class Transfers:
 
 
 class Player:
-    """Ranks, their clocks, and what happens to both in a round.
+    """Advances the clocks of ranks round by round.
 
     Args:
         n: number of ranks.
-        network: what connects them.
-        stragglers: what is wrong with them.
-        seed: of the jitter.
+        network: the network of the ranks.
+        stragglers: their faults.
+        seed: the seed of the jitter.
     """
 
     def __init__(
         self, n: int, network: Network, *, stragglers: Stragglers | None = None, seed: int = 0
     ) -> None:
-        a_network(network, n)
+        check_network(network, n)
         self.n, self.network = n, network
-        wrong = stragglers or Stragglers()
-        self._factors = wrong.factors(n) if wrong.slow else None
-        self.deaths = wrong.deaths(n) if wrong.fails else None
-        self._jitter, self._rng = wrong.jitter, np.random.default_rng(seed)
-        self._clock, self._adding = np.zeros(n), np.zeros(n)  # its messages and its sums are done
+        faults = stragglers or Stragglers()
+        self._factors = faults.factors(n) if faults.slow else None
+        self.deaths = faults.deaths(n) if faults.fails else None
+        self._jitter, self._rng = faults.jitter, np.random.default_rng(seed)
+        self._clock, self._adding = np.zeros(n), np.zeros(n)  # ends of messages, of sums
 
     def begin(self, start: ArrayLike, nbytes: int) -> None:
-        """A new collective, which each rank calls at ``start`` or when it is through the last."""
+        """Begin a collective, which each rank calls at ``start`` or after its last one."""
         begin = np.broadcast_to(np.asarray(start, float), (self.n,))
         self._clock = np.maximum(self.finish, begin) + self.network.calling(nbytes)
-        self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # what it adds up
+        self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # chunks being summed
 
     @property
     def finish(self) -> Floats:
-        """The time when each rank has finished all that was played [s]."""
+        """The time when each rank has finished all its rounds [s]."""
         return np.maximum(self._clock, self._adding)
 
     def play(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
-        """Play rounds whose chunks have these sizes [bytes]; the clocks move along."""
+        """Simulate rounds with chunks of these sizes [bytes], and advance the clocks."""
         edges = np.r_[0, np.cumsum(sizes)]
         for t in rounds:
             last = t.chunk + t.count
@@ -187,7 +188,7 @@ class Player:
             self._clock = np.maximum(out, into)
 
     def _free(self, port: Floats, rank: Ints, first: Ints, last: Ints) -> Floats:
-        """The times when ranks can move these chunks: not while they add to them."""
+        """The times when ranks can move these chunks, after pending sums."""
         at = port[rank]
         if self.network.link.gamma:
             busy = (self._low[rank] < last) & (first < self._high[rank])
@@ -195,7 +196,7 @@ class Player:
         return at
 
     def _end(self, src: Ints, dst: Ints, nbytes: Ints, begin: Floats) -> Floats:
-        """The ends of transfers, infinity if one of the two ranks dies before."""
+        """The ends of transfers; infinity if one of the two ranks fails before."""
         took = self.network.seconds(src, dst, nbytes)
         if self._factors is not None:
             took = took * np.maximum(self._factors[src], self._factors[dst])
@@ -207,7 +208,7 @@ class Player:
         return np.where(end <= np.minimum(self.deaths[src], self.deaths[dst]), end, math.inf)
 
     def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
-        """Have ranks add what came; when they can take the next: one may wait beside it."""
+        """Sum received data; return when ranks can receive again: one message is buffered."""
         if not self.network.link.gamma:
             return end
         free = np.where(nbytes > 0, np.maximum(end, self._adding[rank]), end)
@@ -221,10 +222,10 @@ class Player:
 
 
 def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
-    """Split transfers so that in each part a rank sends one at most and receives one at most.
+    """Split transfers into parts in which a rank sends and receives at most one message.
 
-    Ranks with most to do come first, and begin with the neighbour nearest to their right, so
-    that an exchange of all with all needs no more parts than partners.
+    Ranks with the most transfers come first and begin with their nearest right neighbour: an
+    all-to-all exchange needs no more parts than partners.
 
     >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
     [[0, 2], [1]]
@@ -242,7 +243,7 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
 
 
 def _matching(left: Ints, src: Ints, dst: Ints, n: int) -> Ints:
-    """Transfers that can go at once, the first ones first; no other could join them."""
+    """A maximal set of transfers that can run at once, preferring the first ones."""
     sends, takes = np.zeros(n, bool), np.zeros(n, bool)
     found = []
     while left.size:
@@ -260,21 +261,20 @@ def _once(ranks: Ints, n: int) -> bool:
 
 
 def plan(
-    schedule: Schedule, n: int, nbytes: int, itemsize: int, chunks: int | None, **options: Any
+    schedule: Schedule, n: int, nbytes: int, chunks: int | None = None, **options: Any
 ) -> tuple[str, Iterable[Round], Ints]:
     """The name of a schedule, its rounds, and the sizes of its chunks [bytes].
 
     Raises:
-        ValueError: there is no such algorithm, no rank, or the bytes are no whole elements.
+        ValueError: the algorithm is unknown, there is no rank, or the bytes are not whole
+            elements.
     """
     if n < 1:
         raise ValueError(f"{n} ranks: at least 1 is needed")
-    if itemsize not in _DTYPES:
-        raise ValueError(f"elements of {itemsize} bytes: give one of {sorted(_DTYPES)}")
     if nbytes < 0:
         raise ValueError(f"{nbytes} bytes: nbytes must not be negative")
-    if nbytes % itemsize:
-        raise ValueError(f"{nbytes} bytes are not whole elements of {itemsize}: give a multiple")
+    if nbytes % ITEMSIZE:
+        raise ValueError(f"{nbytes} bytes are not whole elements of {ITEMSIZE}: give a multiple")
     if isinstance(schedule, str):
         schedule = algorithm(schedule)
     if isinstance(schedule, Algorithm):
@@ -284,14 +284,14 @@ def plan(
     else:
         name, make = getattr(schedule, "__name__", "schedule"), schedule
     rounds: Iterable[Round] = make(n, **options)
-    return name, rounds, chunk_sizes(nbytes // itemsize, n if chunks is None else chunks) * itemsize
+    return name, rounds, chunk_sizes(nbytes // ITEMSIZE, n if chunks is None else chunks) * ITEMSIZE
 
 
 def algorithm(name: str) -> Algorithm:
     """The algorithm of this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the algorithm is unknown.
     """
     known = {**COLLECTIVES, **ALL_REDUCES}
     if name not in known:
@@ -307,12 +307,11 @@ def finish_times(
     *,
     start: ArrayLike = 0.0,
     stragglers: Stragglers | None = None,
-    itemsize: int = 4,
     chunks: int | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Floats:
-    """The end of each rank [s], shape (n,): :func:`simulate` without its trace, for many ranks.
+    """Simulate without a trace, for many ranks: the end of each rank [s], shape (n,).
 
     >>> from distkit_simulation.network import Link
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
@@ -320,7 +319,7 @@ def finish_times(
     """
     player = Player(n, network, stragglers=stragglers, seed=seed)
     player.begin(start, nbytes)
-    _, rounds, sizes = plan(schedule, n, nbytes, itemsize, chunks, **options)
+    _, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
     for _ in player.play(rounds, sizes):
         pass
     return player.finish
@@ -334,25 +333,23 @@ def simulate(
     *,
     start: ArrayLike = 0.0,
     stragglers: Stragglers | None = None,
-    itemsize: int = 4,
     chunks: int | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Trace:
-    """Simulate a schedule on a network: the trace that ``n`` real ranks would produce.
+    """Simulate a schedule on a network, and return the trace that ``n`` real ranks would record.
 
     Args:
-        schedule: the name of an algorithm, an entry of the catalogue, or a function of the
-            number of ranks that gives rounds.
+        schedule: the name of an algorithm, an entry of the catalogue, or a function from the
+            number of ranks to rounds.
         n: number of ranks.
-        nbytes: size of the tensor [bytes].
-        network: what connects the ranks.
-        start: when each rank calls [s], one for all or shape (n,).
+        nbytes: size of the tensor of floats [bytes]; an element is never cut.
+        network: the network of the ranks.
+        start: the time of each rank's call [s], one number or shape (n,).
         stragglers: slow ranks, jitter, failures.
-        itemsize: bytes of an element, which is never cut.
         chunks: number of chunks of the tensor, if the schedule does not define it.
-        seed: of the jitter; the same seed gives the same trace.
-        options: of the schedule, such as ``devices=`` of the hierarchical one.
+        seed: the seed of the jitter; equal seeds give equal traces.
+        options: options of the schedule, such as ``devices_per_host``.
 
     Raises:
         TypeError: ``network`` is not a network.
@@ -366,34 +363,34 @@ def simulate(
     """
     player = Player(n, network, stragglers=stragglers, seed=seed)
     player.begin(start, nbytes)
-    _check_events(plan(schedule, n, nbytes, itemsize, chunks, **options)[1])
-    name, rounds, sizes = plan(schedule, n, nbytes, itemsize, chunks, **options)
-    writer = Writer(n, player.deaths, itemsize)
+    _check_events(plan(schedule, n, nbytes, chunks, **options)[1])
+    name, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
+    writer = Writer(n, player.deaths)
     for moved in player.play(rounds, sizes):
         writer.transfers(moved)
     return writer.trace(name)
 
 
 def _check_events(rounds: Iterable[Round]) -> None:
-    """Two ends of each transfer, two events of each."""
+    """Refuse traces that are too large: a transfer has two ends with two events each."""
     if (events := 4 * sum(len(t.src) for t in rounds)) > MOST_EVENTS:
         raise ValueError(
-            f"{events:,} events are more than {MOST_EVENTS:,}: simulate fewer ranks, or take "
-            "finish_times(), which makes none"
+            f"{events:,} events are more than {MOST_EVENTS:,}: simulate fewer ranks, or use "
+            "finish_times(), which records none"
         )
 
 
 class Writer:
-    """Turns transfers and computations into events, numbered as a recorder would."""
+    """Writes transfers and computations as events, numbered like a recorder's."""
 
-    def __init__(self, n: int, deaths: Floats | None = None, itemsize: int = 4) -> None:
-        self.n, self._itemsize = n, itemsize
+    def __init__(self, n: int, deaths: Floats | None = None) -> None:
+        self.n = n
         self._deaths = np.full(n, math.inf) if deaths is None else deaths
         self._seq = np.zeros(n, int)
         self.events: list[Event] = []
 
     def transfers(self, moved: Transfers) -> None:
-        """The sends and the receives of one round."""
+        """Write the sends and receives of one round."""
         send = self._seq[moved.src]
         self._seq[moved.src] += 1
         recv = self._seq[moved.dst]
@@ -415,26 +412,26 @@ class Writer:
             self._put(dst, r, Op.RECV, asked, end, self.message(src, nbytes))
 
     def operation(self, op: Op, rank: int, begin: float, end: float, **fields: Any) -> None:
-        """One operation of one rank, of any kind."""
+        """Write an operation of one rank."""
         seq = int(self._seq[rank])
         self._seq[rank] += 1
         self._put(rank, seq, op, begin, end, fields)
 
     def message(self, peer: int, nbytes: int) -> dict[str, Any]:
-        """The fields of a send's or a receive's events."""
+        """The fields of the events of a send or receive."""
         return {
             "peer": peer,
             "nbytes": nbytes,
-            "shape": (nbytes // self._itemsize,),
+            "shape": (nbytes // ITEMSIZE,),
             "tag": 0,
-            "dtype": _DTYPES[self._itemsize],
+            "dtype": "float32",
         }
 
     def _put(
         self, rank: int, seq: int, op: Op, begin: float, end: float, fields: dict[str, Any]
     ) -> None:
-        """Events as far as the rank lives."""
-        if begin < self._deaths[rank]:  # infinity is not: it never came so far
+        """Write the events up to the rank's failure."""
+        if begin < self._deaths[rank]:  # infinity: never reached
             self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
             if end < math.inf and end <= self._deaths[rank]:
                 self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))

@@ -1,6 +1,6 @@
-"""Plays whole training steps: data parallel with overlapping buckets, and pipelines. Pure.
+"""Simulates training steps: data parallel with overlapping buckets, and pipelines. Pure.
 
-The parameter server is in :mod:`~distkit_simulation.serving`.
+The parameter server is in :mod:`~distkit_simulation.parameter_servers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from distkit.algorithms.catalogue import PIPELINES
 from distkit.algorithms.pipeline_schedules import Action, Orders, played
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit_simulation.network import Floats, Network, a_network
+from distkit_simulation.network import Floats, Network, check_network
 from distkit_simulation.simulator import Delay, Player, Schedule, Stragglers, Writer, plan
 
 
@@ -25,12 +25,12 @@ class Workload:
     Args:
         forward: seconds.
         backward: seconds.
-        buckets: bytes of the gradients, in the order in which backward makes them, its time
-            divided by their size; each is reduced as soon as it is there.
+        buckets: sizes of the gradient buckets [bytes], in the order of backward, whose time they
+            share by size; each is reduced as soon as it is ready.
         update: seconds of the optimizer's update.
 
     Raises:
-        ValueError: something is negative.
+        ValueError: a number is negative.
     """
 
     forward: float
@@ -45,7 +45,7 @@ class Workload:
 
     @classmethod
     def even(cls, compute: float, nbytes: int, buckets: int) -> Workload:
-        """A third of the time forward, two thirds backward, in equal buckets of floats.
+        """A workload with a third of the time in forward, two thirds in backward, in equal buckets.
 
         >>> Workload.even(0.3, 4000, 4).buckets
         (1000, 1000, 1000, 1000)
@@ -83,7 +83,7 @@ def steps(
     stragglers: Stragglers | None = None,
     seed: int = 0,
 ) -> Iterator[Step]:
-    """Play ``count`` steps of synchronous data-parallel training; see :func:`data_parallel`."""
+    """Simulate ``count`` steps of synchronous data-parallel training; see :func:`data_parallel`."""
     player = Player(n, network, stragglers=stragglers, seed=seed)
     rng, slow = np.random.default_rng([seed, 1]), (stragglers or Stragglers()).factors(n)
     clock = np.zeros(n)
@@ -95,7 +95,7 @@ def steps(
         reduced = []
         for nbytes, at in zip(work.buckets, ready, strict=True):
             player.begin(at, nbytes)  # or after the bucket before it
-            for _ in player.play(*plan(algorithm, n, nbytes, 4, None)[1:]):
+            for _ in player.play(*plan(algorithm, n, nbytes)[1:]):
                 pass
             reduced.append(player.finish)
         last = np.maximum(backward, reduced[-1]) if reduced else backward
@@ -115,17 +115,17 @@ def data_parallel(
     stragglers: Stragglers | None = None,
     seed: int = 0,
 ) -> Trace:
-    """The trace of synchronous data-parallel training, as DDP leaves it.
+    """Simulate synchronous data-parallel training, and return the trace that DDP would record.
 
     Args:
         n: number of ranks.
-        work: what each does in a step.
-        network: what connects them.
-        algorithm: of the all-reduce.
+        work: the work of each rank in a step.
+        network: the network of the ranks.
+        algorithm: the algorithm of the all-reduce.
         count: number of steps.
-        delay: what each rank's computation lasts longer, drawn anew for each step.
+        delay: random delay of each rank's computation in each step.
         stragglers: slow ranks, jitter of messages, failures.
-        seed: of all draws.
+        seed: the seed of all draws.
 
     Example:
         >>> from distkit_simulation.network import Link
@@ -183,7 +183,7 @@ def pipeline(
     overlap: bool = True,
     stragglers: Stragglers | None = None,
 ) -> Trace:
-    """The trace of one step of a pipeline.
+    """Simulate one step of a pipeline, and return its trace.
 
     With free messages GPipe and 1F1B take (microbatches + ranks - 1)(forward + backward);
     (ranks - 1)/(microbatches + ranks - 1) of that is the bubble.
@@ -194,29 +194,29 @@ def pipeline(
         forward: seconds of one micro-batch on one rank, all its stages together.
         backward: likewise, gradients of inputs and weights together.
         nbytes: activations between two stages, and as many gradients back [bytes].
-        network: what connects the ranks.
+        network: the network of the ranks.
         order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.
         chunks: stages on each rank, if the schedule has several.
-        weights: the part of ``backward`` that computes gradients of weights, which a zero-bubble
-            schedule does apart [s]; half of it by default.
+        weights: the part of ``backward`` that computes gradients of weights, which zero-bubble
+            schedules separate [s]; half of it by default.
         overlap: whether a rank computes while it sends.
         stragglers: slow ranks.
 
     Raises:
-        ValueError: there is no such schedule, it does not exist for these numbers, or never ends.
+        ValueError: the schedule is unknown, does not fit these numbers, or deadlocks.
 
     Example:
         >>> from distkit_simulation.network import Link
         >>> round(pipeline(4, 8, 1.0, 2.0, 0, Network(Link(0, 0))).seconds)
         33
     """
-    a_network(network, ranks)
+    check_network(network, ranks)
     orders = _orders(order, ranks, microbatches, chunks)
     weights = backward / 2 if weights is None else weights
     seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}
     stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
     clock, writer = [0.0] * ranks, Writer(ranks)
-    arrived: dict[Action, float] = {}  # when the result of an action is at the next rank
+    arrived: dict[Action, float] = {}  # time of an action's result at the next rank
     for rank, action in played(orders):
         needed, begin = action.needs(stages), clock[rank]
         if needed in arrived and needed.stage % ranks != rank:

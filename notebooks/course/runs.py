@@ -14,7 +14,7 @@ from distkit.events import Op, State
 from distkit.trace.info import ClockOffset, RankEnd, RankInfo
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Link, Network
-from distkit_simulation.serving import parameter_server
+from distkit_simulation.parameter_servers import parameter_server
 from distkit_simulation.simulator import Stragglers, Writer, simulate
 from distkit_simulation.training import Workload, data_parallel, pipeline
 

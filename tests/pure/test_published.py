@@ -8,13 +8,13 @@ from itertools import chain, pairwise
 import pytest
 
 from benchmarks import published as bench
-from benchmarks.published import collectives, pipelines, rows, serving, tables, training
+from benchmarks.published import collectives, parameter_servers, pipelines, rows, tables, training
 from benchmarks.published.rows import Row
 
 ALL = {
     "collectives": collectives.rows(),
     "training": training.rows(),
-    "serving": serving.rows(),
+    "parameter_servers": parameter_servers.rows(),
     "pipelines": pipelines.rows(),
 }
 
@@ -23,7 +23,7 @@ def test_the_scores() -> None:
     assert rows.geomean(ALL["collectives"]) < 0.08
     assert rows.median_error(ALL["training"]) < 0.05
     assert abs(rows.worst(ALL["training"]).error) < 0.12
-    assert rows.median_error(ALL["serving"]) < 0.10
+    assert rows.median_error(ALL["parameter_servers"]) < 0.10
     assert abs(rows.worst(ALL["pipelines"]).error) < 0.03
 
 
@@ -35,7 +35,7 @@ def test_interleaving_follows_from_1f1b_and_the_price_of_its_messages() -> None:
     assert all(0.04 < row.error < 0.08 for row in free)
 
 
-@pytest.mark.parametrize("name", ["training", "serving", "pipelines"])
+@pytest.mark.parametrize("name", ["training", "parameter_servers", "pipelines"])
 def test_perfect_scaling_is_a_worse_model(name: str) -> None:
     assert rows.median_error(ALL[name]) < 0.5 * rows.naive_error(ALL[name])
 
@@ -61,7 +61,7 @@ def test_each_number_is_there_once() -> None:
 
 
 def test_the_knee_of_whole_tensors_comes_after_64_workers() -> None:
-    predicted = [row for row in ALL["serving"] if row.table.startswith("Piz Daint")]
+    predicted = [row for row in ALL["parameter_servers"] if row.table.startswith("Piz Daint")]
     efficiency = [row.predicted / row.naive for row in predicted]
     falls = [a - b for a, b in pairwise(efficiency)]
     assert falls.index(max(falls)) == len(falls) - 1

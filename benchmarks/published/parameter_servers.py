@@ -11,7 +11,7 @@ from benchmarks.published.workloads import inception_v3
 from distkit.views.scene.units import count
 from distkit_simulation import cost
 from distkit_simulation.network import Link
-from distkit_simulation.serving import place
+from distkit_simulation.parameter_servers import place
 
 BATCH = 64
 

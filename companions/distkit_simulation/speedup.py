@@ -1,4 +1,4 @@
-"""When does data-parallel training pay? A step's parts measured on ranks, and what they predict."""
+"""Speedup of data-parallel training: measured parts of a step, and predictions from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-#: What is measured of a step.
+#: The measured parts of a step.
 PARTS = "compute", "sync", "step"
 
 
@@ -38,25 +38,25 @@ def measure_step(
     blocks: int = 5,
     threads: int = 1,
 ) -> dict[str, float]:
-    """Measure the parts of a training step, on a rank while all other ranks do the same.
+    """Measure the parts of a training step, on every rank at once.
 
-    - ``compute``: :func:`~distkit.algorithms.sync_sgd_step` without communication. All ranks
-      compute at once: where they share processors, it grows with the number of ranks.
-    - ``sync``: the step's all-reduces alone, of the same tensors.
+    - ``compute``: :func:`~distkit.algorithms.sync_sgd_step` without communication. Ranks compute
+      concurrently: if they share processors, it grows with the number of ranks.
+    - ``sync``: only the step's all-reduces, of the same tensors.
     - ``step``: the whole step.
 
-    Each is timed in blocks, from a barrier until the last rank is done, in turn with the others,
-    so that a machine that becomes slower meanwhile does so for all three.
+    Each is timed in blocks, from a barrier to the end of the slowest rank, alternating with the
+    others: changes in the machine's load affect all three.
 
     Args:
-        model: is trained by it.
+        model: the model, which is trained.
         batch: this rank's inputs and targets.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate.
         all_reduce: sums a tensor over all ranks in place.
-        steps: of a block.
-        blocks: of each kind; the median counts.
-        threads: of each rank, however many ranks there are, so that the same replicas are compared.
+        steps: number of steps in a block.
+        blocks: number of blocks of each part; the median counts.
+        threads: number of threads of each rank.
 
     Returns:
         Seconds per step by part; ``sync`` is 0 on one rank.
@@ -97,13 +97,13 @@ def measure_step(
 
 
 def _in_turn(kinds: Mapping[str, Callable[[], Any]], steps: int, blocks: int) -> dict[str, float]:
-    """The median seconds of each kind of step; a first block of each warms up."""
+    """The median seconds of each part, after a warm-up block."""
     times = [{kind: _block(act, steps) for kind, act in kinds.items()} for _ in range(blocks + 1)]
     return {kind: median(block[kind] for block in times[1:]) for kind in kinds}
 
 
 def _block(action: Callable[[], Any], steps: int) -> float:
-    """Seconds per action, until the last rank is done."""
+    """Seconds per action, to the end of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
@@ -113,10 +113,10 @@ def _block(action: Callable[[], Any], steps: int) -> float:
 
 
 def speedups(measured: Any) -> list[Row]:
-    """Predicted and measured speed-up of each setting over one rank.
+    """Predicted and measured speedup of each setting over one rank.
 
     predicted = R·Tcomp(1)/(Tcomp(R) + Tsync(R)), measured = R·T(1)/T(R), T the time of a step:
-    how many times the samples per second of one rank with the same batch per rank.
+    samples per second relative to one rank with the same batch per rank.
 
     Args:
         measured: the data frame of a sweep over :func:`measure_step`, or rows with ``ranks``,
@@ -138,7 +138,7 @@ def speedups(measured: Any) -> list[Row]:
     missing = {row["batch"] for row in rows} - {*alone}
     if missing:
         raise ValueError(
-            f"no row of one rank with batch={min(missing)}: speed-up is over one rank. "
+            f"no row of one rank with batch={min(missing)}: the speedup is relative to one rank. "
             "Sweep with ranks=[1, …]."
         )
     return [_compared(row, alone[row["batch"]]) for row in rows]
@@ -153,25 +153,25 @@ def predict(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Row:
-    """Predict the speed-up of a setting from those that were measured, also on a slower network.
+    """Predict the speedup of a setting from measured ones, also on a slower network.
 
-    Tcomp and Tsync lie on straight lines between the batches, and between the numbers of ranks,
-    that were measured; the slower network adds latency + nbytes/bandwidth to Tsync.
+    Tcomp and Tsync are interpolated linearly between measured batches and numbers of ranks; the
+    slower network adds latency + nbytes/bandwidth to Tsync.
 
     Args:
-        measured: as of :func:`speedups`, on the network as it is.
+        measured: as for :func:`speedups`, on the actual network.
         ranks: R.
         batch: samples per rank and step.
-        nbytes: what a step all-reduces, in one message [bytes].
-        latency: of the slower network [s].
-        bandwidth: of the slower network [bytes/s].
+        nbytes: size of a step's all-reduce, in one message [bytes].
+        latency: latency of the slower network [s].
+        bandwidth: bandwidth of the slower network [bytes/s].
 
     Returns:
-        ``ranks``, ``batch``, ``compute``, ``sync``, ``predicted``, and ``pays`` as of
+        ``ranks``, ``batch``, ``compute``, ``sync``, ``predicted``, and ``pays`` as in
         :func:`speedups`.
 
     Raises:
-        ValueError: there is no row of one rank, or the setting is outside what was measured.
+        ValueError: there is no row of one rank, or the setting is outside the measured range.
 
     >>> rows = [dict(ranks=r, batch=b, compute=b / 8, sync=float(r > 1), step=1.0)
     ...         for r in (1, 2) for b in (8, 24)]
@@ -194,7 +194,7 @@ def predict(
 
 
 def _between(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
-    """The parts of a step in a setting between those measured."""
+    """The parts of a step, interpolated between measured settings."""
     known = sorted({row["ranks"] for row in rows})
 
     def at(n: int, part: str) -> float:
@@ -220,10 +220,10 @@ def _rows(measured: Any) -> list[Row]:
 
 
 def plot_speedups(measured: Any) -> Figure:
-    """Speed-up against ranks, a colour per batch: lines predicted, dots measured.
+    """Plot the speedup against ranks, in a color per batch: predicted lines, measured dots.
 
     Args:
-        measured: as of :func:`speedups`.
+        measured: as for :func:`speedups`.
     """
     rows = speedups(measured)
     figure = figures.new(5, 3)
@@ -233,7 +233,7 @@ def plot_speedups(measured: Any) -> Figure:
         ranks, color = [r["ranks"] for r in mine], rank_color(i)
         axes.plot(ranks, [r["predicted"] for r in mine], color=color, label=f"batch {batch}")
         axes.plot(ranks, [r["measured"] for r in mine], "o", color=color, markeredgecolor="white")
-    _dress(axes, sorted({row["ranks"] for row in rows}))
+    _style(axes, sorted({row["ranks"] for row in rows}))
     return figure
 
 
@@ -247,22 +247,22 @@ def plot_prediction(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Figure:
-    """Predicted speed-up against ranks in one setting, and what was measured in it.
+    """Plot the predicted speedup against ranks in one setting, and measurements.
 
-    A picture for an experiment: its line moves with the sliders, each run adds a dot.
+    As the picture of an experiment, its line moves with the sliders, and each run adds a dot.
 
     Args:
-        measured: from which it is predicted, as of :func:`predict`.
-        runs: measured in any setting: rows with ``latency`` and ``bandwidth``, too. Dots are those
-            of the same batch and network, rings the others.
+        measured: the measurements to predict from, as for :func:`predict`.
+        runs: further measurements, with ``latency`` and ``bandwidth``. Those of the same batch
+            and network are drawn as dots, others as rings.
         ranks: R, which is marked.
         batch: samples per rank and step.
-        nbytes: what a step all-reduces, in one message [bytes].
-        latency: of the network [s].
-        bandwidth: of the network [bytes/s].
+        nbytes: size of a step's all-reduce, in one message [bytes].
+        latency: latency of the network [s].
+        bandwidth: bandwidth of the network [bytes/s].
 
     Raises:
-        ValueError: as of :func:`predict`.
+        ValueError: as for :func:`predict`.
 
     Example:
         >>> def picture(runs, setting):
@@ -288,21 +288,21 @@ def plot_prediction(
         if some := [dot for dot, it in zip(dots, same, strict=True) if it is mine]:
             axes.plot(*zip(*some, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
     seen = [y for (n, y), it in zip(dots, same, strict=True) if it and n == ranks]
-    _dress(axes, every, _in_words(here, seen))
+    _style(axes, every, _summary(here, seen))
     most = max([1.0, *(row["predicted"] for row in line), *(y for _, y in dots)])
-    axes.set_ylim(0, 1.2 * most)  # the ideal line may leave: what was measured is to be read
+    axes.set_ylim(0, 1.2 * most)  # keeps measurements readable; the ideal line may leave
     return figure
 
 
-def _in_words(here: Row, measured: Sequence[float]) -> str:
-    """What was predicted and measured in a setting, and from how many ranks on it pays."""
+def _summary(here: Row, measured: Sequence[float]) -> str:
+    """The predicted and measured speedup of a setting, and the break-even number of ranks."""
     n = here["ranks"]
     found = f", measured {measured[-1]:.2f}" if measured else ""
     pays = f"; pays with more than {here['pays']:.1f} ranks" if n > 1 else ""
     return f"{n} rank{'s' * (n > 1)}: predicted {here['predicted']:.2f}{found}{pays}"
 
 
-def _dress(
+def _style(
     axes: Any, ranks: Sequence[int], title: str = "lines: predicted, dots: measured"
 ) -> None:
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")

@@ -1,8 +1,8 @@
-"""Plays training with a parameter server: synchronous, asynchronous, bounded, with backups. Pure.
+"""Simulates parameter servers: synchronous, asynchronous, bounded, with backups. Pure.
 
-Servers and workers send one message and receive one at a time, so that queues form where they
-would. The model is of machines with links between them; processes of one machine share its
-processors instead, of which it knows nothing.
+Servers and workers send one message and receive one at a time, which forms queues. The model is of
+machines connected by links; processes on one machine share its processors instead, which it does
+not cover.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.events import Op
 from distkit.trace.info import RankInfo, Terms
 from distkit.trace.trace import Trace
-from distkit_simulation.network import Floats, Link, a_link
+from distkit_simulation.network import Floats, Link, check_link
 from distkit_simulation.simulator import Delay, Stragglers, Writer, constant
 
 
 @dataclass
 class Served:
-    """The result: ``trace``; times of complete steps; staleness of gradients; waiting.
+    """The result of :func:`parameter_server`.
 
-    ``finished`` are the times [s] at which gradients were applied, ``workers`` whose they were,
-    ``staleness`` how many others had been applied since their worker pulled (none if
-    synchronous), ``waited`` the seconds each worker stood still, ``dropped`` the gradients that
-    backups made superfluous.
+    ``finished`` are the times [s] at which gradients were applied, ``workers`` their workers,
+    ``staleness`` the number of others applied since their worker's pull (0 if synchronous),
+    ``waited`` the seconds each worker waited, ``dropped`` the number of gradients dropped because
+    of backups.
     """
 
     finished: list[float] = field(default_factory=list)
@@ -47,8 +47,8 @@ class Served:
         return max(self.finished, default=0.0)
 
 
-class Game:
-    """Workers, servers and what happens next, in order of time."""
+class Simulation:
+    """Workers, servers and a queue of events in the order of time."""
 
     def __init__(
         self,
@@ -76,20 +76,20 @@ class Game:
         self.version = 0  # gradients applied, of all workers
         self.came: list[list[int]] = [[] for _ in range(steps)]  # workers, in each step
         self.updates = 0
-        self.waiting: dict[int, float] = {}  # worker -> since when
+        self.waiting: dict[int, float] = {}  # worker -> begin of its wait
         self.held: dict[tuple[int, int], tuple[float, str]] = {}  # pulls, by worker and server
         self.heap: list[tuple[float, int, int, str, int, int]] = []
         self.numbers = itertools.count()
         self.writer = Writer(workers + self.servers)
         self.result = Served(waited=np.zeros(workers))
 
-    def play(self) -> Served:
-        """Everything that happens."""
+    def run(self) -> Served:
+        """Run the simulation."""
         for w in range(self.workers):
             self._next(0.0, w, "pull", 0)
         while self.heap:
             time, _, w, what, j, step = heapq.heappop(self.heap)
-            if step == self.step[w]:  # else it was told to stop
+            if step == self.step[w]:  # otherwise its step was dropped
                 getattr(self, f"_{what}")(time, w, j)
         self.result.trace = self._trace()
         return self.result
@@ -115,7 +115,7 @@ class Game:
         self._next(self._transfer(Op.PUSH, time, w, j, self.into), w, "push", j + 1)
 
     def _transfer(self, op: Op, time: float, w: int, j: int, busy: list[float]) -> float:
-        """A message between worker ``w`` and the j-th server of its round; when it is through."""
+        """Send a message between worker ``w`` and the j-th server of its round; return its end."""
         s = (w + j) % self.servers
         begin = max(time, busy[s])
         end = float(begin + self.took[s])
@@ -125,7 +125,7 @@ class Game:
         return end
 
     def _applied(self, time: float, w: int) -> None:
-        """A gradient is complete on all servers."""
+        """Apply a gradient that has arrived on all servers."""
         step = self.step[w]
         self.result.finished.append(time)
         self.result.workers.append(w)
@@ -147,7 +147,7 @@ class Game:
         self._wake(time)
 
     def _wake(self, time: float) -> None:
-        """Let the workers that may begin another step begin it."""
+        """Start the next step of the workers that may continue."""
         slowest = min(self.step)
         for w, since in list(self.waiting.items()):
             if self.step[w] == self.steps:
@@ -162,21 +162,21 @@ class Game:
     # -- the trace ----------------------------------------------------------------------
 
     def _update(self, time: float, workers: Sequence[int], late: int) -> None:
-        """All servers apply what these workers pushed, in the words of the KVStore's traces."""
+        """Record an update by these workers' gradients on all servers, as the KVStore does."""
         self.updates += 1
-        givers = {"workers": tuple(sorted(workers)), "late": (late,) * len(workers)}
+        sources = {"workers": tuple(sorted(workers)), "late": (late,) * len(workers)}
         for s in range(self.servers):
-            facts = {"key": f"shard{s}", "version": self.updates, **givers}
+            facts = {"key": f"shard{s}", "version": self.updates, **sources}
             self._note(self.workers + s, Op.MARK, time, time + self.gamma[s], attributes=facts)
 
     def _hold(self, time: float, w: int, s: int) -> None:
-        """The next pull of worker ``w`` comes to a server, which does not answer it yet."""
+        """Record the arrival of a pull that the server holds."""
         match = self._match(Op.PULL)
         self.held[w, s] = time, match
         self._note(self.workers + s, Op.RECV, time, time, peer=w, **self._data(s, match))
 
     def _message(self, op: Op, w: int, s: int, asked: float, begin: float, end: float) -> None:
-        """A request at the worker, and both ends of its answer at the server."""
+        """Record a request at the worker, and its arrival and reply at the server."""
         peer, held = self.workers + s, None
         if op is Op.PULL:
             held = self.held.pop((w, s), None)
@@ -192,7 +192,7 @@ class Game:
         return f"{op}:{len(self.writer.events)}"
 
     def _data(self, s: int, match: str) -> dict[str, Any]:
-        """The fields of what goes to a server, or comes from it."""
+        """The fields of a message to or from a server."""
         nbytes, attributes = int(self.load[s]), {"key": f"shard{s}"}
         shape = (nbytes // 4,)
         return {
@@ -225,10 +225,10 @@ class Game:
 
 
 def place(tensors: Sequence[int], servers: int) -> Floats:
-    """Bytes on each server when whole tensors go to the server that has the fewest so far.
+    """Bytes on each server if each whole tensor goes to the server with the fewest bytes so far.
 
-    That is how ``tf_cnn_benchmarks`` places variables: beyond some number of servers the largest
-    tensor alone is the heaviest load. A tensor of MXNet's is split: hand in its parts.
+    ``tf_cnn_benchmarks`` places variables like this: beyond some number of servers the largest
+    tensor determines the load. MXNet splits tensors: pass their parts.
 
     >>> place([8, 4, 3, 2], 2)
     array([8., 9.])
@@ -255,25 +255,26 @@ def parameter_server(
     seed: int = 0,
     record: bool = True,
 ) -> Served:
-    """Train with a parameter server until each worker has had its ``steps``.
+    """Simulate training with a parameter server.
 
     Args:
         workers: number of workers; their ranks come first, then the servers'.
         tensors: bytes of each parameter array, placed whole by :func:`place`.
         servers: number of servers.
         link: between workers and servers.
-        compute: seconds of a step's computation, or what draws them.
-        steps: of each worker.
-        staleness: by how many steps a worker may be ahead of the slowest one: 0 is synchronous
-            (``dist_sync``), infinity asynchronous (``dist_async``), between them bounded.
-        backups: a synchronous step goes on without the last so many workers; they are told to
-            stop.
+        compute: seconds of a step's computation, or their distribution.
+        steps: number of steps of each worker.
+        staleness: the number of steps by which a worker may be ahead of the slowest: 0 is
+            synchronous (``dist_sync``), infinity asynchronous (``dist_async``), between them
+            bounded.
+        backups: the number of last workers whose gradients a synchronous step drops.
         stragglers: slow workers.
-        seed: of the draws.
-        record: whether to write a trace.
+        seed: the seed of the draws.
+        record: whether to record a trace.
 
     Raises:
-        ValueError: no worker, no server, more backups than workers, a negative number …
+        ValueError: there is no worker or server, there are too many backups, or a number is
+            negative.
 
     Source:
         Li et al., OSDI 2014; Ho et al. (bounded), NIPS 2013; Chen et al. (backups), 2016.
@@ -283,7 +284,7 @@ def parameter_server(
         >>> parameter_server(4, [400], 1, free, 1.0, steps=3).seconds
         3.0
     """
-    a_link(link)
+    check_link(link)
     if workers < 1 or steps < 1:
         raise ValueError(f"workers={workers}, steps={steps}: there must be at least one of each")
     if not 0 <= backups < workers:
@@ -296,4 +297,6 @@ def parameter_server(
     load = place(tensors, servers)
     draw = compute if callable(compute) else constant(compute)
     slow = (stragglers or Stragglers()).factors(workers)
-    return Game(workers, load, link, steps, staleness, backups, seed, record, draw, slow).play()
+    return Simulation(
+        workers, load, link, steps, staleness, backups, seed, record, draw, slow
+    ).run()
