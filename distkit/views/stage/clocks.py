@@ -1,4 +1,4 @@
-"""The two clocks of a stage: rounds, in which messages fly together, and measured time. Pure."""
+"""The two clocks of a stage: rounds, with all their messages at once, and measured time. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from distkit.views.scene.painter import thinned
 from distkit.views.scene.units import count, human_bytes, human_seconds
 from distkit.views.stage.projection import FLIGHT, home_of, what, who
 
-#: A list of the keyframes stands beside a run of more rounds than there are panels.
+#: The number of panels; a run of more rounds also gets a list of keyframes.
 PANELS = 6
 
 
 @dataclass
 class Clock:
-    """A run as one clock has it.
+    """A run on one clock.
 
     ``keyframes`` have captions; ``flights`` are drawn, each with the number of its keyframe;
-    ``changes`` have their times; ``home`` is the moment before anything has arrived.
+    ``changes`` have their times; ``home`` is the moment before the first arrival.
     """
 
     unit: str
@@ -34,7 +34,7 @@ class Clock:
 
 
 def by_rounds(stage: Json) -> Clock:
-    """All messages of a round fly together, and a round takes 1: a keyframe is a whole round."""
+    """A clock of rounds: a round takes 1, with all its messages at once, and is a keyframe."""
     rounds = _rounds(stage)
     clock = Clock("round", 0.0, 1.0 + max((n for n, _ in rounds), default=-1), 0.0)
     names, short = _names(stage)
@@ -54,7 +54,7 @@ def by_rounds(stage: Json) -> Clock:
                 "begin": begin,
                 "end": end if arrived else None,
                 "also": max(arrived or members),
-                **_told(keyframes, names),
+                **_caption(keyframes, names),
             }
         )
         clock.rows.append([i, "", f"round {number + 1}", "", _summary(keyframes, short), [], 0])
@@ -63,14 +63,14 @@ def by_rounds(stage: Json) -> Clock:
 
 
 def by_time(stage: Json) -> Clock:
-    """As measured: a keyframe is a message or a collective."""
+    """A clock of measured time: a keyframe is a message or a collective."""
     clock = Clock("", stage["start"], stage["end"], home_of(stage))
     names, short = _names(stage)
     also = {k: i for i, (_, members) in enumerate(_rounds(stage)) for k in members}
     for i, keyframe in enumerate(stage["keyframes"]):
-        told = _told([keyframe], names)
+        caption = _caption([keyframe], names)
         clock.keyframes.append(
-            {"begin": keyframe["begin"], "end": keyframe["end"], "also": also[i], **told}
+            {"begin": keyframe["begin"], "end": keyframe["end"], "also": also[i], **caption}
         )
         clock.flights.append((i, keyframe))
         group = names.get(keyframe.get("src"), keyframe["op"])
@@ -80,9 +80,9 @@ def by_time(stage: Json) -> Clock:
 
 
 def panels(stage: Json) -> list[list[object]]:
-    """Rounds that tell the story: the keyframe, -1 for the start; a title; when it had ended.
+    """Rounds to show as panels: the keyframe, -1 for the start; a title; the time of its end.
 
-    The start and all rounds, or of many rounds some at equal distances.
+    These are the start and all rounds, or some of many rounds at equal distances.
     """
     rounds, (_, short) = _rounds(stage), _names(stage)
     found: list[list[object]] = []
@@ -102,13 +102,13 @@ def panels(stage: Json) -> list[list[object]]:
 
 
 def _names(stage: Json) -> tuple[dict[int, str], dict[int, str]]:
-    """The ranks' names, and in short."""
+    """The names of the ranks, and short forms."""
     names = {node["rank"]: node["name"] for node in stage["nodes"]}
     return names, {rank: name.removeprefix("rank ") for rank, name in names.items()}
 
 
 def _rounds(stage: Json) -> list[tuple[int, list[int]]]:
-    """The rounds in the order of their ends: number, and keyframes."""
+    """The rounds in the order of their ends: number and keyframes."""
     found: dict[int, list[int]] = defaultdict(list)
     for k, keyframe in enumerate(stage["keyframes"]):
         found[keyframe["round"]].append(k)
@@ -119,21 +119,21 @@ def _rounds(stage: Json) -> list[tuple[int, list[int]]]:
     return sorted(found.items(), key=lambda item: (lost[item[0]], item[0]))
 
 
-def _told(keyframes: list[Json], names: dict[int, str]) -> Json:
-    """One or several keyframes in words: who, more, where."""
+def _caption(keyframes: list[Json], names: dict[int, str]) -> Json:
+    """The caption of one or several keyframes: who, more, where."""
     where = {keyframe["where"] for keyframe in keyframes}
-    told = {"where": where.pop()} if len(where) == 1 else {}
+    caption = {"where": where.pop()} if len(where) == 1 else {}
     if len(keyframes) > 1:
         first, *more = _together(keyframes)
-        return {"who": first, "more": " · ".join(more), **told}
+        return {"who": first, "more": " · ".join(more), **caption}
     (keyframe,) = keyframes
     took = "" if keyframe["end"] is None else human_seconds(keyframe["end"] - keyframe["begin"])
     more = [*what(keyframe), "" if keyframe["op"] == "send" else keyframe["label"], took]
-    return {"who": who(keyframe, names), "more": " · ".join(filter(None, more)), **told}
+    return {"who": who(keyframe, names), "more": " · ".join(filter(None, more)), **caption}
 
 
 def _together(keyframes: list[Json]) -> Iterator[str]:
-    """What several keyframes have in common."""
+    """The common properties of several keyframes."""
     messages = sum("src" in keyframe for keyframe in keyframes)
     if messages:
         yield count(messages, "message")
@@ -154,6 +154,6 @@ def _summary(keyframes: list[Json], short: dict[int, str]) -> str:
 
 
 def _row(keyframe: Json, short: dict[int, str]) -> list[str]:
-    """A keyframe in a list: who, and what."""
+    """The cells of a keyframe in the list."""
     parts = what(keyframe)
     return [who(keyframe, short), "", " · ".join(parts)]

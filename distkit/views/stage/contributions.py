@@ -1,9 +1,9 @@
-"""Whose contributions each rank's tensor holds, as far as a trace can tell. Pure.
+"""The contributions in each rank's tensor, as far as a trace shows them. Pure.
 
-Three things tell: the meaning of a collective; a run whose messages equal the schedule of the
-ring all-reduce, round by round; and values. A tensor with the values of one that came in is that
-one passed on, and one with the sum of two known ones holds both. What is computed otherwise may
-hold whatever its rank has heard of: then the content has a *maybe*.
+Three sources are used: the semantics of collectives; runs whose messages equal the schedule of the
+ring all-reduce, round by round; and values. A tensor with the values of a received one is the same
+piece, one with the sum of two known ones contains both. Otherwise it may contain everything that
+its rank has received: then the content has a *maybe*.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Values = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One message of a ring, and what the schedule says of it. Times in seconds."""
+    """A message of a ring, and its chunk in the schedule. Times in seconds."""
 
     src: int
     dst: int
@@ -38,18 +38,18 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Ring:
-    """One ring all-reduce: ``rounds[s][i]`` is what the i-th member sends in round s."""
+    """A ring all-reduce: ``rounds[s][i]`` is the transfer of the i-th member in round s."""
 
     members: tuple[int, ...]
     rounds: tuple[tuple[Transfer, ...], ...]
 
     @property
     def begin(self) -> float:
-        """When the first chunk is sent [s]."""
+        """The time when the first chunk is sent [s]."""
         return min(t.sent for t in self.rounds[0])
 
     def own(self, i: int, chunk: int) -> Values:
-        """The values that the i-th member brought along: what it sent less what it had got."""
+        """The initial values of the i-th member: what it sent minus what it had received."""
         n = len(self.members)
         sends = (i - chunk) % n  # the round in which it passes the chunk on, reduced
         sent = self.rounds[sends][i].values
@@ -59,7 +59,7 @@ class Ring:
         return tuple(a - b for a, b in zip(sent, got, strict=True)) if sent and got else ()
 
     def passed_on(self, number: int, i: int) -> Values | None:
-        """With which values the i-th transfer of a round is sent on; None: not recorded."""
+        """The values with which the i-th transfer of a round is passed on; None if not recorded."""
         if number + 1 == len(self.rounds):
             return None
         return self.rounds[number + 1][(i + 1) % len(self.members)].values or None
@@ -68,11 +68,11 @@ class Ring:
 def find_rings(trace: EventLog) -> list[Ring]:
     """Every ring all-reduce of a run, among the members of each group.
 
-    The messages of a group are one or more of them when each member sends to its right
-    neighbour only, 2(n-1) messages for each; when a chunk has the same size wherever
-    it goes; when nobody passes a chunk on before it has come; and when in the all-gather
-    each message has the values of the one before it, as far as values are recorded. Fewer
-    than three members cannot be told from two ranks that merely exchange tensors.
+    The messages of a group form ring all-reduces if each member sends only to its right neighbour,
+    2(n-1) messages each; if a chunk has the same size everywhere; if no member passes a chunk on
+    before receiving it; and if in the all-gather each message has the values of the previous one,
+    as far as values are recorded. Two members cannot be distinguished from ranks that exchange
+    tensors.
 
     >>> find_rings(EventLog())
     []
@@ -90,7 +90,7 @@ def find_rings(trace: EventLog) -> list[Ring]:
 
 
 def _rings(members: list[int], messages: list[Message], spans: dict[Key, Span]) -> list[Ring]:
-    """All the messages of one group as rings, or none."""
+    """The messages of a group as rings, or [] if they do not fit."""
     n, links = len(members), defaultdict(list)
     for m in messages:
         links[m.src, m.dst].append(m)
@@ -111,7 +111,7 @@ def _rings(members: list[int], messages: list[Message], spans: dict[Key, Span]) 
 
 
 def _ring(members: list[int], lanes: list[list[Message]], spans: dict[Key, Span]) -> Ring | None:
-    """These messages as one ring all-reduce, if that is what they are."""
+    """These messages as a ring all-reduce, or None if they do not fit."""
     n, rounds = len(members), []
     for number, step in enumerate(schedules.ring(n)):
         row = [
@@ -144,12 +144,12 @@ def _transfer(m: Message, chunk: int, reduce: bool, spans: dict[Key, Span]) -> T
 
 
 def _sized(ring: Ring) -> bool:
-    """True if a chunk has one size everywhere."""
+    """True if each chunk has one size."""
     return len({(t.chunk, t.nbytes) for row in ring.rounds for t in row}) == len(ring.members)
 
 
 def _ordered(ring: Ring) -> bool:
-    """True if everybody receives a chunk before sending it on."""
+    """True if each member receives a chunk before sending it on."""
     n = len(ring.members)
     return all(
         row[(i - 1) % n].recv[1] < later[i].send[1]
@@ -159,7 +159,7 @@ def _ordered(ring: Ring) -> bool:
 
 
 def _gathers(ring: Ring) -> bool:
-    """True if the all-gather passes on what it got, and the reduce-scatter something else."""
+    """True if the all-gather passes values on unchanged, and the reduce-scatter does not."""
     n = len(ring.members)
     same = [
         [
@@ -173,7 +173,7 @@ def _gathers(ring: Ring) -> bool:
     return all(map(all, same[n - 1 :])) and not (reduced and all(reduced))
 
 
-#: Contributions are followed among so many ranks, and a rank remembers so many tensors.
+#: The largest number of ranks to follow, and of tensors to remember for each.
 MAX_RANKS, MEMORY = 64, 16
 
 
@@ -181,7 +181,7 @@ MAX_RANKS, MEMORY = 64, 16
 class Piece:
     """A chunk of a tensor, or all of it: the ranks whose contributions it holds, its values.
 
-    ``sure`` are in it; ``maybe`` can be: the trace does not tell. Both empty: nothing is known.
+    ``sure`` are in it; ``maybe`` may be. If both are empty, nothing is known.
     """
 
     sure: frozenset[int] = frozenset()
@@ -201,9 +201,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """What a message carries: a piece, and which one of how many where that is known.
+    """The piece that a message carries, with its number and count if known.
 
-    ``ring`` and ``round``: which of the rings it is a part of, and of which of its rounds.
+    ``ring`` and ``round``: the numbers of its ring and round.
     """
 
     piece: Piece
@@ -216,7 +216,7 @@ class Cargo:
 
 @dataclass(slots=True)
 class Contributions:
-    """What :func:`follow` found: changes in time order, and the cargo of each send."""
+    """The result of :func:`follow`: changes in time order, and the cargo of each send."""
 
     changes: list[Change] = field(default_factory=list)
     cargo: dict[Key, Cargo] = field(default_factory=dict)
@@ -224,12 +224,12 @@ class Contributions:
 
     @property
     def known(self) -> bool:
-        """True if anything is known of who contributed."""
+        """True if any contribution is known."""
         return any(p.sure or p.maybe for c in self.changes for p in c.pieces)
 
     @property
     def doubtful(self) -> bool:
-        """True if some contents can only be bounded."""
+        """True if some contents are uncertain."""
         return any(p.maybe for c in self.changes for p in c.pieces)
 
 
@@ -245,7 +245,7 @@ def follow(trace: EventLog) -> Contributions:
     found = Contributions(rings=find_rings(trace))
     done: set[Key] = set()
     for i, ring in enumerate(found.rings):
-        _play_ring(i, ring, found)
+        _apply_ring(i, ring, found)
         done |= {s.send for t in ring.rounds for s in t} | {s.recv for t in ring.rounds for s in t}
     _Follower(trace, found).run(done)
     found.changes.sort(key=lambda c: c.time)
@@ -255,8 +255,8 @@ def follow(trace: EventLog) -> Contributions:
 # -- the ring all-reduce -----------------------------------------------------------------
 
 
-def _play_ring(which: int, ring: Ring, found: Contributions) -> None:
-    """Do what the schedule says, with the values that were recorded."""
+def _apply_ring(which: int, ring: Ring, found: Contributions) -> None:
+    """Apply the schedule to the recorded values."""
     n = len(ring.members)
     have = {
         rank: [Piece(frozenset({rank}), values=ring.own(i, c)) for c in range(n)]
@@ -276,7 +276,7 @@ def _play_ring(which: int, ring: Ring, found: Contributions) -> None:
 
 
 def _added(own: Piece, came: Piece, result: Values | None) -> Piece:
-    """The sum of two pieces; when it has the values of what came, its own part is in doubt."""
+    """The sum of two pieces; if it equals the received one, the own contribution is uncertain."""
     if result is not None and result == came.values:
         doubt = own.sure | own.maybe | came.maybe
         return Piece(came.sure, doubt - came.sure, result)
@@ -287,14 +287,14 @@ def _added(own: Piece, came: Piece, result: Values | None) -> Piece:
 
 
 class _Follower:
-    """Goes through the operations in the order of time, and remembers what each rank knows."""
+    """Processes operations in the order of time, and remembers the tensors of each rank."""
 
     def __init__(self, trace: EventLog, found: Contributions) -> None:
         self.trace, self.found = trace, found
         self.known: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
-        self.heard: dict[int, dict[int, frozenset[int]]] = defaultdict(dict)
+        self.received: dict[int, dict[int, frozenset[int]]] = defaultdict(dict)
         self.sent: dict[str, Piece] = {}
-        self.came: dict[int, int] = {}  # the change that showed a rank's latest receive
+        self.latest: dict[int, int] = {}  # the change of each rank's latest receive
 
     def run(self, done: set[Key]) -> None:
         ties: dict[str, list[Span]] = defaultdict(list)
@@ -321,7 +321,7 @@ class _Follower:
         match = self.trace.matches.get((s.rank, s.seq))
         if s.op in REQUESTS or s.match is not None:
             summary = s.after if s.op is Op.PULL else s.before or s.after
-            if summary:  # who is in a server's tensor is not told: only the values
+            if summary:  # only values are known of a server's tensor
                 self._show(s.end or time, s.rank, Piece(values=summary.values))
         elif s.op is Op.SEND:
             piece = self._payload(s)
@@ -331,39 +331,39 @@ class _Follower:
             self._show(time, s.rank, piece)
         elif match in self.sent:
             piece = self.sent[match]
-            heard = self.heard[s.rank]
-            heard[s.nbytes] = heard.get(s.nbytes, frozenset()) | piece.sure | piece.maybe
+            received = self.received[s.rank]
+            received[s.nbytes] = received.get(s.nbytes, frozenset()) | piece.sure | piece.maybe
             self._learn(s.rank, s.nbytes, piece)
-            self.came[s.rank] = len(self.found.changes)
+            self.latest[s.rank] = len(self.found.changes)
             self._show(time, s.rank, piece)
 
     def _payload(self, s: Span) -> Piece:
-        """What a rank sends: something known, the sum of two such, its own, or who knows what."""
+        """The piece a rank sends: a known one, a sum of two, its own, or an uncertain one."""
         values = s.before.values if s.before else ()
         old = self._recall(s.rank, s.nbytes, values) or self._sum(s.rank, s.nbytes, values)
-        if old and (at := self.came.pop(s.rank, None)) is not None:  # added as soon as it came
+        if old and (at := self.latest.pop(s.rank, None)) is not None:  # summed on receipt
             if old.sure > self.found.changes[at].pieces[0].sure:
                 came = self.found.changes[at]
                 self.found.changes[at] = Change(came.time, s.rank, (replace(old, values=values),))
-        heard = self.heard[s.rank].values()  # of any size: it may be a part of what came
+        received = self.received[s.rank].values()  # of any size: it may be a part of one
         if old:
             piece = Piece(old.sure, old.maybe, values)
-        elif not heard:
+        elif not received:
             piece = Piece(frozenset({s.rank}), values=values)
         else:
-            piece = Piece(frozenset(), frozenset({s.rank}).union(*heard), values)
+            piece = Piece(frozenset(), frozenset({s.rank}).union(*received), values)
         self._learn(s.rank, s.nbytes, piece)
         return piece
 
     def _recall(self, rank: int, size: int, values: Values) -> Piece | None:
-        """The latest tensor of that size with these values; zeros are no evidence."""
+        """The latest tensor of this size with these values; zeros match nothing."""
         if not any(values):
             return None
         same = (p for n, p in reversed(self.known[rank]) if n == size and p.values == values)
         return next(same, None)
 
     def _sum(self, rank: int, size: int, values: Values) -> Piece | None:
-        """Two tensors of that size that add up to these values."""
+        """The sum of two tensors of this size, if it has these values."""
         known = [p for n, p in self.known[rank] if n == size and any(p.values)]
         if not any(values):
             return None
@@ -382,19 +382,21 @@ class _Follower:
     # -- collectives
 
     def _collective(self, members: list[Span]) -> None:
-        """By its meaning; a tensor goes on from before if it has that one's values."""
+        """Apply the semantics of a collective; known values continue a known piece."""
         if members[0].op in (Op.BARRIER, Op.NEW_GROUP) or len({s.op for s in members}) > 1:
             return
         members = sorted(members, key=lambda s: s.rank)
-        own: Brought = {s.rank: self._brought(s) for s in members}
-        for s, (before, after) in zip(members, _MEANING[members[0].op](members, own), strict=True):
+        own: Initial = {s.rank: self._initial(s) for s in members}
+        for s, (before, after) in zip(
+            members, _SEMANTICS[members[0].op](members, own), strict=True
+        ):
             self._show(s.start, s.rank, *before)
             if s.end is not None:
                 self._show(s.end, s.rank, *after)
                 if len(after) == 1:
                     self._learn(s.rank, s.nbytes, after[0])
 
-    def _brought(self, s: Span) -> Piece:
+    def _initial(self, s: Span) -> Piece:
         values = s.before.values if s.before else ()
         old = self._recall(s.rank, s.nbytes, values)
         sure, maybe = (old.sure, old.maybe) if old else (frozenset({s.rank}), frozenset())
@@ -410,9 +412,9 @@ def _adds_up(a: Piece, b: Piece, values: Values) -> bool:
     )
 
 
-#: Of each member: its pieces before and after.
+#: The pieces of each member before and after.
 Outcome = list[tuple[tuple[Piece, ...], tuple[Piece, ...]]]
-Brought = Mapping[int | None, Piece]
+Initial = Mapping[int | None, Piece]
 
 
 def _of(summary: Summary | None) -> Values:
@@ -425,23 +427,23 @@ def _union(pieces: Iterable[Piece], values: Values = ()) -> Piece:
     return Piece(sure, frozenset().union(*(p.maybe for p in parts)) - sure, values)
 
 
-def _all_reduce(members: list[Span], own: Brought) -> Outcome:
+def _all_reduce(members: list[Span], own: Initial) -> Outcome:
     return [((own[s.rank],), (_union(own.values(), _of(s.after)),)) for s in members]
 
 
-def _reduce(members: list[Span], own: Brought) -> Outcome:
+def _reduce(members: list[Span], own: Initial) -> Outcome:
     return [
         ((own[s.rank],), (_union(own.values(), _of(s.after)) if s.rank == s.peer else own[s.rank],))
         for s in members
     ]
 
 
-def _broadcast(members: list[Span], own: Brought) -> Outcome:
+def _broadcast(members: list[Span], own: Initial) -> Outcome:
     root = own.get(members[0].peer, Piece())
     return [((own[s.rank],), (Piece(root.sure, root.maybe, _of(s.after)),)) for s in members]
 
 
-def _all_gather(members: list[Span], own: Brought) -> Outcome:
+def _all_gather(members: list[Span], own: Initial) -> Outcome:
     full = tuple(own[s.rank] for s in members)
     alone = [tuple(own[t.rank] if t is s else Piece() for t in members) for s in members]
     gathers = members[0].op is Op.ALL_GATHER
@@ -451,18 +453,18 @@ def _all_gather(members: list[Span], own: Brought) -> Outcome:
     ]
 
 
-def _reduce_scatter(members: list[Span], own: Brought) -> Outcome:
+def _reduce_scatter(members: list[Span], own: Initial) -> Outcome:
     mine = [tuple(Piece(own[s.rank].sure, own[s.rank].maybe) for _ in members) for s in members]
     whole = [_union(own.values(), _of(s.after)) for s in members]
     return [(before, (*before[:i], whole[i], *before[i + 1 :])) for i, before in enumerate(mine)]
 
 
-def _all_to_all(members: list[Span], own: Brought) -> Outcome:
+def _all_to_all(members: list[Span], own: Initial) -> Outcome:
     every = [Piece(own[s.rank].sure, own[s.rank].maybe) for s in members]
     return [((every[i],) * len(members), tuple(every)) for i in range(len(members))]
 
 
-def _scatter(members: list[Span], own: Brought) -> Outcome:
+def _scatter(members: list[Span], own: Initial) -> Outcome:
     root = own.get(members[0].peer, Piece())
     part, n = Piece(root.sure, root.maybe), len(members)
     return [
@@ -474,7 +476,7 @@ def _scatter(members: list[Span], own: Brought) -> Outcome:
     ]
 
 
-_MEANING = {
+_SEMANTICS = {
     Op.ALL_REDUCE: _all_reduce,
     Op.REDUCE: _reduce,
     Op.BROADCAST: _broadcast,

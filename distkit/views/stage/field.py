@@ -1,4 +1,4 @@
-"""Where the ranks of a stage and their tensors are drawn, in pixels."""
+"""Positions of a stage's ranks and their tensors, in pixels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from distkit.views.scene.frame import Json
 from distkit.views.stage.layout import SQUARE, Point
 
-#: Up to so many ranks have a strip, and up to so many a number.
+#: The largest numbers of ranks with a strip, and with a number.
 STRIPS, NUMBERS = 16, 40
-#: Pixels between two cards, beside each other (at least) and one below the other; at the edge,
-#: between a badge and its strip; the widest field.
+#: Pixels between two cards, side by side, at least, and one below the other; at the edge, between
+#: a badge and its strip; the widest field.
 APART, NEAR, AWAY, EDGE, GAP, WIDEST = 62, 30, 46, 14, 6, 860
 #: Pixels for the name of a host, above its cards.
 NAMED = 16
@@ -20,10 +20,10 @@ ROUND = ("circle", "ring", "star")
 
 
 class Field:
-    """A card per rank, around its place: a badge with the rank's number, and its tensor's strip.
+    """A card per rank: a badge with the rank's number, and a strip for its tensor.
 
-    ``at`` has the middle of each card, ``card`` its size, ``strip`` the size of a strip; of more
-    than ``STRIPS`` ranks a card is a badge alone, of ``radius``.
+    ``at`` has the center of each card, ``card`` its size, ``strip`` the size of a strip; with more
+    than ``STRIPS`` ranks a card is only a badge of ``radius``.
     """
 
     def __init__(self, stage: Json) -> None:
@@ -32,7 +32,7 @@ class Field:
         self.strip = (_wide(most), _high(n)) if most and n <= STRIPS else (0.0, 0.0)
         self.radius = _radius(n, strips=bool(self.strip[0]))
         self.above = 15 if any(node["name"] != f"rank {node['rank']}" for node in nodes) else 0
-        #: Above the cards: room for the hosts' names.
+        #: Space above the cards for the hosts' names.
         self.named = NAMED if any("host" in node for node in nodes) else 0
         wide, deep = self._spread(stage)
         w, h = self.card
@@ -47,7 +47,7 @@ class Field:
 
     @property
     def hosts(self) -> dict[str, list[Point]]:
-        """The corners of the area that each host's cards take, with room for its name."""
+        """The corners of the area of each host's cards and its name."""
         (w, h), above = self.card, self.above + self.named
         corners: dict[str, list[Point]] = defaultdict(list)
         for rank, host in self._host_of.items():
@@ -65,12 +65,12 @@ class Field:
         return (badge + GAP + strip if strip else badge), max(high, badge)
 
     def cell(self, rank: int, i: int, of: int) -> tuple[float, float, float]:
-        """The left upper corner of one piece of a rank's tensor, and its width."""
+        """The upper left corner of a piece of a rank's tensor, and its width."""
         (x, y), (w, _), (strip, high) = self.at[rank], self.card, self.strip
         return x + w / 2 - strip + i * strip / of, y - high / 2, strip / of
 
     def badge(self, rank: int) -> Point:
-        """The middle of a rank's badge."""
+        """The center of a rank's badge."""
         x, y = self.at[rank]
         return x - self.card[0] / 2 + self.radius, y
 
@@ -83,7 +83,7 @@ class Field:
         return (x1 + dx, y1 + dy), (x2 + dx, y2 + dy)
 
     def edge(self, rank: int, to: Point) -> Point:
-        """The edge of a card that looks to a point."""
+        """The point at the edge of a card towards another point."""
         (x, y), (w, h) = self.at[rank], self.card
         length = math.dist((x, y), to) or 1.0
         ux, uy = (to[0] - x) / length, (to[1] - y) / length
@@ -95,12 +95,12 @@ class Field:
         return x + ux * far, y + uy * far
 
     def hub(self, members: list[int]) -> Point:
-        """Where the members of a collective meet: in their middle."""
+        """The center of a collective's members, where they meet."""
         points = [self.at[rank] for rank in members if rank in self.at] or [(0.0, 0.0)]
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
     def _spread(self, stage: Json) -> tuple[float, float]:
-        """How far apart the outermost cards are: so that none lies on another."""
+        """The distances of the outermost cards, such that none overlap."""
         nodes, n = stage["nodes"], len(stage["nodes"])
         _, h = self.card
         levels = len({node["y"] for node in nodes})
@@ -130,7 +130,7 @@ class Field:
 
 
 def hull(points: Iterable[Point]) -> list[Point]:
-    """The corners of the smallest convex area that has all these points.
+    """The corners of the convex hull of these points.
 
     >>> hull([(0, 0), (2, 0), (1, 1), (2, 2), (0, 2)])
     [(0, 0), (2, 0), (2, 2), (0, 2)]
@@ -149,7 +149,7 @@ def hull(points: Iterable[Point]) -> list[Point]:
 
 
 def _turn(a: Point, b: Point, c: Point) -> float:
-    """Above zero where the way over these points turns towards the y axis."""
+    """Positive if the path over these points turns towards the y axis."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 

@@ -1,4 +1,4 @@
-"""Who talks to whom, and where the ranks of a run are put on a stage because of it. Pure."""
+"""Arrangements of ranks on a stage, chosen by the messages between them. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import chain
 Pair = tuple[int, int]
 Point = tuple[float, float]
 
-#: So many ranks of a ring stand along the edges of a square.
+#: The numbers of ranks of a ring that is drawn along the edges of a square.
 SQUARE = range(7, 17)
-#: The arrangements there are; ``pattern`` chooses one.
+#: The arrangements, of which ``pattern`` chooses one.
 KINDS = ("circle", "ring", "star", "tree", "hypercube", "grid", "hosts", "roles")
 
 
@@ -24,16 +24,15 @@ def pattern(
 ) -> str:
     """The arrangement that fits a run: one of ``KINDS``.
 
-    Servers and a scheduler get a row of their own, and so do the ranks of each host, where there
-    are several with more than one. Else the messages decide: a ring when
-    everybody speaks to neighbours only, a star when one rank takes part in every message, a tree
-    when there is no way round, a hypercube when partners' numbers differ in one bit, a grid when
-    they are neighbours in rows and columns. A run that fits none stands in a circle.
+    Servers and a scheduler get a separate row, and so do the ranks of each of several hosts.
+    Otherwise the messages decide: a ring if all messages are between neighbours, a star if one rank
+    takes part in every message, a tree if there is no cycle, a hypercube if the numbers of partners
+    differ in one bit, a grid if partners are neighbours in rows and columns, else a circle.
 
     Args:
-        ranks: everybody.
+        ranks: all ranks.
         sent: (sender, receiver) of each message, in the order of sending.
-        roles: such as "server", by rank.
+        roles: roles by rank, such as "server".
         hosts: host names by rank.
 
     >>> pattern(range(4), [(0, 1), (1, 2), (2, 3)]), pattern(range(4), [(1, 0), (2, 0), (3, 0)])
@@ -49,7 +48,7 @@ def pattern(
 
 
 def _shape(ranks: list[int], edges: set[Pair]) -> str:
-    """The first shape that has all these edges; "" for none."""
+    """The first shape that contains all these edges, or ""."""
     n = len(ranks)
     at = {rank: i for i, rank in enumerate(ranks)}
     ends = [(at[a], at[b]) for a, b in edges if a in at and b in at]
@@ -65,7 +64,7 @@ def _shape(ranks: list[int], edges: set[Pair]) -> str:
 
 
 def _acyclic(edges: Iterable[Pair]) -> bool:
-    """True if there is no way round."""
+    """True if there is no cycle."""
     above: dict[int, int] = {}
 
     def root(a: int) -> int:
@@ -82,7 +81,7 @@ def _acyclic(edges: Iterable[Pair]) -> bool:
 
 
 def _columns(n: int, edges: list[Pair] | None = None) -> int:
-    """How many columns make a grid of ``n`` places in which all edges join neighbours; 0: none."""
+    """The columns of a grid of ``n`` ranks in which all edges join neighbours, or 0."""
     for rows in range(math.isqrt(n), 1, -1):
         columns = n // rows
         if rows * columns == n and all(_near(a, b, rows, columns) for a, b in edges or ()):
@@ -91,7 +90,7 @@ def _columns(n: int, edges: list[Pair] | None = None) -> int:
 
 
 def _near(a: int, b: int, rows: int, columns: int) -> bool:
-    """True if two places are neighbours in a row or a column, also round the edge."""
+    """True if two places are neighbours in a row or a column, including around the edge."""
     down, across = abs(a // columns - b // columns), abs(a % columns - b % columns)
     return (down, across) in {(0, 1), (1, 0), (0, columns - 1), (rows - 1, 0)}
 
@@ -124,7 +123,7 @@ def arrange(
 
 
 def _ring(ranks: list[int]) -> dict[int, Point]:
-    """Clockwise from the top; two beside each other, some along the edges of a square."""
+    """Clockwise from the top; two ranks side by side, some along the edges of a square."""
     if len(ranks) in SQUARE:
         return dict(zip(ranks, _along_edges(len(ranks)), strict=True))
     n, first = len(ranks), math.pi if len(ranks) == 2 else -math.pi / 2
@@ -132,7 +131,7 @@ def _ring(ranks: list[int]) -> dict[int, Point]:
 
 
 def _along_edges(n: int) -> Iterator[Point]:
-    """Clockwise from the left upper corner: there wide cards have room."""
+    """Clockwise from the upper left corner, with space for wide cards."""
     beside = 1 if n < 11 else 2 if n < 15 else 3  # between the corners, on the left and the right
     above = (n - 2 * beside + 1) // 2
     below = n - 2 * beside - above
@@ -149,7 +148,7 @@ def _around(angle: float) -> Point:
 
 
 def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
-    """The one that takes part in every message in the middle, the others around it."""
+    """The rank with the most messages in the middle, the others around it."""
     count: dict[int, int] = defaultdict(int)
     for rank in chain.from_iterable(sent):
         count[rank] += 1
@@ -159,7 +158,7 @@ def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
 
 
 def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
-    """The root on top; every rank as far below it as a message has hops."""
+    """The root on top, and every rank below it by its number of hops."""
     joined: dict[int, list[int]] = defaultdict(list)
     for a, b in dict.fromkeys(sent):
         if b not in joined[a]:
@@ -167,7 +166,8 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
             joined[b].append(a)
     rows: list[list[int]] = []
     slots: dict[int, float] = {}
-    for top in sorted(ranks, key=lambda rank: rank != root_of(ranks, sent)):
+    root = root_of(ranks, sent)
+    for top in sorted(ranks, key=lambda rank: rank != root):
         if top not in slots:
             _hang(top, joined, slots, rows)
     deep, wide = max(len(rows) - 1, 1), max(max(slots.values(), default=0), 1)
@@ -181,7 +181,7 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
 def _hang(
     top: int, joined: Mapping[int, list[int]], slots: dict[int, float], rows: list[list[int]]
 ) -> None:
-    """Put a tree beside those that stand already: leaves side by side, parents over them."""
+    """Place a tree beside those already placed: leaves side by side, parents above."""
     free = math.floor(max(slots.values(), default=-1) + 1)
     below: dict[int, list[int]] = {}
     stack = [(top, 0)]
@@ -203,17 +203,17 @@ def _hang(
 
 
 def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
-    """Where a tree hangs: who sends before it receives, or who only receives, if there is one."""
+    """The root of a tree: the only rank that sends before it receives, or that only receives."""
     senders, receivers = {a for a, _ in sent}, {b for _, b in sent}
     first: dict[int, int] = {}
     for a, b in sent:
         first.setdefault(a, a)
-        first.setdefault(b, a)  # whom it heard first
+        first.setdefault(b, a)  # the sender of its first message
     starters = [rank for rank in first if first[rank] == rank]
     for found in (starters, sorted(receivers - senders)):
         if len(found) == 1:
             return found[0]
-    late = [a for a, _ in sent]  # up and down again: the root sends for the first time last
+    late = [a for a, _ in sent]  # up and down again: the root is the last to send first
     return max(senders, key=late.index, default=min(ranks, default=0))
 
 
@@ -226,7 +226,7 @@ def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
 
 
 def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
-    """Rows from top to bottom, each centred, all with the same distance between ranks."""
+    """Centered rows from top to bottom, with equal distances between ranks."""
     wide, deep = max(map(len, rows), default=1), len(rows)
     return {
         rank: (
@@ -242,7 +242,7 @@ _SHIFTS = ((1.0, 0.0), (0.0, 1.0), (0.38, -0.3), (1.9, 0.0), (0.0, 1.9))
 
 
 def _hypercube(ranks: list[int]) -> dict[int, Point]:
-    """Each bit of a rank's number is a step of its own; more than 32 ranks stand in a grid."""
+    """Each bit of a rank's number is a shift; more than 32 ranks are placed in a grid."""
     if not 0 < len(ranks) <= 2 ** len(_SHIFTS):
         return _grid(ranks)
     points = [
@@ -258,7 +258,7 @@ def _hypercube(ranks: list[int]) -> dict[int, Point]:
 
 
 def _by(ranks: list[int], names: Mapping[int, str] | None) -> list[list[int]]:
-    """The ranks of each name, names in the order of their first rank."""
+    """The ranks of each name, ordered by their first rank."""
     found: dict[str, list[int]] = defaultdict(list)
     for rank in ranks:
         found[(names or {}).get(rank, "")].append(rank)
