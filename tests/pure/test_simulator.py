@@ -362,7 +362,7 @@ def test_servers_and_workers_are_busy_one_message_at_a_time() -> None:
         (lambda: simulate("ring", 4, 4, Network.tree(2, 4, ONE)), "^2 racks of 4 hosts are 8"),
         (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={4: 2})), "no rank 4"),
         (lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(fails={-1: 0})), "no rank -1"),
-        (lambda: simulate("ring", 1024, 4096, NET), "take finish_times"),
+        (lambda: simulate("ring", 1024, 4096, NET), "use finish_times"),
         (lambda: Network.hosts(0, 4, ONE, ONE), "hosts = 0"),
         (lambda: Network.torus((2, 0), ONE), "dimension 1 = 0"),
         (lambda: Network.tree(2, 2, ONE, oversubscription=-1), "oversubscription = -1"),

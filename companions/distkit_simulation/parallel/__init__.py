@@ -1,7 +1,7 @@
-"""A model on many ranks: which layouts are possible, what they hold, and how long ranks wait.
+"""A model on many ranks: valid layouts, memory, pieces of parameters, and waits.
 
-:class:`Layout` says whether dp · tp · pp ranks can share a model; :class:`Transformer` how much
-memory that takes; :func:`shards` which rank holds which piece; :func:`idle` how long ranks waited.
+:class:`Layout` checks whether dp · tp · pp ranks can share a model; :class:`Transformer` computes
+memory; :func:`shards` lists the pieces on each rank; :func:`idle` measures waits.
 """
 
 from distkit_simulation.parallel.layout import Layout

@@ -15,17 +15,17 @@ from distkit.errors import LayoutError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: Of the mesh, from the outside in: the ranks of a tensor-parallel group are neighbours.
+#: The axes of the mesh, outermost first: ranks of a tensor-parallel group are neighbours.
 AXES = ("dp", "pp", "tp")
-#: What tensor-parallel ranks divide among themselves.
+#: The sizes that tensor-parallel ranks divide.
 SLICED = ("heads", "kv_heads", "hidden", "inner", "vocabulary", "sequence")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """dp · pp · tp ranks: so many copies of a model, its layers in stages, each layer in slices.
+    """dp · pp · tp ranks: copies of a model, its layers in stages, each layer in slices.
 
-    Every number that is given is checked at once, before any process starts.
+    All given numbers are checked before any process starts.
 
     Args:
         dp: data-parallel copies; each gets its part of the batch.
@@ -45,7 +45,7 @@ class Layout:
         devices_per_host: a tensor-parallel group stays within a host.
 
     Raises:
-        LayoutError: Something does not fit; all of it is named, and the nearest layouts that do.
+        LayoutError: Some numbers do not fit; the message names them and the nearest valid layouts.
 
     Example:
         >>> Layout(dp=2, tp=2, pp=2, world=8, heads=32, layers=32).place(5)
@@ -89,7 +89,7 @@ class Layout:
         return self.dp * self.tp * self.pp
 
     def place(self, rank: int) -> dict[str, int]:
-        """Where a rank is on each axis.
+        """The position of a rank on each axis.
 
         >>> Layout(dp=2, pp=2).place(1)
         {'dp': 0, 'pp': 1, 'tp': 0}
@@ -101,7 +101,7 @@ class Layout:
         return {"dp": dp, "pp": pp, "tp": tp}
 
     def group(self, rank: int, axis: str) -> list[int]:
-        """The ranks that differ from this one on one axis alone, itself included.
+        """The ranks that differ from this one on one axis only, including itself.
 
         >>> Layout(dp=2, tp=2).group(0, "dp")
         [0, 2]
@@ -138,7 +138,7 @@ def _no_counts(numbers: dict[str, Any]) -> Iterator[str]:
 
 
 def _misfits(it: Any) -> Iterator[str]:
-    """One sentence for each rule that is broken."""
+    """A sentence for each violated rule."""
     if it.world not in (None, it.dp * it.tp * it.pp):
         yield f"dp · tp · pp = {it.dp * it.tp * it.pp} ranks, but there are {it.world}"
     tp, stages, pieces = f"tp = {it.tp}", it.pp * it.chunks, it.dp * it.microbatches
@@ -181,7 +181,7 @@ def _remedy(numbers: dict[str, Any]) -> str:
 
 
 def _candidates(asked: list[int], world: int | None) -> Iterator[tuple[int, ...]]:
-    """All ways to share the world; if it is not given, all up to twice what was asked for."""
+    """All layouts of the world; without one, all up to twice the given numbers."""
     if world is None:
         yield from product(*(range(1, 2 * most + 1) for most in asked))
     else:

@@ -1,4 +1,4 @@
-"""How much memory training takes on each rank: by formula, and counted in a process.
+"""Memory of training on each rank: by formula, and counted in a process.
 
 Bytes, with parameters and gradients of 2 bytes each and Adam's 8: two moments of 4. In
 published tables "GB" is often :data:`GIB`.
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class States:
-    """What a rank keeps from step to step [bytes]."""
+    """The state that a rank keeps between steps [bytes]."""
 
     parameters: float
     gradients: float
@@ -25,7 +25,7 @@ class States:
 
     @property
     def total(self) -> float:
-        """All together [bytes]."""
+        """The sum [bytes]."""
         return self.parameters + self.gradients + self.optimizer
 
     @classmethod
@@ -39,21 +39,21 @@ class States:
         gradient: int = 2,
         optimizer: int = 8,
     ) -> States:
-        """The states of a rank in data parallelism, with what ZeRO shards divided by the ranks.
+        """The state of a rank in data parallelism, with sharded parts divided by the ranks.
 
         Stage 1 shards the optimizer's states, 2 also the gradients, 3 also the parameters; 0 is
         DDP, which shards nothing.
 
         Args:
-            parameters: how many.
-            ranks: R, the data-parallel ranks.
-            stage: of ZeRO, from 0 to 3.
-            parameter: bytes of each.
-            gradient: bytes of that of each parameter.
-            optimizer: bytes of its states for each parameter.
+            parameters: number of parameters.
+            ranks: R, number of data-parallel ranks.
+            stage: stage of ZeRO, from 0 to 3.
+            parameter: bytes of a parameter.
+            gradient: bytes of a gradient.
+            optimizer: bytes of optimizer state for each parameter.
 
         Raises:
-            ValueError: There is no such stage, or no rank.
+            ValueError: The stage is unknown, or there is no rank.
 
         Source:
             Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
@@ -77,7 +77,7 @@ class States:
 
 @dataclass(frozen=True)
 class Transformer:
-    """The sizes of a decoder in the manner of Llama, and what they cost.
+    """The sizes of a decoder like Llama, and its memory.
 
     Args:
         layers: L.
@@ -85,7 +85,7 @@ class Transformer:
         heads: of the queries.
         kv_heads: of keys and values.
         inner: width of the gated feed-forward layer.
-        vocabulary: tokens; the embedding at the end is another than that at the beginning.
+        vocabulary: number of tokens; input and output embedding are separate.
 
     Example:
         >>> LLAMA_3_8B.parameters
@@ -114,7 +114,7 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All parameters, but for those of the norms, which are fewer than 0.01 %."""
+        """All parameters, without those of norms (less than 0.01 %)."""
         return 2 * self.embedding + self.layers * self.layer
 
     def activations(
@@ -138,8 +138,8 @@ class Transformer:
         "full"       2                      2
         ===========  =====================  ==================
 
-        "selective" computes the scores of attention again in backward, as FlashAttention does too;
-        "full" keeps each layer's input alone. What is kept outside of the layers is not counted.
+        "selective" recomputes attention scores in backward, like FlashAttention; "full" keeps only
+        each layer's input. Activations outside of the layers are not counted.
 
         Args:
             sequence: s, the tokens of a sample.
@@ -150,7 +150,7 @@ class Transformer:
                 layers.
 
         Raises:
-            ValueError: There is no such way to recompute.
+            ValueError: ``recompute`` is unknown.
 
         Source:
             Korthikanti et al., "Reducing activation recomputation in large transformer models",
@@ -174,7 +174,7 @@ class Transformer:
         return kept[recompute] * sequence * batch * self.hidden * self.layers
 
     def largest_stage(self, stages: int) -> float:
-        """Parameters of the first stage of a pipeline, which has an embedding beside its layers.
+        """Parameters of the first stage of a pipeline, which also has an embedding.
 
         >>> round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4)
         2.6035
@@ -193,10 +193,10 @@ class Transformer:
         chunks: int = 1,
         **kept: Any,
     ) -> float:
-        """Bytes that the first rank of a pipeline keeps: its layers, for all micro-batches held.
+        """Bytes of activations on the first rank of a pipeline, for all micro-batches in flight.
 
-        1F1B holds as many as there are stages: a pipeline saves none of the activations. ``kept``
-        are arguments of :meth:`activations`, such as ``tensor``.
+        1F1B has one per stage in flight: a pipeline does not reduce activations. ``kept`` are
+        arguments of :meth:`activations`, such as ``tensor``.
 
         Example:
             >>> whole = LLAMA_3_8B.activations(1024)
@@ -214,7 +214,7 @@ LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
 def tensor_bytes() -> int:
     """Bytes of all tensors in this process, with their gradients; a shared storage counts once.
 
-    Tensors that only autograd holds are not seen: count them after backward.
+    Tensors that only autograd holds are not counted: call this after backward.
 
     Example:
         >>> import torch
@@ -226,7 +226,7 @@ def tensor_bytes() -> int:
     """
     import torch
 
-    plain = (torch.Tensor, torch.nn.Parameter)  # a DTensor's own tensor is another one of these
+    plain = (torch.Tensor, torch.nn.Parameter)  # a DTensor's local tensor is among these
     found = [thing for thing in gc.get_objects() if type(thing) in plain]
     found += [t.grad for t in found if t.is_leaf and type(t.grad) in plain]
     storages = {

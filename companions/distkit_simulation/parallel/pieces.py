@@ -1,4 +1,4 @@
-"""What a run shows: which rank holds which piece of a model, and how long ranks waited."""
+"""Pieces of a model on each rank, and waits of ranks in a run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 def shards(
     model: nn.Module | Tensor | Mapping[str, Tensor], name: str = "tensor"
 ) -> list[dict[str, Any]]:
-    """Say which rank holds which piece of each parameter; a collective, called on every rank.
+    """List the pieces of each parameter on each rank; a collective, called on every rank.
 
-    Plain tensors, DTensors of any mesh and what ``fully_shard`` makes of a model are told alike,
-    and also ranks that hold different layers, and the layers of
-    :mod:`distkit.algorithms.tensor_parallel`. Nothing but sizes is sent.
+    Covers plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks that hold
+    different layers, and the layers of :mod:`distkit.algorithms.tensor_parallel`. Only sizes are
+    sent.
 
     Args:
         model: a model, a tensor, or tensors by name.
-        name: of a tensor without one.
+        name: the name of a single tensor.
 
     Returns:
-        For each tensor its ``name``, its whole ``shape`` and its ``pieces``, one for each rank that
-        holds any of it: ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement``
+        The ``name``, global ``shape`` and ``pieces`` of each tensor, one for each rank that holds
+        some of it: ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement``
         as torch names it, such as "Shard(0)" or "Replicate()".
 
     Raises:
@@ -82,7 +82,7 @@ _Piece = tuple[str, list[int] | None, dict[str, Any] | None]
 
 
 def _cut(model: Any) -> dict[str, _Piece]:
-    """What layers say themselves of parameters that they have cut in equal parts over a group."""
+    """The parameters that layers declare as sharded equally over a group."""
     import torch.distributed as dist
 
     found: dict[str, _Piece] = {}
@@ -99,7 +99,7 @@ def _cut(model: Any) -> dict[str, _Piece]:
 
 
 def _piece(key: str, tensor: Tensor) -> _Piece:
-    """A tensor's name, its whole shape, and what this rank holds of it."""
+    """A tensor's name, its global shape, and this rank's piece."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -121,26 +121,26 @@ def _piece(key: str, tensor: Tensor) -> _Piece:
 
 
 def _placement(placement: Any) -> str:
-    """As it is written in code."""
+    """A placement as it is written in code."""
     if placement.is_partial():
         return f"Partial({placement.reduce_op})"
     return "Replicate()" if placement.is_replicate() else f"Shard({placement.dim})"
 
 
-#: What does not keep a rank from computing: its own marks, and sends, which go on beside it.
+#: Operations that do not block computation: marks and sends.
 _BESIDE = {Op.MARK, Op.SEND}
 
 
 def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """The share of the time in which each rank waits in a receive or a collective, or has ended.
+    """The share of time in which each rank waits in a receive or a collective, or has ended.
 
-    The time is from the first rank's beginning to the last one's end; for a pipeline with one
-    stage a rank, and messages that take no time, the result is (p-1)/(m+p-1).
+    The time is from the first begin to the last end of any rank; for a pipeline with one stage per
+    rank and free messages the result is (p-1)/(m+p-1).
 
     Args:
-        trace: of a run or of the simulator.
-        label: of a ``dk.mark`` around what is measured, on every rank; the last such span counts.
-            Without it, it is the whole trace.
+        trace: the trace of a run or of the simulator.
+        label: the label of a ``dk.mark`` on every rank, whose last span is measured; by default
+            the whole trace.
 
     Returns:
         rank -> share from 0 to 1.
@@ -170,7 +170,7 @@ def _ends(span: Span) -> tuple[float, float]:
 
 
 def _window(spans: Iterable[Span], rank: int, label: str) -> tuple[float, float]:
-    """When the rank was at it."""
+    """The begin and end of the measured part on a rank."""
     mine = [s for s in spans if s.rank == rank and label in ("", s.label)]
     if not mine:
         what = f"no finished span {label!r}: put `with dk.mark({label!r}):` around it"

@@ -1,1 +1,1 @@
-"""Who holds what: the samples of a dataset, and the pieces of parameters."""
+"""Maps of the samples of a dataset and the pieces of parameters."""

@@ -1,7 +1,7 @@
-"""Which rank holds which piece of each parameter, as a scene that does not move.
+"""The pieces of each parameter by rank, as a static scene.
 
-A line for each parameter: its name and shape, and for each rank a box that stands for the whole
-parameter, in which the pieces that the rank holds are coloured.
+Each parameter has a line with its name and shape, and for each rank a box that represents the whole
+parameter, in which the rank's pieces are coloured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distkit.views.scene.marks import Scene, Shape, picture, rect, text, title
 from distkit.views.scene.painter import cut
 from distkit.views.scene.units import count
 
-#: So many parameters of one kind are named one by one.
+#: The largest number of parameters of one kind that are listed by name.
 FEW = 3
 
 #: A parameter: ``name``, ``shape`` and ``pieces``, each with ``rank``, ``offset``, ``shape`` and
@@ -26,9 +26,9 @@ FEW = 3
 Parameter = dict[str, Any]
 
 WIDTH, LEFT, GAP, WIDEST = 900, 268, 10, 150  # of the field; of the ranks' columns
-#: Heights: of the head, of a line at most and least, of all; a vector is so wide.
+#: Heights of the head, of a line (largest, smallest) and of the field; width of a vector.
 HEAD, TALL, LOW, HIGH, SLIM = 22, 50, 23, 430, 14
-MOST = 14  # lines: the parameters beyond are in one
+MOST = 14  # lines; further parameters share one
 SAID = (
     "Each box stands for a whole parameter; coloured is what a rank holds of it. Ranks with the "
     "same part coloured hold copies."
@@ -86,7 +86,7 @@ class _Painter:
             self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
 
     def _parameter(self, y: float, kind: Sequence[Parameter]) -> None:
-        """A line for parameters that are divided alike, of which the first is drawn."""
+        """A line for parameters that are divided equally, of which the first is drawn."""
         one, high = kind[0], self.tall - 8
         self.scene.add(0, y, *_words(kind, high))
         wide, axes = self.wide if len(one["shape"]) > 1 else SLIM, drawn_axes(one)
@@ -100,7 +100,7 @@ class _Painter:
             self.scene.add(self._x(rank), y, title(f"rank {rank} holds {told}"), *boxes)
 
     def _sum(self, y: float, words: str, some: Sequence[Parameter]) -> None:
-        """What each rank holds of several parameters, as a part of a bar."""
+        """The share of several parameters on each rank, as a bar."""
         whole, high = max(1, sum(map(size, some))), self.tall - 8
         self.scene.add(0, y, text(words, "name", y=high / 2 + 5))
         for rank, lane in self.lanes.items():
@@ -120,7 +120,7 @@ class _Painter:
 
 
 def _words(kind: Sequence[Parameter], high: float) -> Iterator[Shape]:
-    """The name of parameters, and below or beside it their shape and how they are divided."""
+    """The name of parameters, their shape and placement."""
     one, name = kind[0], named(kind)
     placed = sorted({str(p["placement"]) for p in one["pieces"] if not _alone(one, p)})
     times = [f"{len(kind)} times"] if len(kind) > 1 else []
@@ -135,7 +135,7 @@ def _words(kind: Sequence[Parameter], high: float) -> Iterator[Shape]:
 
 
 def _alone(one: Parameter, piece: Parameter) -> bool:
-    """True if one rank has all of it, which torch calls replicated, too."""
+    """True if a single rank holds the parameter, which torch calls replicated, too."""
     return len(one["pieces"]) == 1 and piece["placement"] == "Replicate()"
 
 
@@ -143,7 +143,7 @@ def _alone(one: Parameter, piece: Parameter) -> bool:
 
 
 def alike(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
-    """Parameters of the same name but for numbers, shape and pieces together: repeated layers."""
+    """Group parameters whose names differ only in numbers, with equal shapes and pieces."""
     found: dict[str, list[Parameter]] = defaultdict(list)
     for p in parameters:
         found[repr((re.sub(r"\d+", "*", p["name"]), p["shape"], p["pieces"]))].append(p)
@@ -151,7 +151,7 @@ def alike(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
 
 
 def named(kind: Sequence[Parameter]) -> str:
-    """The names of a few parameters; of more, which differ in a layer's number, with a star.
+    """The names of a few parameters; for more, a pattern with a star for the layer's number.
 
     >>> named([{"name": f"{i}.weight"} for i in (0, 2)])
     '0.weight, 2.weight'
@@ -166,12 +166,12 @@ def named(kind: Sequence[Parameter]) -> str:
 
 
 def size(part: Parameter) -> int:
-    """The number of values of a parameter, or of a piece."""
+    """The number of values of a parameter or a piece."""
     return math.prod(part["shape"])
 
 
 def shaped(shape: Sequence[int]) -> str:
-    """A shape in words.
+    """A shape as text.
 
     >>> shaped([4, 8]), shaped([])
     ('4 × 8', 'one value')
@@ -180,7 +180,7 @@ def shaped(shape: Sequence[int]) -> str:
 
 
 def sliced(shape: Sequence[int], piece: Parameter) -> str:
-    """A piece as Python slices it.
+    """A piece as a Python slice.
 
     >>> sliced([8, 3], {"offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"})
     '[2:4, :] (2 × 3), Shard(0)'
@@ -193,7 +193,7 @@ def sliced(shape: Sequence[int], piece: Parameter) -> str:
 
 
 def drawn_axes(parameter: Parameter) -> tuple[int, int]:
-    """The two dimensions that are drawn, down and across: the first ones that are divided."""
+    """The two drawn dimensions, vertical and horizontal: the first that are divided."""
     shape = parameter["shape"]
     divided = [
         d for d, n in enumerate(shape) if any(p["shape"][d] != n for p in parameter["pieces"])
@@ -206,20 +206,20 @@ def drawn_axes(parameter: Parameter) -> tuple[int, int]:
 def window(
     shape: Sequence[int], piece: Parameter, axes: tuple[int, int]
 ) -> tuple[float, float, float, float]:
-    """Where a piece is in a parameter's box: x, width, y and height, as parts of the whole."""
+    """The position of a piece in a parameter's box: x, width, y and height, relative to it."""
     down, across = (_part(shape, piece, d) for d in axes)
     return *across, *down
 
 
 def _part(shape: Sequence[int], piece: Parameter, d: int) -> tuple[float, float]:
-    """Where a piece begins in a dimension and how much it has, as parts; all of one not there."""
+    """The relative begin and extent of a piece in a dimension; a missing one is filled."""
     if d < 0:
         return 0.0, float(all(piece["shape"]))
     return piece["offset"][d] / max(1, shape[d]), piece["shape"][d] / max(1, shape[d])
 
 
-def told(parameters: Sequence[Parameter]) -> Iterator[str]:
-    """For a terminal: parameters and their pieces, line by line."""
+def describe(parameters: Sequence[Parameter]) -> Iterator[str]:
+    """Lines of text about parameters and their pieces."""
     for kind in alike(parameters):
         one, many = kind[0], f", {len(kind)} times" if len(kind) > 1 else ""
         yield f"{named(kind)} {shaped(one['shape'])}{many}"

@@ -1,6 +1,6 @@
-"""Which replica uses which samples of a dataset in which step, as a scene that plays step by step.
+"""The samples of a dataset that each replica uses in each step, as an animated scene.
 
-Above a field for each sample, in the order of the data; below a row for each replica.
+The upper part has a cell for each sample, in the order of the data; the lower a row per replica.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from distkit.views.scene.painter import cut
 from distkit.views.scene.units import count, joined
 
 WIDTH, LEFT, RIGHT = 900, 92, 812  # of the field; of the steps
-#: Heights: of all samples together at most, of a row and of all rows together; the largest cell.
+#: Largest heights of all samples, of a row and of all rows; the largest cell.
 SAMPLES, ROW, ROWS, LARGEST = 190, 34, 176, 30
-#: More samples are not drawn one by one, more steps not at all; so many files have a line each.
+#: The largest numbers of cells for samples, of drawn steps, and of files with separate lines.
 MOST, STEPS, FILES = 20_000, 400, 8
-DENSE = 240  # pieces: more have no words
-SOON = 0.01  # steps: so soon after its begin a step is seen, and not yet before the first
+DENSE = 240  # pieces; more have no labels
+SOON = 0.01  # steps: a step appears this long after its begin
 NAMES = 110  # width of the files' names
-GRID, NUMBER, CURSOR, NOW = range(4)  # each is drawn above those before it
+GRID, NUMBER, CURSOR, NOW = range(4)  # layers, from the lowest
 SAID = {
     "FILE": "Each replica reads files of its own, and takes its piece of each batch from them.",
     "DATA": "Each replica takes its piece of each global batch, and skips the samples of others.",
     "OFF": "Each replica reads all samples: nothing is divided, and each sample counts {} times.",
 }
-#: Cells side by side: column and line of the first, how many columns and how many lines.
+#: A rectangle of cells: column and line of the first, numbers of columns and lines.
 Run = tuple[int, int, int, int]
 
 
@@ -38,7 +38,7 @@ def draw(plan: Plan, name: str = "") -> Json:
     """The picture of a plan, for both painters.
 
     Args:
-        plan: of a dataset.
+        plan: the plan of a dataset.
         name: the title.
     """
     return _Painter(plan).picture(name)
@@ -117,7 +117,7 @@ class _Painter:
     # -- the samples ------------------------------------------------------------------------
 
     def _samples(self, grid: Grid) -> None:
-        """A field for each sample, in as many layers as replicas use it."""
+        """A cell for each sample, with a layer for each replica that uses it."""
         used = Counter(s for mine in self.rows for rows in mine for s in rows)
         layers = self.plan.replicas if max(used.values(), default=1) > 1 else 1
         self.scene.add(0, 0, *grid.frame(), layer=GRID)
@@ -136,7 +136,7 @@ class _Painter:
         self.scene.add(0, 0, *grid.numbers(), layer=NUMBER)
 
     def _now(self, step: int, x: float, y: float, *drawing: Shape) -> None:
-        """What is drawn while a step lasts, and when it has just ended."""
+        """Draw during a step and in the frame held at its end."""
         begin, end = step + SOON, float(step + 1)
         self.scene.add(x, y, *drawing, begin=begin, end=end, layer=NOW)
         self.scene.hold_frame(step, x, y, *drawing, layer=NOW)
@@ -162,7 +162,7 @@ class _Painter:
         self.scene.add(x, y, cursor, begin=0.0, end=end, to=to, steady=True, layer=CURSOR)
 
     def _steps(self, replica: int, y: float) -> None:
-        """A replica's piece of each step, as high as it has samples; very many in one path."""
+        """A replica's bar for each step, by number of samples; very many as a single path."""
         pitch, high, d = (RIGHT - LEFT) / max(1, self.steps), self.high - 5, ""
         wide = max(pitch - 1.5, 0.8 * pitch)
         for step, rows in enumerate(self.rows[replica]):
@@ -180,7 +180,7 @@ class _Painter:
     def _piece(
         self, step: int, replica: int, wide: float, high: float, tall: float
     ) -> Iterator[Shape]:
-        """The samples of a replica in a step, with their numbers if they fit."""
+        """The samples of a replica in a step, labelled if space permits."""
         rows, told = self.rows[replica][step], f"step {step + 1}, replica {replica}"
         yield title(f"{told}: {count(len(rows), 'sample')}: {listed(rows, 12)}".rstrip(": "))
         if not rows:
@@ -195,12 +195,12 @@ class _Painter:
 
 
 class Grid:
-    """Places of samples: cells of one size in lines, each file on lines of its own if they are few.
+    """The cells of samples, in lines; a few files each start on a new line.
 
     Args:
-        samples: how many.
-        files: the name of each file and the number of its samples, if the data are in files.
-        apart: a line has a multiple of so many, if there is room for some.
+        samples: number of samples.
+        files: name and number of samples of each file, if there are files.
+        apart: the number that divides the samples of a line, if possible.
     """
 
     def __init__(self, samples: int, files: Sequence[tuple[str, int]] = (), apart: int = 1) -> None:
@@ -219,7 +219,7 @@ class Grid:
         ]
 
     def _fitting(self, apart: int) -> tuple[float, int]:
-        """The size of the largest cells that fit, and how many of them make a line."""
+        """The size of the largest cells that fit, and their number in a line."""
         room = WIDTH - self.left - 2
         for half in range(2 * LARGEST, 1, -1):
             cell, columns = half / 2, int(room / (half / 2))
@@ -229,7 +229,7 @@ class Grid:
         return cell, columns
 
     def runs(self, samples: Iterable[int]) -> list[Run]:
-        """Neighbours as one, in a line or in a column, whichever are fewer.
+        """Merge neighbours in lines or in columns, whichever gives fewer.
 
         >>> Grid(100).runs([1, 0, 2, 5])
         [(0, 0, 3, 1), (5, 0, 1, 1)]
@@ -240,7 +240,7 @@ class Grid:
         return min(across, down, key=len)
 
     def area(self, samples: Iterable[int], style: str, lane: int, layer: tuple[int, int]) -> Shape:
-        """The cells of samples, or a layer of each, as thick lines in units of cells."""
+        """The cells of samples, or a layer of them, as thick lines in units of cells."""
         nth, of = layer
         d, before = "", (0.0, 0.0)
         for x, y, w, h in self.runs(samples):
@@ -252,7 +252,7 @@ class Grid:
         return "path", style, lane, (("d", d), ("transform", scale), ("stroke-width", thick)), ""
 
     def outline(self, samples: Iterable[int], lane: int, layer: tuple[int, int]) -> Shape:
-        """The edges of cells, or where they are too small their areas."""
+        """The edges of cells, or their areas if cells are small."""
         if self.cell < 6:
             return self.area(samples, "inked", lane, layer)
         c = self.cell
@@ -263,7 +263,7 @@ class Grid:
         return path(d, "fresh")
 
     def frame(self) -> Iterator[Shape]:
-        """The names of files."""
+        """The names of the files."""
         for (name, size), start, line_ in zip(self.files, self.starts, self.lines, strict=False):
             if len(self.files) > 1:
                 told = cut(name.rpartition("/")[2], NAMES - 12, 12)
@@ -271,7 +271,7 @@ class Grid:
                 yield text(told, "words", x=2, y=(line_ + 0.5) * self.cell + 4)
 
     def numbers(self) -> Iterator[Shape]:
-        """The numbers of samples, where there is room; edges between cells."""
+        """The edges between cells, and the numbers of samples if they fit."""
         c, last = self.cell, len(self.places) - 1
         if c < 6:
             return
@@ -286,7 +286,7 @@ class Grid:
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Neighbours in the second coordinate as one: both coordinates, and how many."""
+    """Merge neighbours in the second coordinate: both coordinates and the count."""
     found: list[tuple[int, int, int]] = []
     for a, b in sorted(places):
         if found and (found[-1][0], found[-1][1] + found[-1][2]) == (a, b):
@@ -297,7 +297,7 @@ def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 
 def listed(rows: Sequence[int], most: int) -> str:
-    """Samples in words: ranges and steps as such, at most so many numbers.
+    """Samples as text: ranges, steps, or at most ``most`` numbers.
 
     >>> listed([4, 5, 6, 7], 3), listed([0, 4, 8, 12], 3), listed([7, 1, 9, 3], 3), listed([5], 1)
     ('4–7', '0, 4 … 12', '7, 1, 9 …', '5')
@@ -313,8 +313,8 @@ def listed(rows: Sequence[int], most: int) -> str:
     return f"{', '.join(told[:most])} …"
 
 
-def told(plan: Plan) -> Iterator[str]:
-    """For a terminal: what each replica uses in the first steps and in the last, line by line."""
+def describe(plan: Plan) -> Iterator[str]:
+    """Lines of text: the samples of each replica in the first two steps and the last."""
     steps = range(plan.steps)
     for replica, share in enumerate(plan.shares):
         yield f"replica {replica}: {count(share, 'sample')}"

@@ -1,4 +1,4 @@
-"""Who holds what: which replica uses which samples, which rank has which piece of a parameter."""
+"""The view of samples by replica, or of pieces of parameters by rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from distkit_simulation.shard_map import pieces, samples
 class ShardMap(SceneView):
     """Shows how data or parameters are divided.
 
-    Of a dataset: a field for each sample in the colour of the replica that uses it, and below the
-    samples of each replica in each step; space plays, arrow keys go from step to step. Of a
-    model: a box for each parameter and rank, in which the rank's piece is coloured.
+    For a dataset: a cell for each sample in the colour of its replica, and the samples of each
+    replica in each step; space plays, arrow keys go from step to step. For a model: a box for each
+    parameter and rank, in which the rank's piece is coloured.
 
     Args:
         source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
@@ -24,7 +24,7 @@ class ShardMap(SceneView):
         name: the title.
 
     Raises:
-        TypeError: ``source`` is neither, or the data do not tell how many samples they have.
+        TypeError: ``source`` is neither, or the number of samples is unknown.
 
     >>> half = {"rank": 1, "offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"}
     >>> ShardMap([{"name": "weight", "shape": [4, 3], "pieces": [half]}])
@@ -36,10 +36,10 @@ class ShardMap(SceneView):
     def __init__(self, source: Any, name: str = "") -> None:
         plan = getattr(source, "plan", source)
         if isinstance(plan, Plan):
-            self._data, self._told = samples.draw(plan, name), list(samples.told(plan))
+            self._data, self._told = samples.draw(plan, name), list(samples.describe(plan))
         else:
             found = _parameters(source)
-            self._data, self._told = pieces.draw(found, name), list(pieces.told(found))
+            self._data, self._told = pieces.draw(found, name), list(pieces.describe(found))
         self._open()
 
     def __repr__(self) -> str:
