@@ -140,7 +140,7 @@ def now(spans, time):
 def version(run, time, server=None, key="w"):
     """The version of a key, None before the first value."""
     server = run.history.of("server")[0] if server is None else server
-    return next((v for v, _ in now(run.versions.get((server, key), ()), time)), None)
+    return next((v for v, *_ in now(run.versions.get((server, key), ()), time)), None)
 
 
 def lying(run, time):
@@ -275,7 +275,7 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
 def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
-    (last,) = (late for _, end, (_, late) in run.versions[2, "w"] if end > run.end)
+    (last,) = (late for _, end, (_, late, _) in run.versions[2, "w"] if end > run.end)
     assert (version(run, run.end), last, lying(run, run.end)) == (2, {1: 1}, [])
     assert not any(kind == "waits" for kind, _ in doing(run, run.end).values())
     assert run.history.quorum() == 1

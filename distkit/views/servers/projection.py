@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.units import count
 from distkit.views.scene.values_svg import written
-from distkit.views.servers.history import ServerHistory, read
+from distkit.views.servers.history import Request, ServerHistory, read
 from distkit.views.servers.keyframes import Keyframe, keyframes
 from distkit.views.servers.layout import MAX_WORKERS, histogram
 from distkit.views.servers.waits import Stretch, Wait, deaths, find, statuses
@@ -22,8 +21,9 @@ MAX_KEYFRAMES, BLOCK = 6_000, 1_000
 
 #: A key on a server.
 At = tuple[int, str]
-#: Begin and end of a version [s], its number, and the staleness of its gradients by worker.
-Version = tuple[float, float, tuple[int, Mapping[int, int]]]
+#: Begin and end of a version [s], its number, the staleness of its gradients by worker, and its
+#: values if they are few.
+Version = tuple[float, float, tuple[int, Mapping[int, int], str]]
 
 
 @dataclass(frozen=True)
@@ -131,37 +131,34 @@ def _rows(history: ServerHistory) -> dict[At, Row]:
 
 def _versions(history: ServerHistory, rows: dict[At, Row]) -> dict[At, list[Version]]:
     """The versions of each key, in order."""
-    given: dict[tuple[int, At], float] = {}  # time of the first value by run and key
+    given: dict[tuple[int, At], Request] = {}  # the first request that shows a value
     for r in history.requests:
         at = r.server, r.key
         lost = r.failed is not None and (r.refused or r.left is None)
         if at not in rows or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
             continue
-        given[r.run, at] = min(given.get((r.run, at), math.inf), r.arrived)
+        first = given.setdefault((r.run, at), r)
+        if first.arrived is None or r.arrived < first.arrived:
+            given[r.run, at] = r
     none: Mapping[int, int] = {}
-    changes = [(time, run, at, 0, none) for (run, at), time in given.items()]
+    changes = [
+        (r.arrived or 0.0, run, at, 0, none, r.value if r.op is Op.INIT else None)
+        for (run, at), r in given.items()
+    ]
     for u in history.updates:
         if u.end is not None:
-            changes.append((u.end, u.run, (u.server, u.key), u.version, u.late))
+            changes.append((u.end, u.run, (u.server, u.key), u.version, u.late, u.value))
     found: dict[At, list[Version]] = defaultdict(list)
     last: dict[At, int] = {}
-    for time, run, at, version, late in sorted(changes, key=lambda c: c[:4]):
+    for time, run, at, version, late, value in sorted(changes, key=lambda c: c[:4]):
         if version == 0 and last.get(at) == run:
             continue  # an update was recorded before the first value
         if found[at]:
             begin, end, before = found[at][-1]
             found[at][-1] = begin, min(end, time), before
-        found[at].append((time, history.over(run), (version, late)))
+        found[at].append((time, history.over(run), (version, late, written(value))))
         last[at] = run
     return found
-
-
-def small_values(history: ServerHistory) -> dict[tuple[At, float], str]:
-    """Small values of keys, by key and time [s]."""
-    given = [(r, r.arrived) for r in history.requests if r.op is Op.INIT]
-    first = {((r.server, r.key), time): written(r.value) for r, time in given if time is not None}
-    made = [(u, u.end) for u in history.updates]
-    return first | {((u.server, u.key), t): written(u.value) for u, t in made if t is not None}
 
 
 def opening(run: Serving) -> float:

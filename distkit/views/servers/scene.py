@@ -41,7 +41,6 @@ from distkit.views.servers.projection import (
     notices,
     opening,
     rule_sentence,
-    small_values,
 )
 from distkit.views.servers.waits import Status
 
@@ -98,7 +97,7 @@ class _Painter:
         self.scheduler = places.scheduler
         self.point = {c["rank"]: (c["x"] + c["w"] / 2, c["y"] + c["h"]) for c in self.cards}
         self.point |= {n["rank"]: (n["x"], n["y"]) for n in (*places.workers, *self.scheduler)}
-        self.slots, self.values = self._slots(workers), small_values(history)
+        self.slots = self._slots(workers)
         floor = max([70, *(w["y"] + w["r"] for w in places.workers)])
         floor = max([floor, *(y for _, y in self.point.values())])
         self.bars = floor + 46
@@ -295,9 +294,9 @@ class _Painter:
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
         self.scene.add(*spot["pill"], none, end=first, layer=ROW)
-        for begin, end, (version, late) in self._since(versions):
+        for begin, end, (version, late, told) in self._since(versions):
             pill = _pill(version, "pill", "version")
-            if told := self.values.get((at, begin)):
+            if told:
                 values = _values(self.run.rows[at], spot["w"], version, told)
                 self.scene.add(spot["x"], spot["y"], *values, begin=begin, end=end, layer=ROW)
             self.scene.add(*spot["pill"], *pill, begin=begin, end=end, layer=ROW)

@@ -66,7 +66,7 @@ def to_table(run: Serving) -> str:
         (g.server, g.key) for g in run.history.gradients if run.history.gone(g) > run.end
     )
     for at, row in list(run.rows.items())[:MAX_ROWS]:
-        here = [version for begin, end, (version, _) in run.versions.get(at, ()) if end > run.end]
+        here = [version for begin, end, (version, *_) in run.versions.get(at, ()) if end > run.end]
         version = f"v{here[-1]}" if here else "no value"
         size = ", ".join(filter(None, [human_bytes(row.nbytes), row.share]))
         inbox = f", {count(lying[at], 'gradient')} in the inbox" if lying[at] else ""
