@@ -98,8 +98,8 @@ class _Painter:
         self.point = {c["rank"]: (c["x"] + c["w"] / 2, c["y"] + c["h"]) for c in self.cards}
         self.point |= {n["rank"]: (n["x"], n["y"]) for n in (*places.workers, *self.scheduler)}
         self.slots = self._slots(workers)
-        floor = max([70, *(w["y"] + w["r"] for w in places.workers)])
-        floor = max([floor, *(y for _, y in self.point.values())])
+        feet = [w["y"] + w["r"] for w in places.workers]
+        floor = max([70, *feet, *(y for _, y in self.point.values())])
         self.bars = floor + 46
         height = self.bars + PITCH * min(len(places.workers), LANES) + 2
         self.scene = Scene(WIDTH, height, run.start)
@@ -390,11 +390,7 @@ class _Painter:
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """The token of a message: a gradient with its version, weights, or a request."""
-        version = (
-            keyframe.subject.version
-            if (keyframe.subject.server, keyframe.subject.key) in self.spots
-            else 0
-        )
+        version = keyframe.subject.version
         if keyframe.kind == "push":
             words = f"∇v{version}"
             w = 8 * len(words) + 10
@@ -431,7 +427,7 @@ class _Painter:
         return self._edge(keyframe.src, a, b), self._edge(keyframe.dst, b, a)
 
     def _place(self, rank: int) -> Point | None:
-        role = "server" if any(row.server == rank for row in self.run.rows.values()) else "worker"
+        role = self.run.history.roles.get(rank)
         stubs = ((s["x"], s["y"]) for s in self.stubs if s["role"] == role)
         return self.point.get(rank) or next(stubs, None)
 

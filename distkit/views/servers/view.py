@@ -58,7 +58,7 @@ class Servers(SceneView):
 
 
 def to_table(run: Serving) -> str:
-    """For a terminal, at the end: keys and their versions, who waits for whom, the counters."""
+    """The end of a run as text: keys and their versions, waits, and counters."""
     lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
     if not run.keyframes:
         return f"{lines[0]}\n  {NOTHING}"
