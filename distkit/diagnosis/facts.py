@@ -14,7 +14,6 @@ from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.events import (
     COLLECTIVES,
     COMPUTATION,
-    P2P,
     STACK,
     WORLD,
     Attributes,
@@ -204,18 +203,15 @@ class Evidence:
     # -- messages ---------------------------------------------------------------
 
     @cached_property
-    def _ends_of_messages(self) -> list[dict[Op, Span]]:
-        found: dict[str, dict[Op, Span]] = defaultdict(dict)
-        for s in self.spans:
-            if s.op in P2P and s.peer is not None:
-                found[self.trace.matches[s.rank, s.seq]][s.op] = s
-        return list(found.values())
+    def _ends_of_messages(self) -> list[list[Span]]:
+        """The ends of each message that have begun, the send before the receive."""
+        ends = ((m.send, m.recv) for m in self.trace.messages if m.op is Op.SEND)
+        return [[self.by_key[end] for end in both if end in self.by_key] for both in ends]
 
     @cached_property
     def pairs(self) -> list[tuple[Span, Span]]:
         """Each send with its receive, in the order of sending."""
-        found = [(m[Op.SEND], m[Op.RECV]) for m in self._ends_of_messages if len(m) == 2]
-        return sorted(found, key=lambda pair: pair[0].start)
+        return [(both[0], both[1]) for both in self._ends_of_messages if len(both) == 2]
 
     @cached_property
     def alone(self) -> list[Span]:
@@ -223,7 +219,7 @@ class Evidence:
         open_to_all = {
             (s.group, s.rank, s.tag) for s in self.spans if s.op is Op.RECV and s.peer is None
         }
-        single = [next(iter(m.values())) for m in self._ends_of_messages if len(m) == 1]
+        single = [ends[0] for ends in self._ends_of_messages if len(ends) == 1]
         return [s for s in single if s.op is Op.RECV or (s.group, s.peer, s.tag) not in open_to_all]
 
     # -- ranks ------------------------------------------------------------------

@@ -1,21 +1,22 @@
 """State of each rank: running, paused, blocked (and why), finished or failed. Pure.
 
 :class:`WaitForGraph` is fed with events while they arrive and keeps just enough of them to tell
-which blocked rank waits for which. Its rules are those of :attr:`distkit.Trace.matches`.
+which blocked rank waits for which. What matches is as in :attr:`distkit.Trace.matches`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from distkit.events import (
     COLLECTIVES,
     COMPUTATION,
     NO_ATTRIBUTES,
+    P2P,
     STORES,
     WORLD,
     Event,
@@ -25,7 +26,7 @@ from distkit.events import (
     _Word,
 )
 from distkit.trace.awaiting import Awaited, Awaiting, Keys, concerns
-from distkit.trace.calls import at, call, keys, named, never_meet, seen
+from distkit.trace.calls import Channel, at, call, channel_of, keys, named, never_meet, seen
 
 
 class Doing(_Word):
@@ -81,34 +82,6 @@ class RankState:
         return f"rank {self.rank}: {self.doing}{place}" + (f": {self.reason}" * bool(self.reason))
 
 
-@dataclass(slots=True)
-class _Stream:
-    """The point-to-point calls that one sender and one receiver have started, by number."""
-
-    sends: list[int] = field(default_factory=list)
-    recvs: list[int] = field(default_factory=list)
-    sent: int = 0  # sends that are complete
-
-
-@dataclass(slots=True)
-class _Inbox:
-    """Messages to one rank with one tag, by sender; ``anyone``: open receives from any source."""
-
-    streams: dict[int, _Stream] = field(default_factory=lambda: defaultdict(_Stream))
-    anyone: list[int] = field(default_factory=list)
-
-    def left(self, before: int) -> int:
-        """Messages that receives numbered below ``before`` have not asked for by name."""
-        return sum(
-            max(0, len(s.sends) - bisect_left(s.recvs, before)) for s in self.streams.values()
-        )
-
-    def open(self) -> int:
-        """Receives from any source that may still take a message: no completed send did."""
-        taken = sum(max(0, s.sent - len(s.recvs)) for s in self.streams.values())
-        return len(self.anyone) - taken
-
-
 class WaitForGraph:
     """The states of all ranks of a run, updated event by event.
 
@@ -135,8 +108,11 @@ class WaitForGraph:
         self._again: dict[int, str] = {}  # who has not moved in a dead one's place; how that ended
         self._open: set[tuple[int, int]] = set()
         self._at: dict[int, Event] = {}  # what a rank is paused before or blocked in
-        self._inboxes: dict[tuple[str, int, int | None], _Inbox] = defaultdict(_Inbox)
-        self._calls: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        #: The calls that each side of a channel has started, by number.
+        self._calls: dict[Channel, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        self._sent = Counter[Channel]()  # sends that are complete
+        #: The open receives from any source, by receiver and tag.
+        self._anyone: dict[Channel, list[Event]] = defaultdict(list)
         #: What the ranks have set in stores.
         self.keys = Keys()
         #: What the ranks have asked of a parameter server.
@@ -199,26 +175,14 @@ class WaitForGraph:
         """Note that a rank does its part of an operation."""
         if e.op in STORES:
             self.keys.feed(e)
-        elif e.op in COLLECTIVES:
-            calls = self._calls[e.group][e.rank]
-            nth = _nth(calls, e.seq)
-            if nth == len(calls) or calls[nth].seq != e.seq:
-                calls.insert(nth, e)
-        elif e.op is Op.SEND and e.peer is not None:
-            stream = self._inbox(e).streams[e.rank]
-            _add(stream.sends, e.seq)
-            stream.sent += e.state is State.COMPLETED
-        elif e.op is Op.RECV:
-            inbox = self._inbox(e)
-            if e.peer is None:
-                _add(inbox.anyone, e.seq)
-            else:
-                _remove(inbox.anyone, e.seq)  # now it is known who sent
-                _add(inbox.streams[e.peer].recvs, e.seq)
-
-    def _inbox(self, e: Event | Span) -> _Inbox:
-        receiver = e.peer if e.op is Op.SEND and e.peer is not None else e.rank
-        return self._inboxes[e.group, receiver, e.tag]
+        elif e.op is Op.RECV and e.peer is None:
+            _add(self._anyone[_inbox(e)], e)
+        elif e.op in COLLECTIVES or (e.op in P2P and e.peer is not None):
+            if e.op is Op.RECV:
+                _remove(self._anyone[_inbox(e)], e)  # now it is known who sent
+            channel, side = channel_of(e.rank, e)
+            _add(self._calls[channel][side], e)
+            self._sent[channel] += e.op is Op.SEND and e.state is State.COMPLETED
 
     # -- questions --------------------------------------------------------------
 
@@ -300,8 +264,7 @@ class WaitForGraph:
         if e.op in COLLECTIVES:
             return tuple(self._absent(e))
         if e.op is Op.RECV and e.peer is None:
-            inbox = self._inbox(e)
-            come = inbox.left(e.seq) > bisect_left(inbox.anyone, e.seq)
+            come = self._unasked(e) > _nth(self._anyone[_inbox(e)], e.seq)
             return () if come else tuple(r for r in self._members(e.group) if r != e.rank)
         if e.peer is None:  # it sends to a rank that there is not
             return ()
@@ -323,12 +286,23 @@ class WaitForGraph:
 
     def _has_met(self, e: Event | Span) -> bool:
         """True if the other end of a point-to-point call has been started."""
-        inbox = self._inbox(e)
-        if e.op is Op.SEND:
-            stream = inbox.streams[e.rank]
-            return len(stream.recvs) > bisect_left(stream.sends, e.seq) or inbox.open() > 0
-        stream = inbox.streams[e.peer]  # type: ignore[index]
-        return len(stream.sends) > bisect_left(stream.recvs, e.seq)
+        channel, side = channel_of(e.rank, e)
+        calls = self._calls[channel]
+        met = len(calls[1 - side]) > _nth(calls[side], e.seq)
+        return met or (e.op is Op.SEND and self._is_open(_inbox(e)))
+
+    def _unasked(self, e: Event | Span) -> int:
+        """Messages that receives before this one from any source have not asked for by name."""
+        ways = (calls for way, calls in self._calls.items() if way._replace(src=None) == _inbox(e))
+        return sum(max(0, len(calls[1]) - _nth(calls[0], e.seq)) for calls in ways)
+
+    def _is_open(self, inbox: Channel) -> bool:
+        """True if a receive from any source may still take a message: no completed send did."""
+        left = len(self._anyone[inbox])
+        if left:
+            ways = [way for way in self._calls if way._replace(src=None) == inbox]
+            left -= sum(max(0, self._sent[way] - len(self._calls[way][0])) for way in ways)
+        return left > 0
 
     def _absent(self, e: Event | Span) -> Iterator[int]:
         """The members of a group that do not take part in a collective."""
@@ -343,13 +317,13 @@ class WaitForGraph:
 
     def _instead(self, e: Event | Span, other: int) -> Event | None:
         """Another rank's call where this collective is its turn; None if it has made none yet."""
-        nth = _nth(self._calls[e.group][e.rank], e.seq)
-        theirs = self._calls[e.group].get(other, [])
+        calls = self._calls[Channel(e.group)]
+        nth, theirs = _nth(calls[e.rank], e.seq), calls.get(other, [])
         return theirs[nth] if nth < len(theirs) else None
 
     def _members(self, group: str) -> Sequence[int]:
         """The members of a group; until they are known, the ranks seen in it."""
-        return self._groups.get(group) or sorted(self._calls[group])
+        return self._groups.get(group) or sorted(self._calls[Channel(group)])
 
     # -- reasons ----------------------------------------------------------------
 
@@ -428,21 +402,26 @@ def _standing(
     )
 
 
+def _inbox(e: Event | Span) -> Channel:
+    """The messages with one tag to one rank, from any source."""
+    return Channel(e.group, None, e.peer if e.op is Op.SEND else e.rank, e.tag)
+
+
 def _nth(calls: list[Event], seq: int) -> int:
-    """The index of an operation among those of its rank."""
+    """The index of an operation among those of its side."""
     if calls and calls[-1].seq < seq:
         return len(calls)  # nearly always
     return bisect_left(calls, seq, key=lambda e: e.seq)
 
 
-def _add(numbers: list[int], number: int) -> None:
-    """Insert into a sorted list, unless it is there."""
-    i = bisect_left(numbers, number)
-    if i == len(numbers) or numbers[i] != number:
-        numbers.insert(i, number)
+def _add(calls: list[Event], e: Event) -> None:
+    """Insert a call in the order of numbers, unless it is there."""
+    nth = _nth(calls, e.seq)
+    if nth == len(calls) or calls[nth].seq != e.seq:
+        calls.insert(nth, e)
 
 
-def _remove(numbers: list[int], number: int) -> None:
-    i = bisect_left(numbers, number)
-    if i < len(numbers) and numbers[i] == number:
-        del numbers[i]
+def _remove(calls: list[Event], e: Event) -> None:
+    nth = _nth(calls, e.seq)
+    if nth < len(calls) and calls[nth].seq == e.seq:
+        del calls[nth]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from distkit.events import (
     COLLECTIVES,
@@ -33,6 +33,34 @@ class Called(Protocol):
     def where(self) -> str: ...  # noqa: D102
     @property
     def attributes(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+
+class Channel(NamedTuple):
+    """Where operations match in order: a group's collectives, or one way between two ranks.
+
+    >>> str(Channel("world")), str(Channel("world", 0, 1, 7))
+    ('world', 'world:0>1:7')
+    """
+
+    group: str
+    src: int | None = None
+    dst: int | None = None
+    tag: int | None = None
+
+    def __str__(self) -> str:
+        return self.group if self.src is None else f"{self.group}:{self.src}>{self.dst}:{self.tag}"
+
+
+def channel_of(rank: int, it: Any) -> tuple[Channel, int]:
+    """The channel of a collective or of a point-to-point call, and its side there.
+
+    The n-th operation of a side matches the n-th of every other one. Each member of a group is a
+    side of its collectives; of messages there are two, the receiver's and the sender's.
+    """
+    if it.op in COLLECTIVES:
+        return Channel(it.group), rank
+    src, dst = (rank, it.peer) if it.op is Op.SEND else (it.peer, rank)
+    return Channel(it.group, src, dst, it.tag), int(it.op is Op.SEND)
 
 
 _SOURCED = {Op.RECV, Op.BROADCAST, Op.SCATTER}

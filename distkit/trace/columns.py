@@ -19,6 +19,7 @@ from distkit.trace.info import Count, Rank, Whole
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 class Look(NamedTuple):

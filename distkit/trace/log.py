@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distkit.events import COLLECTIVES, Event, Message, Span
-from distkit.trace import hosts, operations
+from distkit.trace import hosts
 from distkit.trace.info import RunInfo
 
 if TYPE_CHECKING:
     import pandas
 
     from distkit.trace.columns import Table
+    from distkit.trace.matching import Pairs
 
 Log = TypeVar("Log", bound="EventLog")
 
@@ -106,9 +107,16 @@ class EventLog(Sequence[Event]):
         return lanes
 
     @cached_property
+    def pairs(self) -> Pairs:
+        """The operations and what belongs together, in columns."""
+        from distkit.trace.matching import Operations, Pairs
+
+        return Pairs(Operations(self.table))
+
+    @cached_property
     def spans(self) -> list[Span]:
         """One entry per operation, in the order of their starts."""
-        return operations.spans(self.events)
+        return self.pairs.spans()
 
     @cached_property
     def matches(self) -> dict[tuple[int, int], str]:
@@ -119,21 +127,25 @@ class EventLog(Sequence[Event]):
         group and tag; the n-th collective of a rank on a group belongs with the n-th of
         every other member.
         """
-        return operations.matches(self.spans)
+        return self.pairs.matches()
 
     @cached_property
     def messages(self) -> list[Message]:
         """One entry per point-to-point transfer, in the order of sending."""
-        return operations.messages(self.spans, self.matches)
+        return self.pairs.messages()
 
     @cached_property
     def collectives(self) -> list[list[Span]]:
         """One entry per collective: the calls of the ranks that took part."""
-        members: dict[str, list[Span]] = defaultdict(list)
-        for s in self.spans:
-            if s.op in COLLECTIVES:
-                members[self.matches[s.rank, s.seq]].append(s)
-        return list(members.values())
+        return self.together(s for s in self.spans if s.op in COLLECTIVES)
+
+    def together(self, spans: Iterable[Span]) -> list[list[Span]]:
+        """Operations by what they belong to; what belongs to nothing is alone."""
+        found: dict[object, list[Span]] = defaultdict(list)
+        for s in spans:
+            at = s.rank, s.seq
+            found[self.matches.get(at, at)].append(s)
+        return list(found.values())
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -146,8 +158,7 @@ class EventLog(Sequence[Event]):
 
         A collective of the backend's own is none: how its bytes went is not recorded.
         """
-        sent = ((m.src, m.dst, 1, m.nbytes) for m in self.messages if m.sent is not None)
-        return hosts.traffic(self.hosts, sent)
+        return hosts.traffic(self.hosts, self.pairs.sums())
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per event; see :class:`Event` for the columns. Needs pandas."""

@@ -15,9 +15,9 @@ from distkit.cluster.notebook import place, sources
 from distkit.events import WORLD, Event, Op, State
 from distkit.recording.plain import decode_rows, encode_rows
 from distkit.recording.recorder import to_event
+from distkit.trace.generations import APART
 from distkit.trace.hosts import hosts_of
 from distkit.trace.info import ClockOffset, RankEnd, Replacement, RunInfo
-from distkit.trace.operations import APART, spans
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -91,11 +91,8 @@ class LiveTrace:
         """The operations that a rank's process was in fail: the process has ended."""
         self._unpack()
         first = self._first[rank]
-        pending = [
-            s
-            for s in spans(e for e in self._events if e.rank == rank)
-            if s.end is None and s.seq >= first
-        ]
+        its = Trace(e for e in self._events if e.rank == rank and e.seq >= first)
+        pending = [s for s in its.spans if s.end is None]
         rows = [
             (
                 s.seq - first,

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from distkit.consistency import Asynchronous, Rule, Synchronous, rule_of
-from distkit.events import NO_ATTRIBUTES, REQUESTS, Op, Span, State, Summary, key_name
+from distkit.events import NO_ATTRIBUTES, Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog
 
 _MATCH = re.compile(r"kv:(\d+):\d+:\d+")
@@ -132,7 +132,9 @@ class ServerHistory:
 
 def read(trace: EventLog) -> ServerHistory:
     """The history of a trace."""
-    requests = list(_requests(trace.spans))
+    requests = [
+        _request(*ends) for ends in trace.pairs.requests() if ends[0].state is not State.SCHEDULED
+    ]
     roles = _roles(trace, requests)
     begins: dict[int, float] = {}
     for r in requests:
@@ -141,15 +143,14 @@ def read(trace: EventLog) -> ServerHistory:
     _drop(requests)
     _part(requests, trace)
     gradients = _walk(requests, updates)
-    barriers: dict[str, list[Span]] = defaultdict(list)
-    for s in trace.spans:
-        if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED:
-            barriers[trace.matches[s.rank, s.seq]].append(s)
+    barriers = trace.together(
+        s
+        for s in trace.spans
+        if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED
+    )
     workers = sum(role == "worker" for role in roles.values())
     rules = _rules(begins, requests, updates, workers, structs.asdict(trace.info.terms))
-    return ServerHistory(
-        roles, begins, rules, requests, updates, gradients, list(barriers.values())
-    )
+    return ServerHistory(roles, begins, rules, requests, updates, gradients, barriers)
 
 
 def _rules(
@@ -176,20 +177,6 @@ def _rules(
 
 
 # -- requests ---------------------------------------------------------------------------
-
-
-def _requests(spans: Iterable[Span]) -> Iterator[Request]:
-    asked: list[Span] = []
-    ends: dict[Op, dict[str, Span]] = {Op.RECV: {}, Op.SEND: {}}
-    for s in spans:
-        if s.match is None:
-            continue
-        if s.op in ends:
-            ends[s.op].setdefault(s.match, s)  # a request that comes twice counts once
-        elif s.op in REQUESTS and s.peer is not None and s.state is not State.SCHEDULED:
-            asked.append(s)
-    for s in asked:
-        yield _request(s, ends[Op.RECV].get(s.match or ""), ends[Op.SEND].get(s.match or ""))
 
 
 def _request(s: Span, got: Span | None, reply: Span | None) -> Request:

@@ -297,11 +297,7 @@ class _Follower:
         self.latest: dict[int, int] = {}  # the change of each rank's latest receive
 
     def run(self, done: set[Key]) -> None:
-        ties: dict[str, list[Span]] = defaultdict(list)
-        for s in self.trace.spans:
-            if s.op in COLLECTIVES and (match := self.trace.matches.get((s.rank, s.seq))):
-                ties[match].append(s)
-        met = ((max(s.start for s in members), members) for members in ties.values())
+        met = ((max(s.start for s in members), members) for members in self.trace.collectives)
         for time, spans in sorted([*self._messages(done), *met], key=lambda act: act[0]):
             if spans[0].op in COLLECTIVES:
                 self._collective(spans)

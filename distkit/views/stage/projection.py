@@ -168,11 +168,9 @@ def _cargo(cargo: Cargo | None, span: Span | None) -> Json:
 
 
 def _collectives(trace: EventLog) -> list[Json]:
-    ties: dict[str, list[Span]] = defaultdict(list)
-    for s in trace.spans:
-        if s.op in COLLECTIVES and s.state is not State.SCHEDULED:
-            ties[trace.matches.get((s.rank, s.seq), "")].append(s)
-    return [_collective(sorted(members, key=lambda s: s.rank)) for members in ties.values()]
+    begun = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
+    ties = trace.together(begun)
+    return [_collective(sorted(members, key=lambda s: s.rank)) for members in ties]
 
 
 def _collective(members: list[Span]) -> Json:

@@ -53,12 +53,8 @@ def project(trace: EventLog, *, live: bool = False, room: int = MAX_VALUES) -> J
 
 def operations(trace: EventLog) -> list[list[Span]]:
     """The spans of each message and collective with a tensor, in the order in which they began."""
-    found: dict[object, list[Span]] = defaultdict(list)
-    for span in trace.spans:
-        if span.op not in COMPUTATION:
-            at = span.rank, span.seq
-            found[trace.matches.get(at, at)].append(span)
-    groups = [sorted(g, key=_place) for g in found.values() if any(s.dtype for s in g)]
+    found = trace.together(s for s in trace.spans if s.op not in COMPUTATION)
+    groups = [sorted(g, key=_place) for g in found if any(s.dtype for s in g)]
     return sorted(groups, key=lambda group: group[0].start)  # a receiver may wait long before
 
 

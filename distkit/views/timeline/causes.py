@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from distkit.events import Op
-from distkit.views.timeline.operations import Bools, Floats, Ints, Operations, Pairs
+from distkit.trace.columns import Bools, Floats, Ints
+from distkit.trace.matching import Operations, Pairs
 
 #: Clocks are no finer [s].
 SOON = 1e-9
@@ -84,7 +85,7 @@ def _arrival(ops: Operations, pairs: Pairs) -> Floats:
     """When the last rank that each operation needs has arrived; infinity: never."""
     until = np.full(len(ops), -np.inf)
     tied = pairs.tie >= 0
-    last = np.full(len(pairs.ties), -np.inf)
+    last = np.full(pairs.ties, -np.inf)
     np.maximum.at(last, pairs.tie[tied], ops.start[tied])
     # a pull waits for its answer
     sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL])
@@ -103,7 +104,7 @@ def _over(ops: Operations, pairs: Pairs) -> Bools:
     last = np.full(int(ops.rank.max()) + 1, -np.inf)
     np.maximum.at(last, ops.rank[work], ops.start[work])
     late = ops.start > last[ops.rank]
-    ended = np.ones(len(pairs.ties) + 1, bool)
+    ended = np.ones(pairs.ties + 1, bool)
     ended[pairs.tie[~(barrier & late)]] = False  # the last place is for those without a tie
     return barrier & ended[pairs.tie]
 
@@ -243,7 +244,7 @@ def _blamed(ops: Operations, pairs: Pairs) -> Ints:
     tied = np.flatnonzero(pairs.tie >= 0)
     by_start = tied[np.argsort(-ops.start[tied], kind="stable")]
     ties, first = np.unique(pairs.tie[by_start], return_index=True)
-    latest = np.full(len(pairs.ties), -1)
+    latest = np.full(pairs.ties, -1)
     latest[ties] = by_start[first]
     found[tied] = latest[pairs.tie[tied]]
     return found

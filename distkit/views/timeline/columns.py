@@ -9,7 +9,7 @@ run goes on its columns are made anew with each batch of events, and what change
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
 from distkit.trace.calls import call, op_name, wait_of
-from distkit.trace.columns import Look, Table
+from distkit.trace.columns import Bools, Floats, Ints, Look
 from distkit.trace.hosts import Traffic, several, traffic
 from distkit.trace.log import EventLog
+from distkit.trace.matching import Values
 from distkit.trace.training import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
 from distkit.views.scene.units import human_bytes, human_seconds
 from distkit.views.timeline.causes import Causes, causes, unknown
-from distkit.views.timeline.operations import Bools, Floats, Ints, Operations, Pairs
+from distkit.views.timeline.rows import rows
 
 #: A picture opens with the last rank's first call if so much of the time is over then, and so
 #: much of the operations is still to come.
@@ -40,9 +41,6 @@ STEPS = 200
 
 #: Shorter waits are told of nobody [s].
 LEAST = 1e-6
-
-#: The values of an operation's tensor before and after it.
-Values = tuple[Summary | None, Summary | None]
 
 
 class Columns:
@@ -61,13 +59,13 @@ class Columns:
     """
 
     def __init__(self, trace: EventLog, most: int | None = None, *, live: bool = False) -> None:
-        self.info, self._live, self._table = trace.info, live, _drawn(trace.table)
-        self.ops = Operations(self._table)
-        self.pairs = Pairs(self.ops)
+        shown = _without_notes(trace)
+        self.info, self._live, self._table = trace.info, live, shown.table
+        self.pairs, self.ops = shown.pairs, shown.pairs.ops
         self._drawn: Bools = self.ops.rank < MAX_LANES
         if most is not None and self._drawn.sum() > most:
-            drawn = np.flatnonzero(self._drawn)
-            self._drawn[drawn[np.argsort(self.ops.begin[drawn])[most:]]] = False
+            some = np.flatnonzero(self._drawn)
+            self._drawn[some[np.argsort(self.ops.begin[some])[most:]]] = False
 
     # -- as plain objects ---------------------------------------------------------
 
@@ -81,7 +79,7 @@ class Columns:
             chosen[:] = False
             chosen[drawn[np.argsort(ops.start[drawn], kind="stable")[:most]]] = True
             tied = np.append(
-                np.bincount(pairs.tie[chosen & (pairs.tie >= 0)], minlength=len(pairs.ties)) > 0,
+                np.bincount(pairs.tie[chosen & (pairs.tie >= 0)], minlength=pairs.ties) > 0,
                 False,
             )
             arrows = self._touching(chosen)
@@ -91,7 +89,7 @@ class Columns:
             chosen &= self._drawn
         picture = self._told(chosen, arrows)
         if most is not None:
-            picture["entries"] = len(pairs.send) + len(pairs.ties)
+            picture["entries"] = int(pairs.begun.sum()) + pairs.ties
             picture["coverage"] = coverage(self.frame, self.communication)
         elif not self._live:
             picture["causes"] = self.explained()
@@ -112,19 +110,20 @@ class Columns:
 
     @cached_property
     def _ends(self) -> NDArray[Any]:
-        """A number for each arrow: its ends, called by their first events, and its number.
+        """A number for each arrow: its ends, called by their first events, and its place.
 
         A receive from any source moves later messages back when it is known from whom it was.
         """
         pairs, first = self.pairs, np.append(self.ops.begin, -1)  # for an end that is not there
-        number = np.zeros(len(pairs.send), np.int64)
-        number[: len(pairs.nth)] = pairs.nth  # requests come after messages, and have names
-        facts = np.stack([first[pairs.send], first[pairs.recv], number], axis=1)
+        facts = np.stack([first[pairs.send], first[pairs.recv], pairs.place], axis=1)
         return facts.view("i8,i8,i8").ravel()
 
     def _told(self, chosen: Bools, arrows: Ints) -> Json:
+        bars = np.flatnonzero(chosen)
+        early = bars[self._early[bars]]
+        values = dict(zip(early.tolist(), self.ops.values(early), strict=True))
         return {
-            "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
+            "bars": [self._bar(i, values.get(i, ())) for i in bars.tolist()],
             "arrows": [self._arrow(i) for i in arrows.tolist()],
             **self.frame,
         }
@@ -156,31 +155,30 @@ class Columns:
     def _touching(self, chosen: Bools) -> Ints:
         """The arrows that begin or end at one of these operations."""
         known, pairs = np.append(chosen, False), self.pairs  # -1 is the last, and never chosen
-        found: Ints = np.flatnonzero(known[pairs.send] | known[pairs.recv])
+        found: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
         return found
 
-    def _bar(self, i: int) -> Json:
+    def _bar(self, i: int, values: Sequence[Summary | None]) -> Json:
         ops, tie = self.ops, int(self.pairs.tie[i])
-        values = self._values(i) if self._early[i] else ()
         return compact(
             id=self._name(i),
             rank=int(ops.rank[i]),
-            row=int(ops.row[i]),
+            row=int(self.row[i]),
             start=rounded(ops.start[i]),
             end=rounded(ops.end[i]),
             **look_of(ops.looks[ops.look[i]]),
-            tie=self.pairs.tie_name(tie) if tie >= 0 else None,
+            tie=ops.match_id(int(ops.match[i])) if tie >= 0 else None,
             values=[plain(s) if s else None for s in values],
         )
 
     def _arrow(self, i: int) -> Json:
-        pairs, (src, dst) = self.pairs, self.pairs.ends_of(i)
+        pairs = self.pairs
         look = self.ops.looks[self.ops.look[pairs.about[i]]]
         send, recv = (self._name(int(end[i])) for end in (pairs.send, pairs.recv))
         return compact(
-            id=pairs.name(i),
-            src=src,
-            dst=dst,
+            id=f"{self.ops.match_id(int(pairs.match[i]))}/{int(pairs.back[i])}",
+            src=int(pairs.src[i]),
+            dst=int(pairs.dst[i]),
             nbytes=int(pairs.nbytes[i]),
             op=str(Op.SEND if pairs.p2p[i] else look.op),
             tag=look.tag,
@@ -193,6 +191,11 @@ class Columns:
 
     def _name(self, i: int) -> str | None:
         return f"{self.ops.rank[i]}.{self.ops.seq[i]}" if i >= 0 else None
+
+    @cached_property
+    def row(self) -> Ints:
+        """The row of each operation in its lane."""
+        return rows(self.ops, len(self._table))
 
     @cached_property
     def looks(self) -> list[Json]:
@@ -208,14 +211,8 @@ class Columns:
 
     def values(self, most: int = MAX_VALUES) -> dict[int, Values]:
         """The tensors' values before and after the first operations."""
-        return {i: self._values(i) for i in np.argsort(self.ops.begin)[:most].tolist()}
-
-    def _values(self, i: int) -> Values:
-        ops, summary = self.ops, self._table.summary.get
-        before = summary(int(ops.begun[i])) or summary(int(ops.begin[i]))
-        if ops.looks[ops.look[i]].op is Op.RECV:  # its buffer may hold anything
-            before = None
-        return before, summary(int(ops.last[i])) if ops.ended[i] else None
+        first = np.argsort(self.ops.begin)[:most]
+        return dict(zip(first.tolist(), self.ops.values(first), strict=True))
 
     # -- in columns ---------------------------------------------------------------
 
@@ -223,7 +220,7 @@ class Columns:
         """The operations lane by lane and row by row, and each ``[rank, mark, row, count]``."""
         ops = self.ops
         drawn = np.flatnonzero(self._drawn)
-        keys = np.stack([ops.rank[drawn], ops.mark[drawn].astype(np.int64), ops.row[drawn]])
+        keys = np.stack([ops.rank[drawn], ops.mark[drawn].astype(np.int64), self.row[drawn]])
         order = np.lexsort((ops.start[drawn], *keys[::-1]))
         heads = np.flatnonzero((np.diff(keys[:, order], axis=1, prepend=-1) != 0).any(axis=0))
         counts = np.diff(np.append(heads, len(order)))
@@ -248,8 +245,8 @@ class Columns:
         ops, pairs = self.ops, self.pairs
         sent = ~np.isnan(pairs.sent)
         said = np.flatnonzero((pairs.tie >= 0) & ~ops.scheduled)
-        sizes = np.full(len(pairs.ties), -1)
-        members = np.bincount(pairs.tie[said], minlength=len(pairs.ties)) > 0
+        sizes = np.full(pairs.ties, -1)
+        members = np.bincount(pairs.tie[said], minlength=pairs.ties) > 0
         everybody = np.flatnonzero(pairs.tie >= 0)
         np.maximum.at(sizes, pairs.tie[everybody], ops.nbytes[everybody])
         sums = {
@@ -346,9 +343,9 @@ class Columns:
     @cached_property
     def sent(self) -> tuple[Ints, Ints]:
         """Messages and bytes that each rank sent, by its number."""
-        ops, pairs = self.ops, self.pairs
-        gone = (pairs.send >= 0) & ~np.isnan(pairs.sent)
-        src, room = ops.rank[pairs.send[gone]], int(ops.rank.max(initial=-1)) + 1
+        pairs, room = self.pairs, int(self.ops.rank.max(initial=-1)) + 1
+        gone = ~np.isnan(pairs.sent)
+        src = pairs.src[gone]
         return (
             np.bincount(src, minlength=room).astype(np.int64),
             np.bincount(src, weights=pairs.nbytes[gone], minlength=room).astype(np.int64),
@@ -388,7 +385,7 @@ class Columns:
     def _lane(self, rank: int) -> Json:
         """What a rank's operations add up to: rows of bars, parts of the time, what it sent."""
         mine, died = self._mine(rank), self._died(rank)
-        mark, row = self.ops.mark[mine], self.ops.row[mine]
+        mark, row = self.ops.mark[mine], self.row[mine]
         seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
         busy, waiting = (length(*some(rank)) for some in (self.communication, self.waiting))
         messages, nbytes = (int(n[rank]) if rank < len(n) else 0 for n in self.sent)
@@ -408,10 +405,11 @@ def project(trace: EventLog) -> Json:
     return Columns(trace).picture()
 
 
-def _drawn(table: Table) -> Table:
-    """The events without the notes of ``watch_gradients``."""
+def _without_notes(trace: EventLog) -> EventLog:
+    """The trace without the notes of ``watch_gradients``."""
+    table = trace.table
     notes = table.each(is_note(look) for look in table.looks).astype(bool)
-    return table.part(~notes) if notes.any() else table
+    return EventLog.of(table.part(~notes), trace.info) if notes.any() else trace
 
 
 def length(starts: Floats, ends: Floats) -> float:

@@ -1,0 +1,144 @@
+"""Events fold into operations, and operations match, as a plain reference does it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distkit.events import COLLECTIVES, P2P, REQUESTS, Event, Op, State
+from distkit.trace.columns import Table
+from distkit.trace.trace import Trace
+
+RANKS = 3
+OPS = [*sorted(P2P), *sorted(REQUESTS), Op.ALL_REDUCE, Op.BARRIER, Op.MARK, Op.STORE_SET]
+HISTORIES = [
+    [State.SCHEDULED],
+    [State.SCHEDULED, State.STARTED],
+    [State.SCHEDULED, State.STARTED, State.COMPLETED],
+    [State.STARTED, State.BLOCKED, State.FAILED],
+    [State.COMPLETED],
+]
+
+
+@st.composite
+def lanes(draw, rank):
+    """The events of one rank in the order of time; its operations may overlap."""
+    histories = draw(st.lists(st.sampled_from(HISTORIES), max_size=8))
+    facts = [draw(st.tuples(st.sampled_from(OPS), *FACTS)) for _ in histories]
+    turns = [seq for seq, states in enumerate(histories) for _ in states]
+    events, done = [], Counter()
+    for time, seq in enumerate(draw(st.permutations(turns))):
+        op, peer, group, tag, number, late = facts[seq]
+        peer, match = (peer, number) if op in P2P | REQUESTS else (None, None)
+        if late and done[seq] < len(histories[seq]) - 1:
+            peer = None  # a receive from any source learns it at its end
+        state = histories[seq][done[seq]]
+        done[seq] += 1
+        nbytes = draw(st.integers(0, 9))
+        events.append(
+            Event(rank, seq, op, state, float(time), peer, group, nbytes, tag=tag, match=match)
+        )
+    return events
+
+
+FACTS = (
+    st.integers(0, RANKS - 1),
+    st.sampled_from("ab"),
+    st.sampled_from([None, 7]),
+    st.sampled_from([None, None, "kv:1:0:1", "kv:1:0:2"]),
+    st.booleans(),
+)
+streams = st.tuples(*map(lanes, range(RANKS)))
+
+
+def folded(events):
+    """Each operation as (op, state, start, end, peer, group, nbytes, tag, match), by its key."""
+    parts, found = defaultdict(list), {}
+    for e in events:
+        parts[e.rank, e.seq].append(e)
+    for key, mine in parts.items():
+        first, last = mine[0], mine[-1]
+        start = next((e for e in mine if e.state is State.STARTED), first).time
+        end = last.time if last.state in (State.COMPLETED, State.FAILED) else None
+        peer = first.peer if last.peer is None else last.peer
+        nbytes = max(e.nbytes for e in mine)
+        found[key] = (
+            *(first.op, last.state, start, end),
+            *(peer, first.group, nbytes, first.tag, first.match),
+        )
+    return found
+
+
+def matched(operations):
+    """What each operation belongs to: the id it has, or its place among the like of its rank."""
+    count, found = Counter(), {}
+    for key, (op, _, _, _, peer, group, _, tag, match) in sorted(operations.items()):
+        channel = None
+        if op in COLLECTIVES:
+            channel = group
+        elif op in P2P and peer is not None:
+            src, dst = (key[0], peer) if op is Op.SEND else (peer, key[0])
+            channel = f"{group}:{src}>{dst}:{tag}"
+        if match is not None:
+            found[key] = match
+        elif channel is not None:
+            found[key] = f"{channel}#{count[channel, key[0], op is Op.SEND]}"
+            count[channel, key[0], op is Op.SEND] += 1
+    return found
+
+
+def split(data, lanes):
+    """The events in the order in which they may arrive, in batches of any size."""
+    rest, batches = [list(lane) for lane in lanes if lane], []
+    while rest:
+        lane = data.draw(st.sampled_from(rest))
+        size = data.draw(st.integers(1, len(lane)))
+        batches.append(lane[:size])
+        del lane[:size]
+        rest = [lane for lane in rest if lane]
+    return batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams)
+def test_operations_and_matches_equal_the_plain_reference(lanes):
+    events = [e for lane in lanes for e in lane]
+    trace, operations = Trace(events), folded(events)
+    fields = "op", "state", "start", "end", "peer", "group", "nbytes", "tag", "match"
+    found = {(s.rank, s.seq): tuple(getattr(s, name) for name in fields) for s in trace.spans}
+    assert found == operations
+    assert trace.matches == matched(operations)
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams)
+def test_a_message_joins_the_send_and_receive_of_one_match(lanes):
+    trace = Trace([e for lane in lanes for e in lane])
+    unnamed = {(s.rank, s.seq): s for s in trace.spans if s.op in P2P and s.match is None}
+    ends = defaultdict(dict)
+    for key, s in unnamed.items():
+        if s.peer is not None:
+            ends[trace.matches[key]][s.op] = key
+    expected = {(pair.get(Op.SEND), pair.get(Op.RECV)) for pair in ends.values()}
+    found = [m for m in trace.messages if m.op is Op.SEND]
+    assert {(m.send, m.recv) for m in found} == expected and len(found) == len(expected)
+    for m in found:
+        send, recv = unnamed.get(m.send), unnamed.get(m.recv)
+        assert m.sent == (send.start if send and send.state is not State.SCHEDULED else None)
+        assert m.received == (recv.end if recv and recv.state is not State.FAILED else None)
+        assert (m.src, m.dst) == ((send.rank, send.peer) if send else (recv.peer, recv.rank))
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams, st.data())
+def test_batches_in_any_order_give_the_same_as_all_events_at_once(lanes, data):
+    whole, table = Trace([e for lane in lanes for e in lane]), Table.of([])
+    for batch in split(data, lanes):
+        table = Table.of(batch, table)
+    grown = Trace.of(table, whole.info)
+    assert grown.spans == whole.spans
+    assert grown.matches == whole.matches
+    assert grown.messages == whole.messages
+    assert grown.collectives == whole.collectives
