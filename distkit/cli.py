@@ -552,7 +552,7 @@ def _print_wrapped(line: str, inner: int) -> None:
 
 def clocks(trace: Trace) -> list[str]:
     """How far the clocks of several hosts are apart, and how sure that is."""
-    from distkit.views.scene.units import human_seconds
+    from distkit._format import human_seconds
 
     first, said = trace.info.rank(0).host, []
     for host, clock in trace.info.clocks.items():
@@ -567,7 +567,7 @@ _BY_WALL = "by their wall clocks only"
 
 def summary(trace: Trace) -> str:
     """The contents of a trace, in one line."""
-    from distkit.views.scene.units import count
+    from distkit._format import count
 
     lost = f", {trace.dropped} events dropped" if trace.dropped else ""
     messages, calls = len(trace.messages), len(trace.collectives)

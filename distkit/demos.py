@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distkit._format import count, human_seconds
 from distkit.data.sets import digits as digits  # also as dk.demos.digits
 from distkit.events import COLLECTIVES, P2P, REQUESTS, State
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark
 from distkit.trace.trace import Trace
-from distkit.views.scene.units import count
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -390,9 +390,9 @@ def _follow(
 
 def _brief(trace: Trace) -> str:
     sizes = sum(m.nbytes for m in trace.messages)
-    said = f"{len(trace.messages)} messages, {sizes:,} bytes" if trace.messages else ""
+    said = f"{count(len(trace.messages), 'message')}, {sizes:,} bytes" if trace.messages else ""
     called = count(len(trace.collectives), "collective") if trace.collectives else ""
-    return ", ".join(filter(None, [said, called, f"{trace.seconds * 1e3:.1f} ms"]))
+    return ", ".join(filter(None, [said, called, human_seconds(trace.seconds)]))
 
 
 def _picture(title: str, before: Tensor, after: Tensor) -> list[str]:

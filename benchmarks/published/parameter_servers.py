@@ -8,7 +8,7 @@ from statistics import NormalDist
 from benchmarks.published import tables
 from benchmarks.published.rows import Row
 from benchmarks.published.workloads import inception_v3
-from distkit.views.scene.units import count
+from distkit._format import count
 from distkit_simulation import cost
 from distkit_simulation.network import Link
 from distkit_simulation.parameter_servers import place

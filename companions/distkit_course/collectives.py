@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, cat, equal, tensor
 
 from distkit import events
+from distkit._format import count
 from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.rounds import traffic
 from distkit.trace.trace import Trace
-from distkit.views.scene.units import count
 from distkit_course.judges import at_most, measured, run_answer
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted
 
@@ -80,8 +80,9 @@ class OnRanks:
                         f"write into {self.into}, in place"
                     )
                 return (
-                    f"on {_ranks(n)}, with {count(length, 'element')}, rank {rank} ends with\n"
-                    f"{_few(got)}\nwhere {_few(right.tolist())} would be right"
+                    f"on {count(n, 'rank')}, with {count(length, 'element')}, "
+                    f"rank {rank} ends with\n{_few(got)}\n"
+                    f"where {_few(right.tolist())} would be right"
                 )
         return ""
 
@@ -126,10 +127,6 @@ def _numbers(returned: object) -> list[float] | None:
 
 
 # -- in words --------------------------------------------------------------------------
-
-
-def _ranks(n: int) -> str:
-    return count(n, "rank")
 
 
 def _few(numbers: list[float]) -> str:

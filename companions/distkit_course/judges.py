@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from distkit import events
+from distkit._format import count
 from distkit.cluster import limits
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.forkserver import server
@@ -37,7 +38,6 @@ from distkit.errors import (
 )
 from distkit.trace.trace import Trace
 from distkit.views.compare.figures import rounds
-from distkit.views.scene.units import count
 from distkit.views.timeline.columns import Columns
 from distkit_course import values
 from distkit_course.confinement import CPU, SECONDS, confine

@@ -20,9 +20,9 @@ from typing import Any
 import anywidget
 import traitlets
 
+from distkit._format import count
 from distkit.cluster.notebook import cell
 from distkit.errors import DistkitError
-from distkit.views.scene.units import count
 from distkit.views.widget.assets import FORMAT, css, esm
 from distkit.views.widget.snapshot import HtmlSnapshot
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets
 
-from distkit.views.scene.units import human_bytes, human_seconds, round_step
+from distkit._format import human_bytes, human_seconds, round_step
 
 #: What an experiment does itself, and does not hand to the function.
 RANKS, STRAGGLER = "ranks", "straggler"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from distkit._format import count
 from distkit.cluster import limits
 from distkit.cluster.cluster import Cluster
 from distkit.cluster.notebook import OfCells, cell, in_notebook
@@ -33,7 +34,6 @@ from distkit.errors import (
 from distkit.gone import GONE
 from distkit.recording import trouble
 from distkit.recording.progress import Meter
-from distkit.views.scene.units import count
 from distkit.views.widget.snapshot import HtmlSnapshot
 from distkit_experiments import results
 from distkit_experiments.controls import (

@@ -13,11 +13,11 @@ import anywidget
 import ipywidgets
 import traitlets
 
+from distkit._format import human_seconds
 from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Servers, Stage, Timeline
-from distkit.views.scene.units import human_seconds
 from distkit_experiments.results import THEMED, Activity, to_html
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from html import escape
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from distkit._format import count
 from distkit.cluster.runs.conductor import LOOKED_AT
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis.findings import Kind
@@ -23,7 +24,6 @@ from distkit.errors import RunInterrupted
 from distkit.views.compare.figures import figures as measures
 from distkit.views.scene import figures, svg
 from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
-from distkit.views.scene.units import count
 from distkit.views.timeline.columns import Columns
 from distkit.views.widget.snapshot import as_picture
 from distkit_experiments.controls import is_number, said, shown

@@ -134,7 +134,7 @@ def trace(args: argparse.Namespace, command: list[str]) -> int:
 
 def _explain(folder: Path, told: set[str]) -> Trace | None:
     """Say what is known of the ranks whose files are in a folder, but for what was ``told``."""
-    from distkit.trace.calls import named
+    from distkit._format import named
     from distkit_hosts.torchrun import rankfile
 
     if not folder.is_dir() or not rankfile.found([folder]):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distkit._format import human_bytes, human_seconds
 from distkit.views.scene import figures
 from distkit.views.scene.figures import advance
 from distkit.views.scene.theme import GRAY, rank_color
-from distkit.views.scene.units import human_bytes, human_seconds
 from distkit_simulation import cost
 from distkit_simulation.network import Network
 from distkit_simulation.simulator import finish_times

@@ -20,13 +20,13 @@ from msgspec import structs
 from numpy.random import Generator
 from numpy.typing import ArrayLike
 
+from distkit._format import human_seconds
 from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
 from distkit.algorithms.rounds import Ints
 from distkit.algorithms.schedules import Round, chunk_sizes
 from distkit.events import Event, Op, State
 from distkit.trace.info import RankEnd, RankInfo, RunInfo
 from distkit.trace.trace import Trace
-from distkit.views.scene.units import human_seconds
 from distkit_simulation.network import Floats, Network, check_network
 
 #: Draws an array of delays [s]: ``delay(rng, shape)``.

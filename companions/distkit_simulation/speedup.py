@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distkit._format import count
 from distkit.algorithms.sgd import sync_sgd_step
 from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, INK, rank_color
@@ -299,7 +300,7 @@ def _summary(here: Row, measured: Sequence[float]) -> str:
     n = here["ranks"]
     found = f", measured {measured[-1]:.2f}" if measured else ""
     pays = f"; pays with more than {here['pays']:.1f} ranks" if n > 1 else ""
-    return f"{n} rank{'s' * (n > 1)}: predicted {here['predicted']:.2f}{found}{pays}"
+    return f"{count(n, 'rank')}: predicted {here['predicted']:.2f}{found}{pays}"
 
 
 def _style(

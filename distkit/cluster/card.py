@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distkit._format import aligned, count
 from distkit.cluster.notebook import in_notebook
-from distkit.views.scene.units import aligned, count
 
 if TYPE_CHECKING:
     from distkit.cluster.supervisor import Supervisor

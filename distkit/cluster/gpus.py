@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from distkit._format import count, human_bytes, joined, named
 from distkit.errors import StartError
-from distkit.trace.calls import named
-from distkit.views.scene.units import count, human_bytes, joined
 
 #: What a rank takes on a GPU: CUDA's context, libraries, a little for tensors [bytes]; estimated.
 GPU_RANK_BYTES = 700_000_000

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distkit._format import count, human_bytes
 from distkit.cluster.gpus import Gpus, Seat, Wanted, seat_ranks
 from distkit.errors import StartError
-from distkit.views.scene.units import count
 
 #: What one more rank takes, with torch shared by fork and room for small work [bytes].
 RANK_BYTES = 90_000_000
@@ -204,6 +204,6 @@ def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
         good = min(fit, COMFORTABLE * cpus)
         remedy = f"Use dk.Cluster({good})" if fit else "Stop other programs or clusters"
         raise StartError(
-            f"{wanted} processes need about {wanted * RANK_BYTES / 1e9:.1f} GB and "
-            f"{memory / 1e9:.1f} GB of memory is free: {fit} fit. {remedy}."
+            f"{wanted} processes need about {human_bytes(wanted * RANK_BYTES)} and "
+            f"{human_bytes(memory)} of memory is free: {fit} fit. {remedy}."
         )

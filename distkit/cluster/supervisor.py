@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec import structs
 
+from distkit._format import named
 from distkit.cluster.hosts.clocks import Offset
 from distkit.cluster.hosts.fleet import Fleet, Place, Wish
 from distkit.cluster.hosts.store import NAME
@@ -519,7 +520,7 @@ class Supervisor(RankController):
                 return
             self.generation += 1
             self.ready.clear()
-            self._stage("replacing ranks " + ", ".join(map(str, gone)))
+            self._stage("replacing " + named(gone))
             try:
                 self._fork_again(gone)
                 self._stage("ready")

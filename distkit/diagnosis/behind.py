@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from distkit._format import ordinal
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, verb, with_tensor
 from distkit.events import Span
-from distkit.trace.calls import CUT, at, call, ordinal
+from distkit.trace.calls import CUT, at, call
 
 _MOST = 5  # so many findings, the causes first
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from distkit._format import named, ordinal, times
 from distkit.diagnosis.advice import advice, headline
 from distkit.diagnosis.divergence import (
     BARRIER,
@@ -22,31 +23,11 @@ from distkit.diagnosis.divergence import (
     unused,
 )
 from distkit.diagnosis.facts import ASKED, Evidence
-from distkit.diagnosis.findings import (
-    Finding,
-    Kind,
-    clauses,
-    lines,
-    listed,
-    placed,
-    times,
-    verb,
-)
+from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, placed, verb
 from distkit.diagnosis.mismatches import NEW_GROUP
 from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.awaiting import similar
-from distkit.trace.calls import (
-    SILENT,
-    STOPPED,
-    at,
-    call,
-    keys,
-    last_call,
-    named,
-    ordinal,
-    raised_at,
-    seen,
-)
+from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, raised_at, seen
 
 #: A finding, and the stuck ranks that it is about.
 Told = tuple[Finding, set[int]]

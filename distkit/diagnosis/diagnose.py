@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from distkit._format import named
 from distkit.diagnosis import deadlocks, groups, kvstore, mismatches
 from distkit.diagnosis.behind import behind, unjudged
 from distkit.diagnosis.divergence import in_flight
@@ -20,7 +21,6 @@ from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
 from distkit.diagnosis.lint import remarks
 from distkit.diagnosis.silent import silent
 from distkit.events import Span
-from distkit.trace.calls import named
 from distkit.trace.generations import split
 from distkit.trace.log import EventLog
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from distkit._format import named, ordinal, times
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, times, verb
+from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
 from distkit.diagnosis.program import Guard, Path, Place, Program
 from distkit.events import Op, Span
-from distkit.trace.calls import at, named, ordinal, raised_at
+from distkit.trace.calls import at, raised_at
 
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]

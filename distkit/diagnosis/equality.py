@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Protocol, TypeVar
 
+from distkit._format import count
 from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import ByRank, Training, mean_loss, read
@@ -115,7 +116,7 @@ def equal(
     mine, theirs = (_training(name, it) for name, it in (("first", run), ("second", other)))
     found = _Finder(mine, theirs, rtol)
     first = next(chain(found.shapes(), found.differences()), None)
-    both = _count(len(mine.steps), "step"), _count(len(mine.layers), "layer")
+    both = count(len(mine.steps), "step"), count(len(mine.layers), "layer")
     compared = "all " * (len(mine.steps) > 1) + " and ".join(both)
     return Comparison(first, first is None and found.exact, found.largest, compared)
 
@@ -268,10 +269,6 @@ def _distance(a: Summary, b: Summary) -> tuple[float, float]:
 
 def _far(off: float) -> str:
     return f"is {off:.2g} apart" if math.isfinite(off) else "is NaN or infinite in one of the runs"
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _largest(gradients: Mapping[str, ByRank]) -> float:

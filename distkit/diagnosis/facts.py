@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
+from distkit._format import named
 from distkit.diagnosis.program import Program
 from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.events import (
@@ -23,7 +24,7 @@ from distkit.events import (
     State,
 )
 from distkit.trace.awaiting import concerns
-from distkit.trace.calls import SILENT, call, named
+from distkit.trace.calls import SILENT, call
 from distkit.trace.generations import split
 from distkit.trace.info import RankEnd
 from distkit.trace.log import EventLog

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from distkit._format import named
 from distkit.events import Span, _Word
-from distkit.trace.calls import at, call, named
+from distkit.trace.calls import at, call
 
 
 class Kind(_Word):
@@ -148,8 +149,3 @@ def listed(parts: list[str], separator: str) -> str:
 def lines(*spans: Span) -> dict[int, str]:
     """The line of each rank, as far as it is known."""
     return {s.rank: s.where for s in sorted(spans, key=lambda s: s.rank) if s.where}
-
-
-def times(n: int) -> str:
-    """A count in words: "once", "3 times"."""
-    return "once" if n == 1 else f"{n} times"

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from distkit._format import named
 from distkit.diagnosis import requests
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
 from distkit.diagnosis.mismatches import NEW_GROUP
 from distkit.events import COMPUTATION, WORLD, Op, Span
-from distkit.trace.calls import at, call, named
+from distkit.trace.calls import at, call
 
 
 def remarks(

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from distkit._format import named, ordinal, times
 from distkit.diagnosis.divergence import BARRIER, minority
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import (
-    Finding,
-    Kind,
-    clauses,
-    lines,
-    listed,
-    times,
-    verb,
-)
+from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, verb
 from distkit.events import Op, Span, State
-from distkit.trace.calls import at, keys, named, ordinal
+from distkit.trace.calls import at, keys
 
 #: What is looked at first: whoever misses a gradient often waits for it at a barrier.
 _ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)

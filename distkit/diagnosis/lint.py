@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
 
+from distkit._format import named
 from distkit.diagnosis import groups, requests
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, verb
 from distkit.diagnosis.kvstore import incomplete
 from distkit.diagnosis.rank_state import Doing
 from distkit.events import P2P, Op, Span, State
-from distkit.trace.calls import at, call, named
+from distkit.trace.calls import at, call
 
 #: A rank is a straggler when the others waited for it at least so long [s], and such a share
 #: of the run; and when it came last so often, and to such a share of the collectives.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 
+from distkit._format import named, ordinal, times
 from distkit.diagnosis.divergence import (
     BARRIER,
     UNUSED,
@@ -30,12 +31,11 @@ from distkit.diagnosis.findings import (
     lines,
     placed,
     tensor,
-    times,
     verb,
     with_tensor,
 )
 from distkit.events import Op, Span
-from distkit.trace.calls import at, call, difference, named, ordinal, share
+from distkit.trace.calls import at, call, difference, share
 
 #: A finding, and the operations that its mistake concerns.
 Mismatch = tuple[Finding, list[Span]]

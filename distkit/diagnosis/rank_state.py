@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distkit._format import named
 from distkit.events import (
     COLLECTIVES,
     COMPUTATION,
@@ -26,7 +27,7 @@ from distkit.events import (
     _Word,
 )
 from distkit.trace.awaiting import Awaited, Awaiting, Keys, concerns
-from distkit.trace.calls import Channel, at, call, channel_of, keys, named, never_meet, seen
+from distkit.trace.calls import Channel, at, call, channel_of, keys, never_meet, seen
 
 
 class Doing(_Word):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from distkit._format import named
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, lines, verb
 from distkit.events import P2P, Op, Span, State
-from distkit.trace.calls import at, call, named
+from distkit.trace.calls import at, call
 
 
 def used_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:

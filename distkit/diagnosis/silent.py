@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from distkit._format import named
 from distkit.diagnosis.dataflow import argument, calls_at, order_matters, resemble
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, Kind, lines, verb
 from distkit.diagnosis.mismatches import MESSAGE_ORDER, ORDER
 from distkit.events import COLLECTIVES, Op, Span, State
-from distkit.trace.calls import at, named
+from distkit.trace.calls import at
 
 
 def silent(facts: Evidence, told: Sequence[Finding]) -> Iterator[Finding]:

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from distkit._format import count, ordinal
 from distkit.errors import CommunicationWarning
 from distkit.events import Op
-from distkit.trace.calls import ordinal
 
 _current: list[Trouble] = []
 
@@ -76,7 +76,7 @@ class OnRank:
         planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}
         return [
             f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} made "
-            f"{self._done or 'no'} communication{'s' * (self._done != 1)}, and the trouble comes "
+            f"{count(self._done, 'communication')}, and the trouble comes "
             f"when it begins its {ordinal(n + 1)}. Give a smaller number, or let it do more."
             for name, at in planned.items()
             if (n := at.get(self._rank)) is not None and self._done <= n

@@ -145,20 +145,6 @@ def keys(names: Sequence[Any]) -> str:
     return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
 
 
-def named(ranks: Iterable[int]) -> str:
-    """Ranks in words, in their order; very many are abbreviated.
-
-    >>> named([3]), named([2, 0, 3]), named(range(100))
-    ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')
-    """
-    *some, last = sorted(ranks)
-    if not some:
-        return f"rank {last}"
-    if len(some) > 7:
-        return f"ranks {', '.join(map(str, some[:3]))} … {last} ({len(some) + 1} in all)"
-    return f"ranks {', '.join(map(str, some))} and {last}"
-
-
 def at(where: str) -> str:
     """A place in a sentence: " at train.py:31", or nothing when it is not known."""
     return f" at {where}" if where else ""
@@ -211,16 +197,6 @@ STOPPED = (
     "computes, however long, gives signs. If it may be stopped for so long, give dk.Cluster a "
     "longer heartbeat_timeout."
 )
-
-
-def ordinal(n: int) -> str:
-    """A number in a row.
-
-    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22)]
-    ['1st', '2nd', '3rd', '4th', '11th', '22nd']
-    """
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th") if n // 10 % 10 != 1 else "th"
-    return f"{n}{ending}"
 
 
 def silence(seconds: float) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distkit._format import human_seconds, joined
 from distkit.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
@@ -421,7 +422,7 @@ def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: 
 
 
 def _missing(step: Step) -> str:
-    who = " and ".join(f"worker {w}" for w in step.missing)
+    who = joined([f"worker {w}" for w in step.missing])
     return f"{who} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
 
 
@@ -499,7 +500,7 @@ def judge_bound(mine: Answer) -> Iterator[Criterion]:
         if waited:
             raise Mistake(
                 f"{case}: with your bound of {bound} the others wait "
-                f"{1e3 * waited:.3g} ms. It has to be larger"
+                f"{human_seconds(waited)}. It has to be larger"
             )
         if bound > ahead:
             raise Mistake(
@@ -511,7 +512,7 @@ def judge_bound(mine: Answer) -> Iterator[Criterion]:
 
 
 def _pause(step: float, pause: float) -> str:
-    return f"steps of {1e3 * step:g} ms, a pause of {1e3 * pause:g} ms"
+    return f"steps of {human_seconds(step)}, a pause of {human_seconds(pause)}"
 
 
 def trained(bound: int, step: float, pause: float) -> tuple[float, int]:

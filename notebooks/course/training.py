@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distkit._format import joined
 from distkit_course.judges import Both, Program, Quicker, at_most, measured, run_answer, same
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
 
@@ -118,8 +119,7 @@ def _is_nan(got: float | str) -> bool:
 
 def _listed(sizes: tuple[int, ...]) -> str:
     """The numbers of examples: "3, 0 and 2"."""
-    *some, last = map(str, sizes)
-    return f"{', '.join(some)} and {last}" if some else last
+    return joined([*map(str, sizes)])
 
 
 # -- usual mistakes ----------------------------------------------------------------------

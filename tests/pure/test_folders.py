@@ -83,5 +83,5 @@ def test_too_little_room_is_said_before_anything_starts(
     folders.check_room(str(tmp_path), 4)
     full = os.statvfs_result((4096, 4096, 100, 0, 10, 100, 100, 100, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(StartError, match=r"has 0\.0 MB left, and 4 (?s:.*)2\.0 MB(?s:.*)TM"):
+    with pytest.raises(StartError, match=r"has 40 KiB left, and 4 (?s:.*)1\.91 MiB(?s:.*)TM"):
         folders.check_room(str(tmp_path), 4)

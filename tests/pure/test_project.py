@@ -36,8 +36,9 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency companions trace shadowing lazy gone "
+WAIST = "errors events consistency companions trace shadowing lazy gone _format "
 LAYERS = {
+    "_format": "",
     "errors": "",
     "shadowing": "",
     "gone": "",
@@ -45,7 +46,7 @@ LAYERS = {
     "lazy": "companions gone",
     "events": "",
     "consistency": "",
-    "trace": "errors events companions consistency",
+    "trace": "errors events companions consistency gone _format",
     "diagnosis": WAIST,
     "algorithms": WAIST,
     "data": WAIST,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from distkit._format import human_bytes, human_seconds
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.events import Op, Span
 from distkit.trace.hosts import agreement, hosts_of
 from distkit.trace.trace import Trace
-from distkit.views.scene.units import human_bytes, human_seconds
 from distkit_course.content.runs import MIB, MS, RUNS, two_hosts
 from distkit_course.quizzes import QUIZZES
 from distkit_simulation import cost

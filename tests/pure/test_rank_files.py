@@ -441,7 +441,7 @@ def test_a_hang_on_another_machine_is_certain_but_not_ended_from_here(tmp_path: 
     with pytest.raises(DeadlockError, match=r"rank 0 waits in recv\(src=1\) at t.py:3, rank 1"):
         run.wait(60)
     assert (run.ends, run.finished) == ({}, False)
-    with pytest.raises(StepError, match=r"train.py cannot .*: ranks 0, 1 are on a\. All ranks"):
+    with pytest.raises(StepError, match=r"train.py cannot .*: ranks 0 and 1 are on a\. All ranks"):
         run.step()
     with pytest.raises(RunError, match=r"no rank of train\.py can be reached"):
         run.interrupt()
@@ -469,7 +469,7 @@ def test_ranks_that_have_ended_are_told(tmp_path: Path) -> None:
     assert "ended, rank 1 raised ValueError: on purpose at t.py:7" in repr(run)
     with pytest.raises(RankError, match="ValueError: on purpose"):
         run.wait()
-    with pytest.raises(StepError, match="ranks 0, 1 have ended"):
+    with pytest.raises(StepError, match="ranks 0 and 1 have ended"):
         run.step()
 
 

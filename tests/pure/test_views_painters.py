@@ -17,11 +17,11 @@ from traces import (
     stores,
 )
 
+from distkit._format import human_seconds
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views import Timeline
 from distkit.views.scene.text import rows
-from distkit.views.scene.units import human_seconds
 from distkit.views.timeline.columns import Columns, project
 from distkit.views.timeline.static import to_svg
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import traces
 
+from distkit._format import human_bytes
 from distkit.trace.trace import Trace
 from distkit.views.scene import svg
 from distkit.views.scene.marks import Scene, circle, picture, rect, text
 from distkit.views.scene.painter import body, drawing_of, to_svg
 from distkit.views.scene.theme import MARKS
-from distkit.views.scene.units import human_bytes
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 

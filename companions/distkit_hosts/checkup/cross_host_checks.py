@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from distkit.views.scene.units import human_seconds, joined
+from distkit._format import human_seconds, joined
 from distkit_hosts.checkup.facts import (
     HERE,
     Check,

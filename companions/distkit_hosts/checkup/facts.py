@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from distkit._format import joined
 from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
 from distkit.events import _Word
-from distkit.views.scene.units import joined
 
 Json = dict[str, Any]
 

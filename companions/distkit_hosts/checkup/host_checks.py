@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from distkit._format import count, human_bytes, joined
 from distkit.cluster import limits
 from distkit.cluster.gpus import Gpus
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
 from distkit.errors import StartError
-from distkit.views.scene.units import count, human_bytes, joined
 from distkit_hosts.checkup.facts import (
     HERE,
     Check,

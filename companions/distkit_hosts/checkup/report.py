@@ -8,8 +8,8 @@ import textwrap
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from distkit._format import aligned, count, human_bytes
 from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT
-from distkit.views.scene.units import aligned, count, human_bytes
 from distkit_hosts.checkup import cross_host_checks, host_checks
 from distkit_hosts.checkup.facts import HERE, Check, Facts, Level, cores, gpus
 

@@ -22,10 +22,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from distkit._format import count, joined, named
 from distkit.events import P2P, WORLD, Event, Op, State
-from distkit.trace.calls import named
 from distkit.trace.info import Limit, Number, Rank, RunInfo
-from distkit.views.scene.units import count
 from distkit_hosts.foreign.flight_recorder import described, op_of, peer_of
 
 Json = dict[str, Any]
@@ -177,8 +176,7 @@ def _limits(
     lost += [f"the size of {count(n, 'call')}"] if (n := unseen[NO_BYTES]) else []
     if lost:
         found["messages"] = Limit(
-            text=f"the profiler does not tell {' and '.join(lost)}: messages and bytes are "
-            "missing here.",
+            text=f"the profiler does not tell {joined(lost)}: messages and bytes are missing here.",
             remedy="Profile with record_shapes=True. For gloo it tells no peers in a process "
             "that has several groups.",
         )

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from distkit._format import joined, named
 from distkit.events import COLLECTIVES, P2P, WORLD, Event, Op, State
-from distkit.trace.calls import CUT, named
+from distkit.trace.calls import CUT
 from distkit.trace.info import MOST_RANKS, Limit, RankInfo, RunInfo
 from distkit_hosts.foreign.flight_recorder import op_of
 
@@ -411,7 +412,7 @@ def _limits(
         unknown = f"the communicator of {log.unassigned} calls is not known"
         why += [unknown] if log.unassigned else []
         found["matching"] = Limit(
-            text=f"{' and '.join(why)}: whether the ranks' calls match is not judged.",
+            text=f"{joined(why)}: whether the ranks' calls match is not judged.",
             remedy="Let each rank write a file of its own, from its start on: "
             "NCCL_DEBUG_SUBSYS=INIT,COLL NCCL_DEBUG_FILE=nccl.%h.%p.log",
             calls=log.torn + log.unassigned,

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from distkit._format import named
 from distkit.cluster.processes.folders import is_ours
 from distkit.cluster.runs import report
 from distkit.cluster.runs.run import Run, draw_waits
@@ -200,7 +201,7 @@ class Following:
         ranks, away = self._ranks(), defaultdict[str, list[int]](list)
         for rank, record in ranks.items():
             away[_out_of_reach(record)].append(rank)
-        if said := [f"ranks {report.listing(away[why])} {why}" for why in sorted(away) if why]:
+        if said := [f"{named(away[why])} {why}" for why in sorted(away) if why]:
             raise StepError(
                 f"{self._name} cannot be stepped through from here: {'; '.join(said)}. All ranks "
                 "have to be on the notebook's machine and of its user; views and findings need "

@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from distkit._format import count
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Scene, Shape, picture, rect, text, title
 from distkit.views.scene.painter import cut
-from distkit.views.scene.units import count
 
 #: The largest number of parameters of one kind that are listed by name.
 FEW = 3

@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from distkit._format import joined, named
 from distkit.cluster.hosts.agent import versions
 from distkit.cluster.hosts.host import HostForkServer
 from distkit.cluster.hosts.launching import InEngines, Launch, by_launcher
@@ -24,8 +25,6 @@ from distkit.cluster.plan import Machine, Plan, plan_for_machines
 from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
-from distkit.trace.calls import named
-from distkit.views.scene.units import joined
 
 #: After one machine's failure those of others are waited for so long [s], to name all.
 OTHERS = 1.0

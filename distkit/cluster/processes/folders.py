@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from distkit._format import human_bytes
 from distkit.errors import StartError
 
 #: A folder's path is at most so long: a socket's ends at 107 bytes on Linux, 103 on macOS.
@@ -84,8 +85,8 @@ def check_room(folder: str, processes: int) -> None:
     needed, free = room(processes), status.f_bavail * status.f_frsize
     if free < needed:
         raise StartError(
-            f"{Path(folder).parent} has {free / 1e6:.1f} MB left, and {processes} processes need "
-            f"{needed / 1e6:.1f} MB there for their sockets, logs and black boxes. Free some "
+            f"{Path(folder).parent} has {human_bytes(free)} left, and {processes} processes need "
+            f"{human_bytes(needed)} there for their sockets, logs and black boxes. Free some "
             "space, or set TMPDIR to a folder with more."
         )
 

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch._C import DisableTorchFunction
 
+from distkit._format import human_bytes
 from distkit.cluster import machine
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.runs.outcome import slot
 from distkit.errors import StartError
 from distkit.events import Op
 from distkit.recording.operators import CALLS
-from distkit.views.scene.units import human_bytes
 
 #: What CUDA says, and what to do about it.
 _MEANING = (

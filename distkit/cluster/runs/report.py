@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
+from distkit._format import named, times
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import BROKEN, SIGINT, Failure, Frame, Outcome
@@ -18,7 +19,7 @@ from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis.advice import advice, headline
 from distkit.diagnosis.deadlocks import LEAVE_TOGETHER, gone, raised, search
 from distkit.diagnosis.facts import ASKED
-from distkit.diagnosis.findings import Finding, Kind, times, verb
+from distkit.diagnosis.findings import Finding, Kind, verb
 from distkit.errors import (
     OWN,
     CommunicationWarning,
@@ -320,8 +321,8 @@ def verdict(
         also = [o.rank for o, _ in causes if o.rank != first[0]]
         return _exception(*first, also, others, trace)
     if others:
-        ranks = listing([o.rank for o in others])
-        return RunError(f"{name} was released on ranks {ranks} before it finished.")
+        ranks = named([o.rank for o in others])
+        return RunError(f"{name} was released on {ranks} before it finished.")
     return None
 
 
@@ -349,7 +350,7 @@ def _is_consequence(error: Failure) -> bool:
 def _death(name: str, dead: list[Outcome], trace: Trace, replaces: bool) -> RankDied:
     rank, how, log = dead[0].rank, dead[0].died, dead[0].log
     line, where = _last_place(trace, rank, log)
-    others = f" (and so did {listing([o.rank for o in dead[1:]])})" if dead[1:] else ""
+    others = f" (and so did {named([o.rank for o in dead[1:]])})" if dead[1:] else ""
     words = _last_words(log)
     ended = (
         f"the process of rank {rank} {gone(how)} in the middle of {name} ({how}){others}{where}."
@@ -402,7 +403,7 @@ def _exception(
             f"While the exception propagated, in a finally or an __exit__: {_waited(trace, rank)}."
         )
     if also:
-        parts.append(f"Other ranks that raised: {listing(also)}.")
+        parts.append(f"{named(also).capitalize()} raised, too.")
     parts += _of_others(others, trace)
     if trace.info.replaced and (_is_consequence(error) or _NO_GROUP in error.text):
         parts.append(_GROUP_IS_OVER)
@@ -574,8 +575,3 @@ def _last_place(trace: Trace, rank: int, log: str) -> tuple[str, str]:
             return line, at(line)
     last = last_call(trace.spans, rank)
     return (last.where, f"; it was {seen(last)}") if last is not None else ("", "")
-
-
-def listing(ranks: list[int]) -> str:
-    """Ranks in a sentence."""
-    return ", ".join(map(str, sorted(ranks)))

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from distkit._format import named
 from distkit.cluster.runs.conductor import ENDS_WITHIN
 from distkit.cluster.runs.lockstep import Go, Lockstep, Moment
-from distkit.cluster.runs.report import listing
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.rank_state import Doing, RankState
@@ -319,7 +319,7 @@ class Stepper:
         standing = self._lockstep.standings[rank]
         if standing.doing is not Doing.PAUSED:
             paused = [s.rank for s in self._lockstep.paused]
-            can = f"Ranks that can: {listing(paused)}." if paused else "No rank can."
+            can = f"Let {named(paused)} go." if paused else "No rank can."
             raise StepError(f"rank {rank} is not paused and cannot be let go. {standing}. {can}")
         return rank
 

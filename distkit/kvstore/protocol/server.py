@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import Tensor
 
+from distkit._format import joined
 from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.compression import unpack
@@ -344,7 +345,7 @@ class KVServer:
         return set() if self.rule.complete(possible, self.members) else missed
 
     def _halted(self, pull: Pull, missed: set[int]) -> str:
-        who = " and ".join(f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed))
+        who = joined([f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed)])
         return (
             f"pull of {pull.key!r} waits for a gradient of {who}: dist_sync needs "
             "every worker in every round. To continue with the others, create the store with "

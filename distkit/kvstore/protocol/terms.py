@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from distkit._format import count
 from distkit.consistency import Rule, rule_of, synchronous
 from distkit.errors import KVStoreError
 
@@ -116,8 +117,8 @@ class Terms:
         ):
             if asked > there:
                 raise KVStoreError(
-                    f"{what}={getattr(self, what)} in a cluster of {workers} "
-                    f"worker{'s' * (workers != 1)} and {servers} server{'s' * (servers != 1)}: "
+                    f"{what}={getattr(self, what)} in a cluster of {count(workers, 'worker')} "
+                    f"and {count(servers, 'server')}: "
                     f"too few. Use a larger cluster or a smaller {what}."
                 )
 

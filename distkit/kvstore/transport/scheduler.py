@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from distkit._format import joined
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     LIFE,
@@ -204,7 +205,7 @@ class Scheduler:
         return "" if self.terms is None else self.terms.aftermath
 
     def _missing(self, what: str, workers: Collection[int]) -> str:
-        names = " and ".join(f"worker {n}, which {ended(self.gone[n])}" for n in sorted(workers))
+        names = joined([f"worker {n}, which {ended(self.gone[n])}" for n in sorted(workers)])
         return (
             f"{what} waits for {names}. To continue with the others, create the store with "
             'on_crash="continue"; to replace it, with on_crash="replace".'

@@ -7,12 +7,12 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
+from distkit._format import aligned
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.painter import body
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT, rank_color
-from distkit.views.scene.units import aligned
 from distkit.views.timeline.static import WIDTH, paint
 
 #: At most so many lines of source, of characters in one, of ranks' cards, of cells of a strip.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from distkit._format import count, human_seconds, joined
 from distkit.events import Event
 from distkit.trace.log import EventLog
 from distkit.views.compare.figures import WORKER, figures, ratio, training
 from distkit.views.scene.frame import Json, clean
-from distkit.views.scene.units import count, human_seconds, joined
 from distkit.views.timeline.bars import Bars
 from distkit.views.timeline.columns import Columns
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from distkit._format import count
 from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import ByRank, Step, Training, mean_loss, read, shares_of
@@ -27,7 +28,6 @@ from distkit.views.scene.summaries import (
     number,
     rounded,
 )
-from distkit.views.scene.units import count
 
 #: At most so many ranks and layers are drawn, and so many values of all steps.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000

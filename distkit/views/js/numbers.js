@@ -1,4 +1,4 @@
-// Numbers as people read them; units.py says the same in Python.
+// Numbers as people read them; distkit/_format.py has the same in Python.
 
 export const short = (x) => (Math.abs(x) >= 100 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
 export const grouped = (n) => n.toLocaleString("en");

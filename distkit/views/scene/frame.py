@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from distkit._format import count, human_bytes, human_seconds, joined
 from distkit.events import COMPUTATION, State
 from distkit.trace.calls import op_name
 from distkit.trace.columns import Look
 from distkit.trace.hosts import Traffic, agreement, between, several
 from distkit.trace.info import RunInfo
-from distkit.views.scene.units import count, human_bytes, human_seconds, joined
 
 #: At most so many lanes are drawn; a notice names the rest.
 MAX_LANES = 256

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterator, Sequence
 from html import escape
 from typing import TypeVar
 
+from distkit._format import human_seconds
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Shape
 from distkit.views.scene.theme import GRAY, INK, MARKS, WARNING_LIGHT, rank_color
-from distkit.views.scene.units import human_seconds
 from distkit.views.scene.values_svg import NEGATIVE, POSITIVE
 
 WIDTH, LEFT, SIDE, LINE, GAP = 960, 16, 200, 20, 20

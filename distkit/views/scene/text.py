@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import astuple, dataclass
 
+from distkit._format import aligned, count, human_bytes, human_seconds
 from distkit.views.scene.frame import Json
-from distkit.views.scene.units import aligned, count, human_bytes, human_seconds
 
 COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
 

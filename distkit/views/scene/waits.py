@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from distkit._format import named
 from distkit.diagnosis.rank_state import Doing, RankState
-from distkit.trace.calls import named
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, Shape, arrow, circle, text, title

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from distkit._format import human_bytes, human_seconds
 from distkit.events import Op, Span
 from distkit.views.scene.frame import clean
-from distkit.views.scene.units import human_bytes, human_seconds
 from distkit.views.scene.values_svg import written
 from distkit.views.servers.history import Place, Request, ServerHistory, Update
 from distkit.views.servers.waits import Death, Wait, listed

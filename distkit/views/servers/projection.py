@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from distkit._format import count, joined
 from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
-from distkit.views.scene.units import count
 from distkit.views.scene.values_svg import written
 from distkit.views.servers.history import Request, ServerHistory, read
 from distkit.views.servers.keyframes import Keyframe, keyframes
@@ -252,7 +252,7 @@ def _warnings(run: Serving) -> list[str]:
         (f"{', '.join(dead)} died", dead),
         (f"{', '.join(again)} died and had to be replaced", again),
         (
-            f"what {' and '.join(servers)} recorded last may be missing: counts may be too low",
+            f"what {joined(servers)} recorded last may be missing: counts may be too low",
             servers,
         ),
         (f"{count(stuck, 'pull')} never answered", stuck and not run.live),

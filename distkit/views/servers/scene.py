@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any, TypeVar
 
+from distkit._format import count, human_bytes
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import (
@@ -26,7 +27,6 @@ from distkit.views.scene.marks import (
     title,
 )
 from distkit.views.scene.painter import cut
-from distkit.views.scene.units import count, human_bytes
 from distkit.views.servers import layout
 from distkit.views.servers.history import Request
 from distkit.views.servers.keyframes import Captions, Keyframe

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from distkit._format import count, human_bytes
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, flagged
-from distkit.views.scene.units import count, human_bytes
 from distkit.views.servers.layout import bin_counts
 from distkit.views.servers.projection import Serving, facts, notes, notices, project
 from distkit.views.servers.scene import NOTHING, draw

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from distkit._format import joined
 from distkit.events import Op, Span
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import clean
 from distkit.views.scene.marks import pieces
-from distkit.views.scene.units import joined
 from distkit.views.servers.history import Place, Request, ServerHistory
 
 #: The largest numbers of nodes that are listed by name, and of changes of a wait that are kept.

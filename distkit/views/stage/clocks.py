@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from distkit._format import count, human_bytes, human_seconds
 from distkit.views.scene.frame import Json
 from distkit.views.scene.painter import thinned
-from distkit.views.scene.units import count, human_bytes, human_seconds
 from distkit.views.stage.projection import FLIGHT, home_of, what, who
 
 #: The number of panels; a run of more rounds also gets a list of keyframes.

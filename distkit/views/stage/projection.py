@@ -12,13 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from distkit._format import count, human_bytes
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.hosts import several
 from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.summaries import headline, number
-from distkit.views.scene.units import count, human_bytes
 from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, Ring, follow
 from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from distkit._format import joined
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import (
@@ -21,7 +22,6 @@ from distkit.views.scene.marks import (
     text,
     title,
 )
-from distkit.views.scene.units import joined
 from distkit.views.scene.values_svg import figure
 from distkit.views.stage.clocks import PANELS, Clock, by_rounds, by_time, panels
 from distkit.views.stage.field import NUMBERS, STRIPS, Field

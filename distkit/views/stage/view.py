@@ -6,9 +6,9 @@ clocks.py has the keyframes by rounds and by time, scene.py the marks.
 
 from __future__ import annotations
 
+from distkit._format import count, human_seconds
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, flagged
-from distkit.views.scene.units import count, human_seconds
 from distkit.views.stage.projection import project, sentence
 from distkit.views.stage.scene import NOTHING, draw
 from distkit.views.widget.live import Live

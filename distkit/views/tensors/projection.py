@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from distkit._format import count
 from distkit.events import COMPUTATION, P2P, Op, Span, Summary
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
@@ -17,7 +18,6 @@ from distkit.views.scene.summaries import (
     rounded,
     unequal,
 )
-from distkit.views.scene.units import count
 
 #: At most so many ranks of an operation are drawn, and so many values of all operations.
 MAX_RANKS, MAX_VALUES = 16, 120_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distkit._format import count
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.theme import GRAY, INK, rank_color
-from distkit.views.scene.units import count
 from distkit.views.scene.values_svg import heat, numbers, verdict
 
 WIDTH = 960

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distkit._format import human_bytes, human_seconds
 from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
 from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Bools, Floats, Ints, Look
@@ -25,7 +26,6 @@ from distkit.trace.matching import Values
 from distkit.trace.training import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
-from distkit.views.scene.units import human_bytes, human_seconds
 from distkit.views.timeline.causes import Causes, causes, unknown
 from distkit.views.timeline.rows import rows
 

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 
+from distkit._format import count, human_bytes, human_seconds, ticks
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import Geometry, text_width
 from distkit.views.scene.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_color
-from distkit.views.scene.units import count, human_bytes, human_seconds, ticks
 
 #: At most so many operations on so many ranks are drawn; a line says what is left out.
 MAX_BARS, MAX_LANES = 200, 48

@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from distkit._format import count
 from distkit.events import COMPUTATION, REQUESTS
 from distkit.trace.log import EventLog
 from distkit.views.gradients import static as gradient_static
@@ -23,7 +24,6 @@ from distkit.views.gradients.projection import project as gradients
 from distkit.views.scene.frame import Json
 from distkit.views.scene.painter import to_svg as scene_svg
 from distkit.views.scene.text import COLUMNS, headline, rows
-from distkit.views.scene.units import count
 from distkit.views.servers.projection import project as servers
 from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage.projection import project as stage

@@ -1,9 +1,9 @@
-"""Numbers as people read them: bytes, seconds, counts, tables, and round steps for an axis."""
+"""Numbers and lists as text: bytes, seconds, counts, ranks, tables, and the ticks of an axis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 #: An axis has at most so many names.
 MOST_TICKS = 8
@@ -16,6 +16,21 @@ def count(n: int, noun: str) -> str:
     ('1 message', '1,203 events')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def ordinal(n: int) -> str:
+    """A number in a row.
+
+    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd']
+    """
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th") if n // 10 % 10 != 1 else "th"
+    return f"{n}{ending}"
+
+
+def times(n: int) -> str:
+    """A count in words: "once", "3 times"."""
+    return "once" if n == 1 else f"{n} times"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -61,6 +76,20 @@ def joined(words: Sequence[str]) -> str:
     ('a, b and c', 'a')
     """
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Ranks in words, in their order; very many are abbreviated.
+
+    >>> named([3]), named([2, 0, 3]), named(range(100))
+    ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')
+    """
+    *some, last = sorted(ranks)
+    if not some:
+        return f"rank {last}"
+    if len(some) > 7:
+        return f"ranks {', '.join(map(str, some[:3]))} … {last} ({len(some) + 1} in all)"
+    return f"ranks {', '.join(map(str, some))} and {last}"
 
 
 def time_unit(s: float) -> tuple[float, str]:
