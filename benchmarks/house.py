@@ -30,7 +30,7 @@ LINES = {
     "distkit/algorithms": Line(1_529, 1_300),
     "distkit/cluster": Line(6_684, 3_000),
     "distkit/data": Line(362, 350),
-    "distkit/diagnosis": Line(2_534, 1_800),
+    "distkit/diagnosis": Line(2_536, 1_800),
     "distkit/kvstore": Line(2_399, 1_700),
     "distkit/recording": Line(2_028, 1_600),
     "distkit/trace": Line(1_087, 700),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(23_855, 15_000),
-    "the whole product": Line(34_228, 25_000),
+    "all of distkit": Line(23_857, 15_000),
+    "the whole product": Line(34_230, 25_000),
     "lines of JavaScript": Line(5_830, 4_300),
     "files in distkit": Line(222, 150),
     "names at the top level": Line(28, 23),

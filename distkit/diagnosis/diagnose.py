@@ -174,8 +174,9 @@ class _Diagnosis:
         alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         for rank, end in sorted(self.facts.ends.items()):
             if end.is_failure and rank not in broken:
-                alike[end.how, _ADDRESS.sub("", end.text), end.where].append(rank)
-        for (how, text, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
+                alike[end.how, _NUMBER.sub("", end.text), end.where].append(rank)
+        for (how, _, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
+            text = _ADDRESS.sub("", self.facts.ends[ranks[0]].text)
             waiting = self._explain(set(ranks))
             failure = deadlocks.failure(self.facts, ranks, how, text, where)
             yield self._with_waiting(groups.explained(self.facts, failure), waiting)
@@ -255,8 +256,11 @@ class _Diagnosis:
         )
 
 
-#: What differs in two ranks' texts of the same error: addresses, and the rank's own number.
+#: The parts of an error's text that belong to one rank alone: addresses, and its own number.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
+
+#: What differs in two ranks' texts of the same error.
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 #: After these, the ranks' sequences of collectives no longer belong together.
 _SHIFTS = {
