@@ -81,15 +81,16 @@ class Table(Sequence[Event]):
         old = before or cls(none, none, none, np.zeros(0), [], {}, {})
         codes: dict[tuple[Any, ...], int] = {look: n for n, look in enumerate(old.looks)}
         look = [codes.setdefault(key, len(codes)) for key in map(_facts, events)]
-        numbered = list(enumerate(events, len(old)))
+        first = len(old)
         return cls(
             np.append(old.rank, np.array([e.rank for e in events], np.int64)),
             np.append(old.seq, np.array([e.seq for e in events], np.int64)),
             np.append(old.look, np.array(look, np.int64)),
             np.append(old.time, np.array([e.time for e in events], np.float64)),
             [*old.looks, *(Look(*key) for key in list(codes)[len(old.looks) :])],
-            old.match | {i: e.match for i, e in numbered if e.match is not None},
-            old.summary | {i: e.summary for i, e in numbered if e.summary is not None},
+            old.match | {i: e.match for i, e in enumerate(events, first) if e.match is not None},
+            old.summary
+            | {i: e.summary for i, e in enumerate(events, first) if e.summary is not None},
         )
 
     def each(self, fact: Iterable[Any]) -> NDArray[Any]:
