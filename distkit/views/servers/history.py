@@ -28,12 +28,12 @@ Place = tuple[int, int, str]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request of ``node`` to ``server``, and its way: times in seconds, None: not (yet).
+    """A request of ``node`` to ``server``. Times are in seconds; None means not (yet).
 
-    ``version`` is that of the value: for a pull the one it got, for a push the one that its
-    gradient was computed from. ``at_once``: the answer left before the server did anything else.
-    ``refused``: it was an error. ``alone``: the node ended before it had the answer. A gradient
-    that counts lies in the inbox of its key until ``taken`` by an update.
+    ``version`` is the version that a pull returned, or from which a push's gradient was computed.
+    ``at_once``: the server replied before any other work. ``refused``: the reply was an error.
+    ``alone``: the node ended before it received the reply. A gradient that counts is in the inbox
+    of its key until ``taken`` by an update.
     """
 
     op: Op
@@ -49,34 +49,34 @@ class Request:
     nbytes: int
     nbytes_back: int
     where: str
-    whole: bool  # it carried a tensor, or was answered with one
+    whole: bool  # whether the request or the reply carried a tensor
     at_once: bool
-    lost: int = 0  # the answer's: so many gradients of its node came too late for their round
+    lost: int = 0  # by the reply: number of the node's gradients that missed their round
     version: int = 0
     dropped: bool = False
     refused: bool = False
     alone: bool = False
-    terms: Mapping[str, Any] = NO_ATTRIBUTES  # of a register: the mode, and what is not as usual
-    optimizer: str = ""  # its name, if this is no key's first value but sets the optimizer
+    terms: Mapping[str, Any] = NO_ATTRIBUTES  # of a registration: the mode and options
+    optimizer: str = ""  # its name, if the request sets the optimizer
     taken: float | None = None
     by: int | None = None  # the version that this update made
-    late: int | None = None  # so many updates came between the pull and this one
-    value: Summary | None = None  # of the tensor that it carried, or was answered with
+    late: int | None = None  # number of updates between the pull and this one
+    value: Summary | None = None  # of the tensor in the request or reply
 
     @property
     def place(self) -> Place:
-        """The key that it is about."""
+        """The key, with its run and server."""
         return self.run, self.server, self.key
 
     @property
     def stuck(self) -> bool:
-        """True if there is no answer that its server or its node knows of, or a refusal."""
+        """True if it was refused, or neither end recorded a reply."""
         return self.refused or (self.left is None and self.back is None)
 
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """An update of a key: ``late`` says of each worker how stale its gradient was."""
+    """An update of a key; ``late`` has the staleness of each worker's gradient."""
 
     run: int
     server: int
@@ -89,24 +89,24 @@ class Update:
 
     @property
     def place(self) -> Place:
-        """The key that it is about."""
+        """The key, with its run and server."""
         return self.run, self.server, self.key
 
 
 @dataclass(frozen=True)
 class ServerHistory:
-    """A run, or several: everything in the order of time."""
+    """One or several runs, in the order of time."""
 
     roles: dict[int, str]  # "worker", "server" or "scheduler", by rank
-    begins: dict[int, float]  # when each run began
-    rules: dict[int, Rule]  # what decides who waits, by run
+    begins: dict[int, float]  # begin of each run
+    rules: dict[int, Rule]  # consistency rule by run
     requests: list[Request]
     updates: list[Update]
-    gradients: list[Request]  # the pushes that arrived and count, in the order of arrival
+    gradients: list[Request]  # pushes that count, in the order of arrival
     barriers: list[list[Span]]
 
     def over(self, run: int) -> float:
-        """The begin of the next run, when the servers forget; infinity if there is none."""
+        """The begin of the next run, which resets the servers, or infinity."""
         return min((t for r, t in self.begins.items() if r > run), default=math.inf)
 
     def of(self, role: str) -> list[int]:
@@ -114,17 +114,17 @@ class ServerHistory:
         return sorted(rank for rank, mine in self.roles.items() if mine == role)
 
     def present(self) -> list[tuple[float, float, Request]]:
-        """From when until when the scheduler knows who registered."""
+        """The registered nodes: begin, end and request."""
         asked = (r for r in self.requests if r.op is Op.REGISTER and r.arrived is not None)
         return [(r.arrived or 0.0, self.over(r.run), r) for r in asked]
 
     def gone(self, gradient: Request) -> float:
-        """When a gradient leaves its inbox; infinity: never."""
+        """The time when a gradient leaves its inbox, or infinity."""
         taken = math.inf if gradient.taken is None else gradient.taken
         return min(taken, self.over(gradient.run))
 
     def quorum(self, *runs: int) -> int:
-        """How many gradients make an update: at most, of these runs or of all."""
+        """The largest number of gradients in an update, of these runs or of all."""
         rules = [self.rules[run] for run in runs or self.rules if run in self.rules]
         workers = len(self.of("worker"))
         return max((workers - r.backup if r.halts else 1 for r in rules), default=1)
@@ -160,9 +160,9 @@ def _rules(
     workers: int,
     usual: Mapping[str, Any],
 ) -> dict[int, Rule]:
-    """The rule that a run's updates show; what its mode says while there are none.
+    """The rule shown by a run's updates, or by its mode if there are none.
 
-    ``usual`` are the terms where nobody registers, as in a simulation.
+    ``usual`` are the terms of a run without registrations, such as a simulation.
     """
     terms = {r.run: r.terms for r in requests if r.op is Op.REGISTER and r.terms}
     taken: dict[int, int] = {}
@@ -208,14 +208,14 @@ def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
 
 
 def _value(s: Span, got: Span | None, reply: Span | None) -> Summary | None:
-    """What either end has seen of the tensor."""
+    """The tensor's summary, from either end."""
     if s.op is Op.PULL:
         return s.after or (reply.before if reply else None)
     return s.before or (got.after if got else None)
 
 
 def _part(requests: list[Request], trace: EventLog) -> None:
-    """Mark those whose nodes have ended: whatever the server did, nobody heard the answer."""
+    """Mark requests of nodes that ended before receiving the reply."""
     ended = {rank for rank, end in trace.info.ends.items() if end.how != "returned"}
     again = {one.node for one in trace.info.replaced}
     for r in requests:
@@ -225,7 +225,7 @@ def _part(requests: list[Request], trace: EventLog) -> None:
 
 
 def _roles(trace: EventLog, requests: list[Request]) -> dict[int, str]:
-    """The role of each node: as the run says, else as it behaves."""
+    """The role of each node, from the run's info or else from its requests."""
     behave: dict[int, str] = {}
     for r in requests:
         if r.op is Op.REGISTER:
@@ -245,7 +245,7 @@ def _roles(trace: EventLog, requests: list[Request]) -> dict[int, str]:
 def _updates(
     spans: Iterable[Span], requests: list[Request], roles: dict[int, str]
 ) -> Iterator[Update]:
-    """The servers' marks; each belongs to the run whose messages its server gets."""
+    """The servers' updates, each in the run of the latest message to its server."""
     heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for r in requests:
         if r.arrived is not None:
@@ -256,7 +256,7 @@ def _updates(
         facts = s.attributes
         if s.op is not Op.MARK or "version" not in facts or roles.get(s.rank) != "server":
             continue
-        server = s.rank if s.peer is None else s.peer  # in whose place it serves
+        server = s.rank if s.peer is None else s.peer  # a backup serves for its peer
         times = heard[server]
         i = bisect_right(times, (s.start, math.inf))
         run = times[max(i - 1, 0)][1] if times else 0
@@ -266,7 +266,7 @@ def _updates(
 
 
 def _drop(requests: list[Request]) -> None:
-    """Mark the gradients that came too late: the answer to each tells how many there were."""
+    """Mark the gradients that came too late, counted by the replies."""
     seen: dict[tuple[int, Place], int] = defaultdict(int)
     pushes = [r for r in requests if r.op is Op.PUSH and r.left is not None]
     for r in sorted(pushes, key=lambda r: r.left or 0.0):
@@ -274,12 +274,12 @@ def _drop(requests: list[Request]) -> None:
         r.dropped, seen[who] = r.lost > seen[who], max(r.lost, seen[who])
 
 
-#: What happens at one time goes in this order.
+#: The order of simultaneous events.
 UPDATED, LEFT, BACK, SENT, ARRIVED, TAKEN = range(6)
 
 
 def _walk(requests: list[Request], updates: list[Update]) -> list[Request]:
-    """Go through it all in the order of time, and return the gradients that count.
+    """Process all events in the order of time, and return the gradients that count.
 
     Note the version that each pull got and each gradient was computed from. An update takes the
     oldest gradient of each of its workers from the inbox.
@@ -320,7 +320,7 @@ def _steps_of_requests(requests: list[Request]) -> Iterator[tuple[float, int, An
 
 
 def _take(inbox: dict[int, deque[Request]], update: Update) -> None:
-    """Empty the inbox as far as an update says; one that says nothing takes of everybody."""
+    """Take an update's gradients from the inbox; one without workers takes one of each."""
     for worker in list(update.late) or [w for w, waiting in inbox.items() if waiting]:
         late = update.late.setdefault(worker, 0)
         if inbox[worker]:

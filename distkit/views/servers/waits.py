@@ -85,13 +85,13 @@ def _until(request: Request, history: ServerHistory) -> float:
     return min(t for t in ends if t is not None)
 
 
-def _absent(everybody: list[int], came: dict[int, float]) -> tuple[Missing, list[float]]:
+def _absent(nodes: list[int], arrivals: dict[int, float]) -> tuple[Missing, list[float]]:
     """The nodes that have not arrived at a time, from their arrivals [s]; and the changes."""
 
     def missing(time: float) -> list[int]:
-        return [n for n in everybody if came.get(n, math.inf) > time]
+        return [n for n in nodes if arrivals.get(n, math.inf) > time]
 
-    return missing, sorted(set(came.values()))
+    return missing, sorted(set(arrivals.values()))
 
 
 def _registrations(history: ServerHistory) -> Iterator[Wait]:
