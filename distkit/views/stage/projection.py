@@ -22,15 +22,15 @@ from distkit.views.scene.summaries import headline, number
 from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, Ring, follow
 from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
 
-#: At most so many keyframes and links are drawn, of so many ranks; a notice names the rest.
+#: The largest numbers of drawn keyframes, links and ranks; a notice names the rest.
 MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
-#: So many values of a chunk are drawn, and so many changes of what ranks hold.
+#: The largest numbers of drawn values of a chunk, and of changes of tensors.
 MAX_VALUES, MAX_CHANGES = 16, 20_000
-#: Measured time; or rounds, in which all messages of a round fly together.
+#: Measured time, or rounds, which show all their messages at once.
 CLOCKS = ("time", "rounds")
-#: Arrangements that have other words beside the title.
+#: Arrangements with another name beside the title.
 WORDS = {"roles": "workers and servers", "hosts": "by host"}
-#: A message takes so much of a round, and comes at the round's end.
+#: The part of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
 
 
@@ -45,10 +45,10 @@ def project(
 
     Args:
         trace: the run.
-        layout: one of ``KINDS``; None: what fits who talks to whom.
+        layout: one of ``KINDS``; None to choose by the messages.
         live: whether the run goes on.
         clock: what time is at first: one of ``CLOCKS``.
-        most: at most so many keyframes are drawn; a notice names the rest.
+        most: the largest number of drawn keyframes; a notice names the rest.
 
     Raises:
         ValueError: there is no such layout or clock.
@@ -111,7 +111,7 @@ def _nodes(
 
 
 def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
-    """Each pair of ranks that speak to each other, and how many messages each way."""
+    """Each pair of communicating ranks, with the number of messages each way."""
     there, here = Counter(sent), set(ranks)
     pairs = {(min(p), max(p)) for p in there if p[0] != p[1] and here.issuperset(p)}
     return [[a, b, there[a, b], there[b, a]] for a, b in sorted(pairs)][:MAX_LINKS]
@@ -121,7 +121,7 @@ def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
 
 
 def _keyframes(trace: EventLog, found: Contributions, most: int) -> tuple[list[Json], int]:
-    """The keyframes in the order of their ends, and how many are left out."""
+    """The keyframes in the order of their ends, and the number of those left out."""
     spans = {(s.rank, s.seq): s for s in trace.spans}
     keyframes = [*_messages(trace, spans, found), *_collectives(trace)]
     keyframes.sort(key=lambda b: (b["end"] is None, b["end"] or b["begin"], b["begin"]))
@@ -174,7 +174,7 @@ def _collectives(trace: EventLog) -> list[Json]:
 
 
 def _collective(members: list[Span]) -> Json:
-    """The members go to the hub, meet there when the last has come, and go back."""
+    """A collective: members go to the hub, meet when the last has arrived, and go back."""
     starts, ends = [s.start for s in members], [s.end for s in members]
     done = [end for end in ends if end is not None]
     whole = len(done) == len(members)
@@ -203,9 +203,9 @@ _GATHERING = ("reduce", "gather")
 
 
 def _number(keyframes: list[Json], rings: Sequence[Ring]) -> None:
-    """Number the keyframes by rounds: each comes after what its sender said and heard before.
+    """Number the keyframes by rounds: each follows its sender's earlier messages.
 
-    The messages of a ring have its rounds, whoever was early.
+    Messages of a ring have the rounds of its schedule.
     """
     first: dict[int, int] = {}
     heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -229,7 +229,7 @@ def _number(keyframes: list[Json], rings: Sequence[Ring]) -> None:
 
 
 def _changes(found: Contributions, keyframes: list[Json], more: int) -> list[Json]:
-    """Each change with its time, and its step: the same on the clock of rounds.
+    """Each change with its time and its step on the clock of rounds.
 
     Not those after the last keyframe where there are more.
     """
@@ -250,7 +250,7 @@ def _changes(found: Contributions, keyframes: list[Json], more: int) -> list[Jso
 
 
 class _Steps:
-    """Where measured times lie on the clock of rounds, for each rank."""
+    """Maps measured times of each rank to the clock of rounds."""
 
     def __init__(self, keyframes: list[Json]) -> None:
         self.known: dict[tuple[int, float | None], float] = {}
@@ -282,7 +282,7 @@ class _Steps:
 
 @lru_cache(1 << 13)
 def _piece(piece: Piece) -> Json:
-    """A piece as plain data: the same one for equal pieces."""
+    """A piece as plain data, shared by equal pieces."""
     values = [number(v, 3) for v in _some(piece.values)]
     return {
         "sure": sorted(piece.sure),
@@ -305,7 +305,7 @@ def _some(values: Sequence[float]) -> list[float]:
 
 
 def _said(trace: EventLog, found: Contributions) -> str:
-    """How much is known of the contributions, in a sentence."""
+    """A sentence about the certainty of contributions."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
     if found.rings:
@@ -333,7 +333,7 @@ def _said(trace: EventLog, found: Contributions) -> str:
 
 
 def _notices(trace: EventLog, keyframes: list[Json], more: int) -> dict[str, list[str]]:
-    """What the reader must know, and which of that tells of nothing wrong."""
+    """Notices for the reader, and those that report no problem."""
     lost = [b for b in keyframes if b["end"] is None and "src" in b]
     stuck = [b for b in keyframes if b["end"] is None and "members" in b]
     never = sum(not b["sent"] for b in lost)
@@ -360,12 +360,12 @@ def _notices(trace: EventLog, keyframes: list[Json], more: int) -> dict[str, lis
 
 
 def sentence(keyframe: Json, names: dict[int, str]) -> str:
-    """A keyframe in words."""
+    """A keyframe as text."""
     return ", ".join([who(keyframe, names), *what(keyframe)])
 
 
 def who(keyframe: Json, names: dict[int, str]) -> str:
-    """Who takes part in a keyframe."""
+    """The participants of a keyframe."""
 
     def name(rank: int) -> str:
         return names.get(rank, f"rank {rank}")
@@ -381,7 +381,7 @@ def who(keyframe: Json, names: dict[int, str]) -> str:
 
 
 def what(keyframe: Json) -> list[str]:
-    """What a keyframe carries, what becomes of it, and whether it never came."""
+    """The payload of a keyframe, its effect, and whether it is missing."""
     missing = (
         "not finished"
         if "members" in keyframe
@@ -399,7 +399,7 @@ def what(keyframe: Json) -> list[str]:
 
 
 def home_of(stage: Json) -> float:
-    """Just before the first thing ends: then the stage shows what the ranks brought along."""
+    """The moment before the first end, which shows the initial tensors."""
     first = min((b["end"] for b in stage["keyframes"] if b["end"] is not None), default=math.inf)
     times = (c["time"] for c in stage["changes"] if c["time"] < first)
     return float(max(times, default=stage["start"]))

@@ -1,4 +1,4 @@
-"""The scene of a stage: a card per rank with its tensor, chunk by chunk, and what flies."""
+"""The scene of a stage: a card per rank with the chunks of its tensor, and messages."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from distkit.views.stage.clocks import PANELS, Clock, by_rounds, by_time, panels
 from distkit.views.stage.field import NUMBERS, STRIPS, Field
 from distkit.views.stage.layout import Point
 
-#: Each is drawn above those before it. The reader sees contributions or values.
+#: Layers, from the lowest. The reader chooses contributions or values.
 LINK, FLIGHT, CELL, CHUNK, VALUE, PLACE, DOT, TOKEN, CARGO, BADGE = range(10)
 LAYERS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
-#: A member of a collective: which, its lane, the edge of its card.
+#: A member of a collective: its number, its lane, the edge of its card.
 Home = tuple[int, int, Point]
-#: Of a keyframe so many arrows are drawn; tokens of collectives, while they are not too many.
+#: The largest numbers of arrows of a keyframe, and of tokens of collectives.
 ARROWS, MEETINGS = 64, 4_000
-#: Of so many changes chunks tell what they are to a pointer, with so many values.
+#: The largest number of changes with tooltips, and of values in them.
 SAID, FIRST = 2_000, 8
 NOTHING = "this trace has no messages and no collectives"
 
 
 def draw(stage: Json) -> Json:
-    """The picture of a run, for both painters: on the clock of rounds, and on that of time.
+    """The picture of a run for both painters, on the clocks of rounds and of time.
 
     Args:
         stage: what ``projection.project`` found.
@@ -71,7 +71,7 @@ def draw(stage: Json) -> Json:
 
 
 def _face(stage: Json, clock: Clock, scene: Scene) -> Json:
-    """What depends on the clock."""
+    """The parts that depend on the clock."""
     rows = (
         clock.rows if 1 + max((b["round"] for b in stage["keyframes"]), default=0) > PANELS else []
     )
@@ -175,7 +175,7 @@ class _Painter:
     # -- what ranks hold ------------------------------------------------------------------
 
     def _tensors(self) -> None:
-        """Each piece of each tensor from when until when it is as it is."""
+        """Each piece of each tensor, from one change to the next."""
         held: dict[int, list[tuple[float, Json]]] = {}
         cut: dict[int, float] = {}  # since when
         first: dict[int, float] = {}
@@ -204,7 +204,7 @@ class _Painter:
     def _strip(
         self, rank: int, now: list[tuple[float, Json]], since: float, until: float | None
     ) -> None:
-        """A rank's tensor until it is cut otherwise, with the numbers of its chunks."""
+        """A rank's tensor until its chunks change, with their numbers."""
         for i, (begin, piece) in enumerate(now):
             self._piece(rank, i, len(now), begin, piece, until)
         n = len(now)
@@ -237,7 +237,7 @@ class _Painter:
             self.scene.add(x, y, *self._said(piece), *cells, begin=begin, end=end, layer=VALUE)
 
     def _said(self, piece: Json) -> tuple[Shape, ...]:
-        """What a chunk is, where the pointer rests on it: whose contributions, and its values."""
+        """The tooltip of a chunk: contributions and values."""
         if len(self.clock.changes) > SAID:
             return ()
         told = [
@@ -279,7 +279,7 @@ class _Painter:
                 self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
     def _flies(self, keyframe: Json, a: Point, b: Point) -> None:
-        """What a message carries goes from place to place, a whole tensor from card to card."""
+        """Move a message's piece from place to place, a whole tensor from card to card."""
         piece, of = keyframe.get("piece", {}), keyframe.get("of", 1)
         places: Sequence[Point] = (a, b)
         layers: dict[int, tuple[Shape, ...]] = {}
@@ -311,7 +311,7 @@ class _Painter:
             self._fly(keyframe, shifted, parcel, layer)
 
     def _spot(self, keyframe: Json, rank: int, edge: Point) -> Point:
-        """Where a piece begins or ends: at its own place in a rank's tensor, or at the edge."""
+        """The end point of a piece: its place in a rank's tensor, or the card's edge."""
         if "at" not in keyframe or self.cut.get(rank) != keyframe["of"]:
             return edge
         x, y, w = self.field.cell(rank, keyframe["at"], keyframe["of"])
@@ -332,7 +332,7 @@ class _Painter:
     # -- collectives ------------------------------------------------------------------------
 
     def _meeting(self, i: int, keyframe: Json) -> None:
-        """Every member to the hub, and back from there with the outcome."""
+        """Move every member to the hub and back with the result."""
         members = keyframe["members"]
         hub, homes = self._homes(tuple(members))
         middle = circle(5, "hub")
@@ -349,7 +349,7 @@ class _Painter:
             self.scene.add(0, 0, *ways, begin=begin, end=end, layer=FLIGHT)
 
     def _homes(self, members: tuple[int, ...]) -> tuple[Point, tuple[Home, ...]]:
-        """Where members of a collective meet, and from where they come."""
+        """The hub of a collective, and the start points of its members."""
         if members not in self.homes:
             hub = self.field.hub(list(members))
             self.homes[members] = (
@@ -385,7 +385,7 @@ class _Painter:
 
 @remembered
 def _spokes(hub: Point, homes: tuple[Home, ...], style: str) -> tuple[Shape, ...]:
-    """Lines from members of a collective to where they meet."""
+    """Lines from the members of a collective to the hub."""
     return tuple(line(home, hub, style, lane=lane) for _, lane, home in homes)
 
 
@@ -393,7 +393,7 @@ def _spokes(hub: Point, homes: tuple[Home, ...], style: str) -> tuple[Shape, ...
 def _contributions(
     sure: tuple[int, ...], maybe: tuple[int, ...], w: float, h: float, of: int
 ) -> tuple[Shape, ...]:
-    """A chunk: a layer in its colour for each rank that contributed, or may have."""
+    """A chunk, with a coloured layer for each (possible) contributor."""
     each = h / of
     found = [rect(w, h, "now")]
     for style, lanes in (("own", sure), ("pale", maybe)):
@@ -405,7 +405,7 @@ def _contributions(
 def _values(
     values: tuple[float | str, ...], w: float, h: float, most: float, numbered: bool
 ) -> tuple[Shape, ...]:
-    """A chunk's values: the first in numbers where there is room, else all as colours."""
+    """A chunk's values: the first as numbers if they fit, else all as colours."""
     found = [rect(w, h, "now")]
     if w < 28:
         each = w / max(1, len(values))
@@ -429,7 +429,7 @@ def _values(
 
 
 def _short(v: float | str, room: float) -> str:
-    """A number in as many digits as fit."""
+    """A number with the digits that fit."""
     words = figure(v)
     for digits in (2, 1):
         if text_width(words, 9.5) > room and not isinstance(v, str):
@@ -438,7 +438,7 @@ def _short(v: float | str, room: float) -> str:
 
 
 def _heat(v: float | str, most: float, x: float, y: float, w: float, h: float) -> Iterator[Shape]:
-    """A value as a colour: zero is paper."""
+    """The colour of a value; zero is the background."""
     if isinstance(v, str):
         yield rect(w, h, "odd", x=x, y=y)
     elif part := round(0.6 * min(1.0, abs(v) / most), 2) if most else 0:
@@ -449,7 +449,7 @@ def _heat(v: float | str, most: float, x: float, y: float, w: float, h: float) -
 def _parcel(
     inside: tuple[Shape, ...], w: float, h: float, number: str, middle: bool
 ) -> tuple[Shape, ...]:
-    """A piece on its way, from its left upper corner."""
+    """A piece in flight, from its upper left corner."""
     box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
     if not number or w < 14:
         return box, *inside

@@ -14,7 +14,7 @@ from distkit.views.stage.scene import NOTHING, draw
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import SceneView
 
-#: So many keyframes are written out.
+#: The largest number of keyframes in the text.
 MAX_ROWS = 24
 
 
