@@ -201,10 +201,10 @@ def test_a_rank_dies_and_all_meet_again() -> None:
     first, second = split(trace)
     assert first.info.ends[1].how == "died"
     assert {end.how for end in second.info.ends.values()} == {"returned"}
-    assert [s.state for s in second.spans] == [State.COMPLETED] * 6
+    assert [s.state for s in second.spans if s.op is not Op.MARK] == [State.COMPLETED] * 6
     # what the killed rank did last is there, though nothing had time to be written
     assert [s.op for s in first.spans if s.rank == 1 and s.op is not Op.MARK] == [Op.ALL_REDUCE] * 2
-    marks = [s.label for s in trace.spans if s.op is Op.MARK]
+    marks = [s.label for s in first.spans if s.op is Op.MARK]
     assert len(marks) == 2
     assert all(mark.startswith("generation 1: rank 1 died") for mark in marks)
 
@@ -449,7 +449,7 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
     late = dk.hosts.follow(tmp_path / "trace")
     over: list[list[Event]] = []
     late.subscribe(over.append)  # what has ended says so at once
-    assert [len(events) for events in over] == [12, 0]
+    assert [len(events) for events in over] == [16, 0]
     assert run.finished
-    assert len(heard) == len(run.trace.events) == 12
+    assert len(heard) == len(run.trace.events) == 16
     assert not run.diagnose()
