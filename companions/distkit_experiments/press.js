@@ -25,5 +25,3 @@ function render({ model, el }) {
   el.append(button);
   return () => model.off("change:disabled", follow);
 }
-
-export default { render };

@@ -33,5 +33,3 @@ function render({ model, el }) {
     model.off("change:shown", mark);
   };
 }
-
-export default { render };

@@ -49,10 +49,11 @@ def test_the_modules_of_a_view_join_into_one_script(view):
     assert not re.search(r"^ *import\b|\bfrom \"\./", script, re.MULTILINE)
     (export,) = re.findall(r"^export .*", script, re.MULTILINE)
     assert export == (
-        f"export default {{ render: $render.renders(${view}.{view.title()}, {FORMAT}) }};"
+        "export default { initialize: $late.initialize, "
+        f"render: $render.renders(${view}.{view.title()}, {FORMAT}) }};"
     )
     names = re.findall(r"^const (\$\w+) = ", script, re.MULTILINE)
-    assert len(names) == len(set(names)) and names[-1] in ("$render", f"${view}")
+    assert len(names) == len(set(names)) and names[-1] in ("$render", "$late", f"${view}")
     assert ".distkit-timeline" in css(view)
 
 

@@ -31,8 +31,17 @@ _SHEETS = {
 @cache
 def esm(view: str) -> str:
     """The script of a widget: the module of a view, "timeline" or "cockpit", and all it needs."""
-    entry = f"export default {{ render: $render.renders(${view}.{view.title()}, {FORMAT}) }};"
-    return f"{_joined(view, 'render')}\n{entry}\n"
+    render = f"$render.renders(${view}.{view.title()}, {FORMAT})"
+    return _widget(_joined(view, "render", "late"), render)
+
+
+def esm_of(file: Path) -> str:
+    """The script of a widget: a file that has a function ``render`` and imports nothing."""
+    return _widget(f"{_joined('late')}\n{file.read_text(encoding='utf-8')}", "render")
+
+
+def _widget(script: str, render: str) -> str:
+    return f"{script}\nexport default {{ initialize: $late.initialize, render: {render} }};\n"
 
 
 @cache
