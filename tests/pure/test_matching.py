@@ -33,7 +33,7 @@ def lanes(draw, rank):
         op, peer, group, tag, number, late = facts[seq]
         peer, match = (peer, number) if op in P2P | REQUESTS else (None, None)
         if late and done[seq] < len(histories[seq]) - 1:
-            peer = None  # a receive from any source learns it at its end
+            peer = match = None  # a receive from any source learns them at its end
         state = histories[seq][done[seq]]
         done[seq] += 1
         nbytes = draw(st.integers(0, 9))
@@ -66,7 +66,7 @@ def folded(events):
         nbytes = max(e.nbytes for e in mine)
         found[key] = (
             *(first.op, last.state, start, end),
-            *(peer, first.group, nbytes, first.tag, first.match),
+            *(peer, first.group, nbytes, first.tag, first.match or last.match),
         )
     return found
 
@@ -142,3 +142,16 @@ def test_batches_in_any_order_give_the_same_as_all_events_at_once(lanes, data):
     assert grown.matches == whole.matches
     assert grown.messages == whole.messages
     assert grown.collectives == whole.collectives
+
+
+def test_a_request_that_arrives_twice_is_one_message() -> None:
+    about = dict(peer=0, match="kv:1:0:0")
+    trace = Trace(
+        [
+            Event(0, 0, Op.PUSH, State.STARTED, 0.0, peer=2, match="kv:1:0:0"),
+            Event(2, 0, Op.RECV, State.COMPLETED, 1.0, **about),
+            Event(3, 0, Op.RECV, State.COMPLETED, 2.0, **about),
+        ]
+    )
+    (message,) = trace.messages
+    assert (message.recv, message.received) == ((2, 0), 1.0)
