@@ -179,7 +179,7 @@ class WaitForGraph:
         elif e.op is Op.RECV and e.peer is None:
             _add(self._anyone[_inbox(e)], e)
         elif e.op in COLLECTIVES or (e.op in P2P and e.peer is not None):
-            if e.op is Op.RECV:
+            if e.op is Op.RECV and self._anyone:
                 _remove(self._anyone[_inbox(e)], e)  # now it is known who sent
             channel, side = channel_of(e.rank, e)
             _add(self._calls[channel][side], e)
@@ -290,7 +290,7 @@ class WaitForGraph:
         channel, side = channel_of(e.rank, e)
         calls = self._calls[channel]
         met = len(calls[1 - side]) > _nth(calls[side], e.seq)
-        return met or (e.op is Op.SEND and self._is_open(_inbox(e)))
+        return met or (e.op is Op.SEND and bool(self._anyone) and self._is_open(_inbox(e)))
 
     def _unasked(self, e: Event | Span) -> int:
         """Messages that receives before this one from any source have not asked for by name."""
@@ -307,20 +307,20 @@ class WaitForGraph:
 
     def _absent(self, e: Event | Span) -> Iterator[int]:
         """The members of a group that do not take part in a collective."""
+        calls = self._turn(e)
         for other in self._members(e.group):
-            theirs = self._instead(e, other)
-            if other != e.rank and (theirs is None or never_meet(e, theirs)):
+            if other != e.rank and (other not in calls or never_meet(e, calls[other])):
                 yield other
 
     def _in_vain(self, e: Event | Span, other: int) -> bool:
         """True if another rank called something else where this collective was its turn."""
-        return e.op in COLLECTIVES and e.match is None and self._instead(e, other) is not None
+        return e.op in COLLECTIVES and e.match is None and other in self._turn(e)
 
-    def _instead(self, e: Event | Span, other: int) -> Event | None:
-        """Another rank's call where this collective is its turn; None if it has made none yet."""
+    def _turn(self, e: Event | Span) -> dict[int, Event]:
+        """The calls of the ranks that have come to their turn of a collective."""
         calls = self._calls[Channel(e.group)]
-        nth, theirs = _nth(calls[e.rank], e.seq), calls.get(other, [])
-        return theirs[nth] if nth < len(theirs) else None
+        nth = _nth(calls[e.rank], e.seq)
+        return {rank: mine[nth] for rank, mine in calls.items() if nth < len(mine)}
 
     def _members(self, group: str) -> Sequence[int]:
         """The members of a group; until they are known, the ranks seen in it."""
@@ -342,7 +342,7 @@ class WaitForGraph:
 
     def _what_keeps(self, e: Event, other: int) -> str:
         """The reason why the only missing rank is missing."""
-        if (instead := self._instead(e, other) if e.op in COLLECTIVES else None) is not None:
+        if (instead := self._turn(e).get(other) if e.op in COLLECTIVES else None) is not None:
             size = f" of {instead.dtype}{list(instead.shape)}" if instead.dtype else ""
             return f"called {call(instead)}{size}{at(instead.where)} instead"
         return self._what_it_does(other) or {
