@@ -26,33 +26,33 @@ class Line(NamedTuple):
 #: grows beyond its line. A commit that makes a package smaller lowers its line; a package that
 #: moves keeps it.
 LINES = {
-    "distkit": Line(1_380, 550),
+    "distkit": Line(1_458, 550),
     "distkit/algorithms": Line(1_529, 1_300),
     "distkit/cluster": Line(6_684, 3_000),
     "distkit/data": Line(362, 350),
-    "distkit/diagnosis": Line(2_536, 1_800),
+    "distkit/diagnosis": Line(2_688, 1_800),
     "distkit/kvstore": Line(2_399, 1_700),
     "distkit/recording": Line(2_028, 1_600),
     "distkit/trace": Line(1_087, 700),
     "distkit/views": Line(5_852, 3_800),
-    "companions/distkit_course": Line(1_274, 1_300),
+    "companions/distkit_course": Line(1_275, 1_300),
     "companions/distkit_experiments": Line(804, 800),
-    "companions/distkit_hosts": Line(3_472, 3_200),
+    "companions/distkit_hosts": Line(3_473, 3_200),
     "companions/distkit_simulation": Line(1_851, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
     "notebooks/course": Line(1_183, 1_200),
-    "tests": Line(22_128, 16_000),
-    "tests/stress": Line(3_877, 4_000),
+    "tests": Line(22_176, 16_000),
+    "tests/stress": Line(3_874, 4_000),
     "benchmarks": Line(1_919, 2_000),
 }
 #: Folders that do not count as product.
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(23_857, 15_000),
-    "the whole product": Line(34_230, 25_000),
-    "lines of JavaScript": Line(5_830, 4_300),
-    "files in distkit": Line(222, 150),
+    "all of distkit": Line(24_087, 15_000),
+    "the whole product": Line(34_462, 25_000),
+    "lines of JavaScript": Line(5_836, 4_300),
+    "files in distkit": Line(224, 150),
     "names at the top level": Line(28, 23),
 }
 

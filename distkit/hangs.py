@@ -12,12 +12,16 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from distkit.diagnosis.findings import Kind
+from distkit import kvstore
+
+if TYPE_CHECKING:
+    from distkit.cluster.runs.run import Run
 
 # -- messages -----------------------------------------------------------------------
 
@@ -283,6 +287,40 @@ def leaked_group() -> None:
         dist.all_reduce(torch.ones(3), group=group)
 
 
+def destroyed_group() -> None:
+    """Rank 0 destroys the pair's group before rank 1 has called all_reduce on it."""
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        dist.destroy_process_group(pair)
+    elif dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(3), group=pair)
+
+
+# -- the parameter server -----------------------------------------------------------
+
+
+def missing_push() -> None:
+    """Rank 1 pushes once less than rank 0, which waits for the gradient."""
+    kv = kvstore.create("dist_sync")
+    kv.init("w", torch.zeros(4))
+    for _ in range(2 if kv.rank == 1 else 3):
+        kv.push("w", torch.ones(4))
+        kv.pull("w")
+
+
+def missing_init() -> None:
+    """Rank 0 does not call init, and rank 1 waits for its value."""
+    kv = kvstore.create("dist_sync")
+    if kv.rank == 1:
+        kv.init("w", torch.zeros(4))
+
+
+def missing_worker() -> None:
+    """Rank 1 does not create the store."""
+    if dist.get_rank() == 0:
+        kvstore.create("dist_sync")
+
+
 # -- training, and ranks that end ---------------------------------------------------
 
 
@@ -344,10 +382,11 @@ class Case:
     """
 
     program: Callable[[], None]
-    kind: Kind
+    kind: str
     culprits: tuple[int, ...]
     how: str = "hangs"
     ranks: int = 3
+    servers: int = 0  # of a parameter server
 
     @property
     def title(self) -> str:
@@ -359,43 +398,61 @@ class Case:
         """The program's text."""
         return inspect.getsource(self.program)
 
+    def run(self) -> Run:
+        """Run the program on ranks of its own.
+
+        Raises:
+            RunError: it hangs or fails, as most do.
+        """
+        from distkit.cluster.cluster import Cluster
+        from distkit.cluster.runs.run_ranks import run_ranks
+
+        if not self.servers:
+            return run_ranks(self.program, self.ranks)
+        with Cluster(workers=self.ranks, servers=self.servers) as cluster:
+            return cluster.run(self.program)
+
 
 _CASES = [
-    Case(recv_cycle, Kind.RECV_CYCLE, (0, 1), ranks=2),
-    Case(ring_of_recvs, Kind.CYCLE, (0, 1, 2)),
-    Case(ring_of_sends, Kind.CYCLE, (0, 1, 2)),
-    Case(no_receiver, Kind.NO_RECEIVER, (1,)),
-    Case(no_sender, Kind.NO_SENDER, (0,)),
-    Case(wrong_tag, Kind.WRONG_TAG, (0, 1)),
-    Case(wrong_source, Kind.WRONG_SOURCE, (2,)),
-    Case(wrong_destination, Kind.WRONG_DESTINATION, (0,)),
-    Case(message_race, Kind.MESSAGE_RACE, (0,), "finishes"),
-    Case(wrong_dtype, Kind.WRONG_TENSOR, (0, 1), "finishes"),
-    Case(wrong_shape, Kind.WRONG_TENSOR, (0, 1), "fails"),
-    Case(early_read, Kind.BUFFER_IN_USE, (1,), "finishes"),
-    Case(never_waited, Kind.NOT_WAITED, (0,), "finishes"),
-    Case(criss_cross, Kind.CYCLE, (0, 1), ranks=2),
-    Case(early_receive, Kind.RECV_CYCLE, (0, 1), ranks=2),
-    Case(missing_key, Kind.MISSING_KEY, (0,), "hangs"),
-    Case(different_collective, Kind.DIFFERENT_COLLECTIVE, (0,)),
-    Case(another_order, Kind.ANOTHER_ORDER, (0,), "finishes"),
-    Case(swapped_lines, Kind.DIFFERENT_TENSOR, (0,)),
-    Case(different_reduction, Kind.DIFFERENT_REDUCTION, (0,), "finishes"),
-    Case(different_root, Kind.DIFFERENT_ROOT, (0, 1, 2)),
-    Case(different_shape, Kind.DIFFERENT_TENSOR, (0, 1, 2)),
-    Case(split_mismatch, Kind.SPLIT_MISMATCH, (0, 1), "finishes", ranks=2),
-    Case(skipped, Kind.SKIPPED, (0,)),
-    Case(uneven, Kind.UNEVEN, (2,)),
-    Case(missing_barrier, Kind.MISSING_BARRIER, (2,)),
-    Case(wrong_group, Kind.WRONG_GROUP, (0,)),
-    Case(not_a_member, Kind.WRONG_GROUP, (2,), "finishes"),
-    Case(new_group_skipped, Kind.NEW_GROUP, (1,)),
-    Case(leaked_group, Kind.LEAKED_GROUP, (0, 1, 2), "finishes"),
-    Case(unused_parameter, Kind.UNUSED_PARAMETER, (1,)),
-    Case(lost_gradient, Kind.ZERO_GRADIENT, (1,), "finishes", ranks=2),
-    Case(raised, Kind.RAISED, (1,), "fails"),
-    Case(killed, Kind.DIED, (1,), "fails"),
-    Case(straggler, Kind.STRAGGLER, (2,), "finishes"),
+    Case(recv_cycle, "recv_cycle", (0, 1), ranks=2),
+    Case(ring_of_recvs, "cycle", (0, 1, 2)),
+    Case(ring_of_sends, "cycle", (0, 1, 2)),
+    Case(no_receiver, "no_receiver", (1,)),
+    Case(no_sender, "no_sender", (0,)),
+    Case(wrong_tag, "wrong_tag", (0, 1)),
+    Case(wrong_source, "wrong_source", (2,)),
+    Case(wrong_destination, "wrong_destination", (0,)),
+    Case(message_race, "message_race", (0,), "finishes"),
+    Case(wrong_dtype, "wrong_tensor", (0, 1), "finishes"),
+    Case(wrong_shape, "wrong_tensor", (0, 1), "fails"),
+    Case(early_read, "buffer_in_use", (1,), "finishes"),
+    Case(never_waited, "not_waited", (0,), "finishes"),
+    Case(criss_cross, "cycle", (0, 1), ranks=2),
+    Case(early_receive, "recv_cycle", (0, 1), ranks=2),
+    Case(missing_key, "missing_key", (0,), "hangs"),
+    Case(different_collective, "different_collective", (0,)),
+    Case(another_order, "another_order", (0,), "finishes"),
+    Case(swapped_lines, "different_tensor", (0,)),
+    Case(different_reduction, "different_reduction", (0,), "finishes"),
+    Case(different_root, "different_root", (0, 1, 2)),
+    Case(different_shape, "different_tensor", (0, 1, 2)),
+    Case(split_mismatch, "split_mismatch", (0, 1), "finishes", ranks=2),
+    Case(skipped, "skipped", (0,)),
+    Case(uneven, "uneven", (2,)),
+    Case(missing_barrier, "missing_barrier", (2,)),
+    Case(wrong_group, "wrong_group", (0,)),
+    Case(not_a_member, "not_a_member", (2,), "finishes"),
+    Case(new_group_skipped, "new_group", (1,)),
+    Case(destroyed_group, "destroyed_group", (0,)),
+    Case(leaked_group, "leaked_group", (0, 1, 2), "finishes"),
+    Case(unused_parameter, "unused_parameter", (1,)),
+    Case(lost_gradient, "zero_gradient", (1,), "finishes", ranks=2),
+    Case(missing_push, "missing_push", (1,), ranks=2, servers=1),
+    Case(missing_init, "missing_init", (0,), ranks=2, servers=1),
+    Case(missing_worker, "missing_worker", (1,), ranks=2, servers=1),
+    Case(raised, "raised", (1,), "fails"),
+    Case(killed, "died", (1,), "fails"),
+    Case(straggler, "straggler", (2,), "finishes"),
 ]
 
 #: The catalogue, by name.

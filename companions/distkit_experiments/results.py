@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distkit._format import count
 from distkit.cluster.runs.conductor import LOOKED_AT
 from distkit.cluster.runs.run import Run
-from distkit.diagnosis.findings import Kind
+from distkit.diagnosis import rules
 from distkit.errors import RunInterrupted
 from distkit.views.compare.figures import figures as measures
 from distkit.views.scene import figures, svg
@@ -124,7 +124,7 @@ def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) ->
         for name, value in numbers(run.results[0]).items()
     }
     found = run.findings if len(run.trace) <= LOOKED_AT else []
-    remarks = (str(f) for f in found if f.kind is not Kind.STRAGGLER)
+    remarks = (str(f) for f in found if not issubclass(f.rule, rules.Straggler))
     return Record(parameters, run, measured, values, remarks=tuple(remarks))
 
 

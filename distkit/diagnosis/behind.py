@@ -7,33 +7,27 @@ that goes on, some rank is always the last.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from distkit._format import ordinal
+from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, verb, with_tensor
+from distkit.diagnosis.findings import Finding, fill, with_tensor
 from distkit.events import Span
-from distkit.trace.calls import CUT, at, call
+from distkit.trace.calls import CUT, call
 
 _MOST = 5  # so many findings, the causes first
 
 
-@dataclass(frozen=True)
-class _Gap:
-    """Ranks that have not made a call which others have made."""
-
-    behind: tuple[int, ...]
-    ahead: tuple[int, ...]
-    said: str
-    lines: dict[int, str]
+#: A finding, and the ranks that have gone on.
+Gap = tuple[Finding, list[int]]
 
 
 def behind(facts: Evidence) -> list[Finding]:
     """The ranks that are behind: first those that wait for no other."""
     gaps = [*_collectives(facts), *_messages(facts)]
-    waiting = {rank for gap in gaps for rank in gap.ahead}
-    gaps.sort(key=lambda gap: sum(rank in waiting for rank in gap.behind))
-    return [_finding(facts, gap) for gap in gaps[:_MOST]]
+    waiting = {rank for _, ahead in gaps for rank in ahead}
+    gaps.sort(key=lambda gap: sum(rank in waiting for rank in gap[0].culprits))
+    return [finding for finding, _ in gaps[:_MOST]]
 
 
 def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
@@ -41,35 +35,24 @@ def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
 
     Args:
         facts: the record.
-        found: what was found in it; where it is not certain what belongs together, only told here.
+        found: what was found in it.
     """
     limits = facts.trace.info.limits
+    rule = rules.NotJudged
     for what, limit in limits.items():
-        finding = Finding(Kind.NOT_JUDGED, limit.text, limit.remedy)
-        if what == "communicators":
-            then = " ".join(["If they are,", *map(str, found)]) if found else ""
-            finding = replace(finding, message=f"{limit.text}. {then}".rstrip())
+        finding = rule.finding(text=limit.text, advice=limit.remedy)
         if what == "completions" and not found and "matching" not in limits:
-            even = "no rank is behind: all have made the same calls; "
-            finding = replace(finding, message=even + finding.message)
+            finding = replace(finding, message=fill(rule.even, text=limit.text))
         yield finding
 
 
-def _finding(facts: Evidence, gap: _Gap) -> Finding:
-    first = facts.trace.info.rank(gap.behind[0])
-    where = f" (py-spy dump --pid {first.pid} on {first.host})" if first.pid else ""
-    return Finding(
-        Kind.BEHIND,
-        gap.said,
-        f"If the job hangs, see what rank {gap.behind[0]} does after that call{where}. If it does "
-        "not, only the record ends there.",
-        gap.behind,
-        missing_ranks=gap.behind,
-        lines=gap.lines,
-    )
+def _dump(facts: Evidence, rank: int) -> str:
+    """How to look at a rank, if its process is known."""
+    known = facts.trace.info.rank(rank)
+    return fill(rules.Behind.dump, pid=known.pid, host=known.host) if known.pid else ""
 
 
-def _collectives(facts: Evidence) -> Iterator[_Gap]:
+def _collectives(facts: Evidence) -> Iterator[Gap]:
     """The groups in which some ranks have made fewer calls than others."""
     for group, calls in facts.calls.items():
         if group not in facts.trace.info.groups:
@@ -78,34 +61,38 @@ def _collectives(facts: Evidence) -> Iterator[_Gap]:
         most = max(counts.values())
         fewer = [r for r, n in counts.items() if n + _lost(facts, r) < most]
         least = min((counts[r] for r in fewer), default=most)
-        some = tuple(r for r in fewer if counts[r] == least)
-        ahead = tuple(r for r, n in counts.items() if n > least)
+        some = [r for r in fewer if counts[r] == least]
+        ahead = [r for r, n in counts.items() if n > least]
         if some:
-            next_call = calls[next(r for r in ahead if counts[r] > least)][least]
-            yield _gap(facts, some, ahead, calls[some[0]][-1:], next_call, least)
+            then = calls[next(r for r in ahead if counts[r] > least)][least]
+            yield _behind(facts, some, ahead, calls[some[0]][-1:], then), ahead
 
 
-def _gap(
-    facts: Evidence,
-    some: tuple[int, ...],
-    ahead: tuple[int, ...],
-    last: list[Span],
-    then: Span,
-    made: int,
-) -> _Gap:
+def _behind(
+    facts: Evidence, some: list[int], ahead: list[int], last: list[Span], then: Span
+) -> Finding:
+    rule, n = rules.Behind, len(facts.calls[then.group].get(some[0], ()))
     its, have = ("their", "have") if len(some) > 1 else ("its", "has")
-    done = f"{have} made none of the calls"
+    made = fill(rule.made_none, have=have)
     if last:
-        done = f"{its} {ordinal(made)} and last call is {with_tensor(last[0])}{at(last[0].where)}"
-    group = facts.call(then).removeprefix(call(then))
-    said = (
-        f"{verb(some, 'are')} behind: {done}, and {verb(ahead, 'have')} gone on to "
-        f"{with_tensor(then)}{group}{at(then.where)}."
+        made = fill(rule.made, its=its, n=n, call=with_tensor(last[0]), where=last[0].where)
+    return rule.finding(
+        *last,
+        then,
+        culprits=some,
+        missing=some,
+        ranks=some,
+        ahead=ahead,
+        last=made,
+        then=with_tensor(then),
+        group=facts.call(then).removeprefix(call(then)),
+        where=then.where,
+        first=some[0],
+        dump=_dump(facts, some[0]),
     )
-    return _Gap(some, ahead, said, {span.rank: span.where for span in (*last, then)})
 
 
-def _messages(facts: Evidence) -> Iterator[_Gap]:
+def _messages(facts: Evidence) -> Iterator[Gap]:
     """Sends without their receive, and receives without their send: the first of each pair."""
     open_ends: dict[tuple[int, int], list[Span]] = {}
     for span in sorted(facts.alone, key=lambda s: (s.rank, s.seq)):
@@ -113,12 +100,18 @@ def _messages(facts: Evidence) -> Iterator[_Gap]:
             open_ends.setdefault((span.rank, span.peer), []).append(span)
     for (rank, peer), spans in open_ends.items():
         if len(spans) > _lost(facts, peer):
-            what = "received" if spans[0].op == "send" else "sent"
-            said = (
-                f"rank {peer} is behind: it has not {what} what rank {rank} has called "
-                f"{with_tensor(spans[0])} for{at(spans[0].where)}."
+            finding = rules.MessageBehind.finding(
+                spans[0],
+                culprits=[peer],
+                missing=[peer],
+                first=peer,
+                done="received" if spans[0].op == "send" else "sent",
+                rank=rank,
+                call=with_tensor(spans[0]),
+                where=spans[0].where,
+                dump=_dump(facts, peer),
             )
-            yield _Gap((peer,), (rank,), said, {rank: spans[0].where})
+            yield finding, [rank]
 
 
 def _lost(facts: Evidence, rank: int) -> int:

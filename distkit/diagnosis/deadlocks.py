@@ -1,7 +1,7 @@
-"""Reasons why ranks are stuck: the rules over the wait-for graph. Pure.
+"""Reasons why ranks are stuck, found in the wait-for graph. Pure.
 
-Each rule takes the operations of the stuck ranks that nothing explains yet, and returns a finding
-and the stuck ranks that it is about, or None.
+Each function takes the operations of the stuck ranks that nothing explains yet, and returns a
+finding and the stuck ranks that it is about, or None.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distkit._format import named, ordinal, times
+from distkit._format import named
+from distkit.diagnosis import rules
 from distkit.diagnosis.advice import advice, headline
-from distkit.diagnosis.divergence import (
-    BARRIER,
-    UNUSED,
-    left_out,
-    minority,
-    not_coming,
-    uneven,
-    unused,
-)
+from distkit.diagnosis.divergence import left_out, minority, not_coming, uneven, unused
 from distkit.diagnosis.facts import ASKED, Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, placed, verb
-from distkit.diagnosis.mismatches import NEW_GROUP
+from distkit.diagnosis.findings import (
+    Calls,
+    Finding,
+    clauses,
+    fill,
+    lines_of,
+    listed,
+)
 from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.awaiting import similar
 from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, raised_at, seen
@@ -41,9 +40,9 @@ Stuck = Mapping[int, Span]
 
 def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
     """Two ends of messages that were meant for each other, and miss each other."""
-    for rule in (_tag_or_group, _taken, _source, _destination, _groups):
+    for pair in (_tag_or_group, _taken, _source, _destination, _groups):
         for mine in stuck.values():
-            if (found := rule(facts, mine)) is not None:
+            if (found := pair(facts, mine)) is not None:
                 finding, other = found
                 return finding, {r for r in (mine.rank, other, *finding.culprits) if r in stuck}
     return None
@@ -80,28 +79,22 @@ def _elsewhere(facts: Evidence, mine: Span, other: Span) -> bool:
 
 
 def _wrong_tag(send: Span, recv: Span) -> Finding:
-    return Finding(
-        Kind.WRONG_TAG,
-        f"rank {send.rank} sends to rank {recv.rank} with tag {send.tag or 0}{at(send.where)}, "
-        f"but rank {recv.rank} waits for tag {recv.tag or 0} "
-        f"in recv(src={'any' if recv.peer is None else recv.peer}){at(recv.where)}.",
-        "Give the send and its receive the same tag.",
-        tuple(sorted({send.rank, recv.rank})),
-        lines=lines(send, recv),
+    return rules.WrongTag.finding(
+        send,
+        recv,
+        culprits=sorted({send.rank, recv.rank}),
+        send=send,
+        recv=recv,
+        sent=send.tag or 0,
+        awaited=recv.tag or 0,
     )
 
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
-    said = clauses(spans, "wait in", {s.rank: facts.call(s) for s in spans})
     alike = len({tuple(facts.members(s.group)) for s in spans}) == 1
-    return Finding(
-        Kind.WRONG_GROUP,
-        f"{said}: they use different groups{' of the same ranks' * alike}, so they never match.",
-        "Pass the same group on both sides."
-        + " Each new_group makes another one: use them in the same order on every rank." * alike,
-        tuple(sorted({s.rank for s in spans})),
-        lines=lines(*spans),
-    )
+    rule = rules.GroupsAlike if alike else rules.WrongGroup
+    ranks = sorted({s.rank for s in spans})
+    return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
 
 
 def _taken(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
@@ -119,18 +112,17 @@ def _taken(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
     ]
     if not taken:
         return None
-    early = taken[-1]
-    other = f"; what rank {left[0].rank} sends{at(left[0].where)} is left over" if left else ""
-    return Finding(
-        Kind.MESSAGE_RACE,
-        f"rank {mine.rank} waits in {call(mine)}{placed(mine)}, but its recv(src=any)"
-        f"{at(early.where)} has taken the message of rank {mine.peer}, which came first{other}.",
-        f"Pass src= to the recv{at(early.where)} too; or receive every message from any source, "
-        "and take the sender from what recv returns.",
-        (mine.rank,),
-        missing_ranks=(mine.peer,),
-        lines=lines(mine, *left[:1]),
-    ), left[0].rank if left else mine.rank
+    rule = rules.MessageTaken
+    finding = rule.finding(
+        mine,
+        *left[:1],
+        culprits=[mine.rank],
+        missing=[mine.peer],
+        mine=mine,
+        early=taken[-1],
+        left=fill(rule.left, left=left[0]) if left else "",
+    )
+    return finding, left[0].rank if left else mine.rank
 
 
 def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
@@ -139,17 +131,15 @@ def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
         return None
     for send in facts.alone:
         if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
-            is_gone = facts.is_gone(mine.peer)
-            gone = f", which has {facts.over([mine.peer])}" if is_gone else ""
-            return Finding(
-                Kind.WRONG_SOURCE,
-                f"rank {mine.rank} waits in {call(mine)}{placed(mine)} for rank {mine.peer}"
-                f"{gone}; but it is rank {send.rank} that sends to it, "
-                f"in {call(send)}{at(send.where)}.",
-                f"Receive from rank {send.rank}, or let rank {mine.peer} send.",
-                (mine.rank,),
-                lines=lines(mine, send),
-            ), send.rank
+            finding = rules.WrongSource.finding(
+                mine,
+                send,
+                culprits=[mine.rank],
+                mine=mine,
+                send=send,
+                over=facts.which_is_over(mine.peer),
+            )
+            return finding, send.rank
     return None
 
 
@@ -163,16 +153,15 @@ def _destination(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
         meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
         if other.op is not wants or not meant or _in_conversation(facts, send):
             continue
-        gone = [send.peer] if send.peer is not None and facts.is_gone(send.peer) else []
-        over = f", which has {facts.over(gone)}" if gone else ""
-        return Finding(
-            Kind.WRONG_DESTINATION,
-            f"rank {send.rank} sends to rank {send.peer}{over}, in {call(send)}{placed(send)}; "
-            f"but it is rank {recv.rank} that waits for it, in {call(recv)}{placed(recv)}.",
-            f"Send to rank {recv.rank}, or receive on rank {send.peer}.",
-            (send.rank,),
-            lines=lines(send, recv),
-        ), other.rank
+        finding = rules.WrongDestination.finding(
+            send,
+            recv,
+            culprits=[send.rank],
+            send=send,
+            recv=recv,
+            over=facts.which_is_over(send.peer),
+        )
+        return finding, other.rank
     return None
 
 
@@ -238,24 +227,21 @@ def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
 
 
 def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
-    sends = mine.op is Op.SEND
     if mine.peer is None:
-        did = sum(r.rank == mine.rank and s.rank in gone for s, r in facts.pairs)
+        done = sum(r.rank == mine.rank and s.rank in gone for s, r in facts.pairs)
     else:
-        did = sum(_ends(s, r) == _ends(mine, mine) for s, r in facts.pairs)
-    what = "receiving" if sends else "sending"
-    done = f"after {what} {did} message{'s' * (did > 1)}" if did else f"without {what} anything"
-    has = "has" if len(gone) == 1 else "have"
-    return Finding(
-        Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
-        f"rank {mine.rank} waits in {call(mine)}{placed(mine)}, "
-        f"but {named(gone)} {has} {facts.over(gone)} {done}{facts.known_of(gone)}.",
-        f"Add the missing {'recv' if sends else 'send'} on "
-        f"{'one of ' * (len(gone) > 1)}{named(gone)}, or remove this {mine.op}: each send needs "
-        "one recv.",
-        tuple(gone),
-        missing_ranks=tuple(gone),
-        lines=lines(mine),
+        done = sum(_ends(s, r) == _ends(mine, mine) for s, r in facts.pairs)
+    rule = rules.NoReceiver if mine.op is Op.SEND else rules.NoSender
+    return rule.finding(
+        mine,
+        culprits=gone,
+        missing=gone,
+        mine=mine,
+        gone=gone,
+        one_of="one of " * (len(gone) > 1),
+        over=facts.over(gone),
+        done=done,
+        known=facts.known_of(gone),
     )
 
 
@@ -271,30 +257,25 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     mine = here[min(here)]
     if "gradients" in mine.attributes and facts.sees_gradients:
         return _without_backward(facts, here, gone)
-    say = {r: facts.call(s) for r, s in here.items()}
-    waiting = clauses(here.values(), "wait in", say)
-    over = facts.over(gone)
-    absent = f"{verb(gone, 'have')} {over} without calling it"
-    counts = {r: (facts.called(r, mine), facts.called(gone[0], mine)) for r in here}
-    more, fewer = counts[min(here)]
-    kind, remedy = _why_not_called(facts, mine, here, gone)
-    if mine.where and more > fewer > 0 and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER):
-        kind, remedy = Kind.UNEVEN, uneven(facts, mine)
-    if kind is Kind.UNEVEN:
-        absent = f"{verb(gone, 'have')} called it {times(fewer)} and {over}"
-        waiting += f" for the {ordinal(more)} time"
-    if kind is Kind.UNUSED_PARAMETER:
-        absent = f"{verb(gone, 'have')} {over} without sending all of its gradients"
+    more, fewer = facts.called(min(here), mine), facts.called(gone[0], mine)
+    rule, remedy = _why_not_called(facts, mine, here, gone)
+    often = mine.where and more > fewer > 0
+    if often and rule in (rules.Skipped, rules.MissingBarrier):
+        rule, remedy = rules.UnevenEnd, uneven(facts, mine)
     culprits = minority([sorted(here), gone])
-    if kind in (Kind.NEW_GROUP, Kind.UNUSED_PARAMETER) or len(here) == len(gone):
+    if rule in (rules.NewGroup, rules.GradientsMissing) or len(here) == len(gone):
         culprits = tuple(gone)
-    return Finding(
-        kind,
-        f"{waiting}, but {absent}{facts.known_of(gone)}.",
-        remedy,
-        culprits,
-        missing_ranks=tuple(gone),
-        lines=lines(*here.values()),
+    return rule.finding(
+        *here.values(),
+        remedy=remedy,
+        culprits=culprits,
+        missing=gone,
+        here=Calls(here.values(), facts.call),
+        gone=gone,
+        over=facts.over(gone),
+        known=facts.known_of(gone),
+        more=more,
+        fewer=fewer,
     )
 
 
@@ -305,50 +286,41 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     mine = here[min(here)]
     text = facts.program.text(mine.where)
     inside = bool(text) and "backward" not in text  # the call of an autograd function
-    waiting = clauses(here.values(), "wait in", dict.fromkeys(here, "a backward pass"))
-    culprits = minority([sorted(here), gone])
-    return Finding(
-        Kind.SKIPPED if inside else Kind.UNEVEN,
-        f"{waiting} for {named(gone)}, but {verb(gone, 'have')} {facts.over(gone)} without "
-        f"{'coming to it' if inside else 'another one'}{facts.known_of(gone)}.",
-        AUTOGRAD if inside else uneven(facts, mine, gradients=True),
-        tuple(gone) if len(here) == len(gone) else culprits,
-        missing_ranks=tuple(gone),
-        lines=lines(*here.values()),
+    rule = rules.SkippedFunction if inside else rules.UnevenBackwardEnd
+    return rule.finding(
+        *here.values(),
+        remedy=rule.remedy if inside else uneven(facts, mine, gradients=True),
+        culprits=gone if len(here) == len(gone) else minority([sorted(here), gone]),
+        missing=gone,
+        here=Calls(here.values()),
+        gone=gone,
+        over=facts.over(gone),
+        known=facts.known_of(gone),
     )
 
 
-#: After a backward pass in which a function of the user's communicates.
-AUTOGRAD = (
-    "Autograd comes only to functions that the loss depends on: a new tensor, such as torch.empty "
-    "for want of data, cuts the graph. Let the loss depend on the same functions on every rank, "
-    "if only times zero."
-)
-
-
-def _why_not_called(facts: Evidence, mine: Span, here: Stuck, gone: list[int]) -> tuple[Kind, str]:
+def _why_not_called(
+    facts: Evidence, mine: Span, here: Stuck, gone: list[int]
+) -> tuple[type[rules.Rule], str]:
+    """The rule, and its remedy; "" for the rule's own."""
     if mine.op is Op.NEW_GROUP:
-        return Kind.NEW_GROUP, NEW_GROUP
+        return rules.NewGroup, ""
     if "gradients" in mine.attributes:
         if _whole_backward(facts, mine):
-            return Kind.UNEVEN, uneven(facts, mine)
-        return Kind.UNUSED_PARAMETER, UNUSED
+            return rules.UnevenEnd, uneven(facts, mine)
+        return rules.GradientsMissing, ""
     if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
-        return Kind.WRONG_GROUP, (
-            "Every member of a group has to call its collectives, and only members can: "
-            "look at which ranks are in it, and which of them come here."
-        )
-    kind = Kind.MISSING_BARRIER if mine.op is Op.BARRIER else Kind.SKIPPED
-    away = f"look for an `if` or an early return that keeps {named(gone)} away"
-    remedy = BARRIER if mine.op is Op.BARRIER else f"Let every rank call it: {away}."
-    return kind, (not_coming(facts, mine, gone, kind) or remedy) + _of_a_group(facts, here)
+        return rules.MemberMissing, ""
+    rule = rules.MissingBarrier if mine.op is Op.BARRIER else rules.Skipped
+    remedy = not_coming(facts, mine, gone) or fill(rule.remedy, gone=gone)
+    return rule, remedy + _of_a_group(facts, here)
 
 
 def _of_a_group(facts: Evidence, here: Stuck) -> str:
     """That those who wait are the members of a group, and may have meant it."""
     theirs = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
     alone = len(here) > 1 and all(s.group == "world" for s in here.values())
-    return f" Or pass group=, if only {named(here)} are meant." if theirs and alone else ""
+    return fill(rules.Divergence.meant, ranks=[*here]) if theirs and alone else ""
 
 
 def _whole_backward(facts: Evidence, mine: Span) -> bool:
@@ -374,39 +346,38 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
     wanted = facts.board.keys.missing(mine)
     meant = [similar(key, facts.board.keys.set) for key in wanted]
     near = [facts.board.keys.set[key] for key in meant if key]
-    known = [f"; rank {e.rank} has called {call(e)}{at(e.where)}" for e in near]
-    where = "".join(_instead_of_key(facts, rank) for rank in others)
     theirs = [facts.span(facts.stuck[rank]) for rank in others if rank in facts.stuck]
-    names = keys(wanted)
-    return Finding(
-        Kind.MISSING_KEY,
-        f"{clauses(here.values(), 'wait in')}, but no rank has set {names}{''.join(known)}{where}.",
-        f"Let a rank set {names} before the others need it; look for another spelling, or for an "
-        "`if` that keeps store.set away.",
-        tuple(others or sorted(here)),
-        missing_ranks=tuple(others),
-        lines=lines(*here.values(), *theirs),
-    ), {*here}
+    rule = rules.MissingKey
+    finding = rule.finding(
+        *here.values(),
+        *theirs,
+        culprits=others or sorted(here),
+        missing=others,
+        here=Calls(here.values()),
+        keys=keys(wanted),
+        near="".join(fill(rule.near, set=e, call=call(e)) for e in near),
+        others=_elsewhere_now(facts, others),
+    )
+    return finding, {*here}
 
 
-def _instead_of_key(facts: Evidence, rank: int) -> str:
-    """The current state of a rank that might have set a key."""
-    if facts.is_gone(rank):
-        return f"; rank {rank} has {facts.over([rank])}"
-    its = facts.stuck.get(rank)
-    return f"; rank {rank} waits in {facts.call(facts.span(its))}{at(its.where)}" if its else ""
+def _elsewhere_now(facts: Evidence, ranks: list[int]) -> str:
+    """What ranks that do not wait here do now."""
+    stuck = [facts.span(facts.stuck[r]) for r in ranks if r in facts.stuck]
+    gone = [f"rank {r} has {facts.over([r])}" for r in ranks if facts.is_gone(r)]
+    said = [clauses([s], "wait in", facts.call) for s in stuck]
+    return "".join(f"; {words}" for words in (*gone, *said))
 
 
 def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
     away = [r for r in others if r not in facts.board.keys.came(here[min(here)])]
-    where = "".join(_instead_of_key(facts, rank) for rank in away)
-    return Finding(
-        Kind.MISSING_BARRIER,
-        f"{clauses(here.values(), 'wait in')} for {named(away or here)}{where}.",
-        "Let as many ranks call it as its second argument says, with the same key.",
-        tuple(away or sorted(here)),
-        missing_ranks=tuple(away),
-        lines=lines(*here.values()),
+    return rules.StoreBarrier.finding(
+        *here.values(),
+        culprits=away or sorted(here),
+        missing=away,
+        here=Calls(here.values()),
+        away=away or [*here],
+        others=_elsewhere_now(facts, away),
     )
 
 
@@ -446,21 +417,16 @@ def _shortest(start: int, ways: Mapping[int, list[int]]) -> list[int]:
 
 def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
     ops = {s.op for s in ring}
-    said = [f"rank {s.rank} waits in {facts.call(s)}{placed(s)}" for s in ring]
-    each = "each waits for the other" if len(ring) == 2 else "each waits for the next, in a circle"
-    remedy = {
-        Op.RECV: "Let one of them send first.",
-        Op.SEND: "Let one of them receive first, or use isend.",
-    }
-    mixed = "Make these calls in the same order on every rank."
-    ranks = tuple(sorted(s.rank for s in ring))
-    return Finding(
-        Kind.RECV_CYCLE if ops == {Op.RECV} and len(ring) == 2 else Kind.CYCLE,
-        f"{listed(said, ', ')}: {each}.",
-        remedy[ring[0].op] if len(ops) == 1 and ops <= P2P else mixed,
-        ranks,
-        missing_ranks=ranks,
-        lines=lines(*ring),
+    remedies = {Op.RECV: rules.RecvCycle.remedy, Op.SEND: rules.Cycle.sends}
+    rule = rules.RecvCycle if ops == {Op.RECV} and len(ring) == 2 else rules.Cycle
+    ranks = sorted(s.rank for s in ring)
+    return rule.finding(
+        *ring,
+        remedy=remedies.get(ring[0].op, "") if len(ops) == 1 else "",
+        culprits=ranks,
+        missing=ranks,
+        ring=listed([clauses([s], "wait in", facts.call) for s in ring]),
+        next="other" if len(ring) == 2 else "next, in a circle",
     )
 
 
@@ -475,22 +441,11 @@ def gone(how: str) -> str:
 def search(how: str) -> str:
     """The remedy for a process that has ended."""
     if ASKED in how:
-        return "That is what you asked for."
+        return rules.Died.asked
     if SILENT in how:
         return STOPPED
-    return next((told for words, told in _ENDS.items() if words in how), _ENDS[""])
-
-
-#: How a process ended, and what to do about that.
-_ENDS = {
-    "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
-    "that the ranks pass to this call, and the order of their calls.",
-    "SIGKILL": "It was killed from outside, by the system if there was too little memory: use "
-    "smaller batches, or fewer ranks.",
-    "SIGSEGV": "It crashed in native code: look at what it called last, and with which arguments.",
-    "exit status": "Look for a call of os._exit, also in a library: raise an exception instead.",
-    "": "Look for what ended it: os._exit, a crash in native code, or too little memory.",
-}
+    found = (remedy for words, remedy in rules.Died.remedies.items() if words in how)
+    return next(found, rules.Died.remedy)
 
 
 #: DDP's words for two ranks that wrap different models.
@@ -499,37 +454,43 @@ _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) h
 
 def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
     """DDP's complaint in the next forward pass that gradients have been missing."""
+    rule = rules.UnusedBefore
+    where = sorted(places.values())[0] if any(places.values()) else ""
+    before = fill(rule.before, where=where) if where else ""
     lacking = facts.left_out("unreduced", facts.ranks) or {r: [] for r in ranks}
-    found = unused(lacking, [])
-    message = f"{found.message.partition(';')[0]}{_at_all(places)}."
-    return replace(found, message=message, culprits=tuple(lacking), lines=places)
-
-
-def _at_all(places: Mapping[int, str]) -> str:
-    """The line at which DDP raised."""
-    return f" before the next one{at(sorted(places.values())[0])}" if any(places.values()) else ""
+    return unused(rule, lacking, [], lines=places, before=before)
 
 
 def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
     """Ranks that raised or died in the same way."""
     last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
-    places = {r: where for r in ranks} if where else lines(*last) if how == "raised" else {}
-    culprits = tuple(ranks)
+    places = {r: where for r in ranks} if where else lines_of(*last) if how == "raised" else {}
     if how == "raised":
-        line = facts.program.text(where)
-        kind, remedy = Kind.RAISED, advice(text, line) or TRACEBACK
-        if (odd := _OTHER_MODEL.search(text)) is not None:
-            culprits = tuple(sorted(map(int, odd.groups())))
         if "finished reduction in the prior iteration" in text:
             return _prior_iteration(facts, ranks, places)
-        message = f"{named(ranks)} {raised(text, where, line)}."
-    else:
-        kind, remedy = Kind.DIED, search(text)
-        of = f"process of {named(ranks)}" if len(ranks) == 1 else f"processes of {named(ranks)}"
-        who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
-        after = f"; {who}{seen(last[0])}" if last and not where else ""
-        message = f"the {of} {gone(text)} ({headline(text)[:_LONGEST]}){at(where)}{after}."
-    return Finding(kind, message, remedy, culprits, missing_ranks=tuple(ranks), lines=places)
+        line = facts.program.text(where)
+        odd = _OTHER_MODEL.search(text)
+        return rules.Raised.finding(
+            remedy=advice(text, line),
+            culprits=ranks if odd is None else sorted(map(int, odd.groups())),
+            missing=ranks,
+            lines=places,
+            ranks=ranks,
+            raised=raised(text, where, line),
+        )
+    who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
+    return rules.Died.finding(
+        remedy=search(text),
+        culprits=ranks,
+        missing=ranks,
+        lines=places,
+        process="process" if len(ranks) == 1 else "processes",
+        ranks=ranks,
+        ended=gone(text),
+        how=headline(text)[:_LONGEST],
+        where=where,
+        after=f"; {who}{seen(last[0])}" if last and not where else "",
+    )
 
 
 def raised(text: str, where: str, line: str = "") -> str:
@@ -555,17 +516,9 @@ _LONGEST = 200  # characters of an exception's first line that are shown
 
 def first(finding: Finding) -> Finding:
     """The finding of a rank that raised, where others wait for it."""
-    if finding.kind is not Kind.RAISED:
+    if finding.rule is not rules.Raised:
         return finding
     if " called sys.exit(" in finding.message:
-        return replace(finding, remedy=LEAVE_TOGETHER)
-    known = "" if finding.remedy == TRACEBACK else f"{finding.remedy} "
-    return replace(finding, remedy=f"{known}{FIRST}")
-
-
-FIRST = "Fix this first: the others wait because of it."
-TRACEBACK = "Look at its traceback."
-LEAVE_TOGETHER = (
-    "Leave the program on every rank after the same calls: let an all_reduce tell the others that "
-    "one wants to stop, and leave together."
-)
+        return replace(finding, remedy=rules.Raised.leave_together)
+    known = "" if finding.remedy == rules.Raised.remedy else f"{finding.remedy} "
+    return replace(finding, remedy=f"{known}{rules.Raised.first}")

@@ -13,18 +13,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from distkit._format import named
-from distkit.diagnosis import deadlocks, groups, kvstore, mismatches
+from distkit.diagnosis import deadlocks, groups, kvstore, mismatches, rules
 from distkit.diagnosis.behind import behind, unjudged
 from distkit.diagnosis.divergence import in_flight
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
+from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
 from distkit.diagnosis.lint import remarks
 from distkit.diagnosis.silent import silent
 from distkit.events import Span
 from distkit.trace.generations import split
 from distkit.trace.log import EventLog
 
-__all__ = ["Finding", "Kind", "diagnose"]
+__all__ = ["Finding", "diagnose"]
 
 
 def diagnose(trace: EventLog) -> list[Finding]:
@@ -41,13 +41,13 @@ def diagnose(trace: EventLog) -> list[Finding]:
     ...                for r in (0, 1) for i, s in enumerate(states)])
     >>> print(diagnose(trace)[0])
     rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:5: each waits for
-    the other. Let one of them send first.
+    the other. Let one of them send first. [DK101]
     """
     *earlier, last = split(trace)
     found = _Diagnosis(Evidence(last)).findings()
     for number, part in reversed([*enumerate(earlier)]):
         its = _Diagnosis(Evidence(part)).findings()  # of those, the reasons why it ended
-        found += [_over(f, number) for f in its if f.hang or f.kind in (Kind.DIED, Kind.RAISED)]
+        found += [_over(f, number) for f in its if f.hang or issubclass(f.rule, _FAILURES)]
     return found
 
 
@@ -72,8 +72,7 @@ class _Diagnosis:
         else:
             found = [f for f, _ in mismatches.collectives(self.facts) if "matching" not in limits]
             found += behind(self.facts)
-        told = list(unjudged(self.facts, found))
-        return told if "communicators" in limits else [*found, *told]
+        return [*found, *unjudged(self.facts, found)]
 
     def _causes(self, may_compare: bool) -> list[Finding]:
         if self.facts.trace.dropped or not may_compare:
@@ -93,23 +92,14 @@ class _Diagnosis:
         """Ranks whose processes a signal has stopped: they may yet come, if somebody lets them."""
         info = self.facts.trace.info
         for rank, how in sorted(info.stopped.items()):
-            stopped = f"is stopped ({how}){self._silence(rank)}."
             known = info.rank(rank)
-            pid = known.pid or "its pid"
-            if known.role in ("server", "scheduler"):
-                yield Finding(
-                    Kind.STOPPED,
-                    f"{known.name} {stopped}",
-                    f"`kill -CONT {pid}` continues it. When it has given no sign of life for the "
-                    "cluster's heartbeat_timeout, it is ended and replaced.",
-                    (),
-                )
-                continue
-            yield Finding(
-                Kind.STOPPED,
-                f"rank {rank} {stopped}",
-                f"`kill -CONT {pid}` continues it; cluster.interrupt() ends the run.",
-                (rank,),
+            serves = known.role in ("server", "scheduler")
+            yield (rules.StoppedServer if serves else rules.Stopped).finding(
+                culprits=[] if serves else [rank],
+                who=known.name if serves else f"rank {rank}",
+                how=how,
+                silence=self._silence(rank),
+                pid=known.pid or "its pid",
             )
 
     def _silence(self, rank: int) -> str:
@@ -117,7 +107,7 @@ class _Diagnosis:
         since, until = self.facts.trace.info.silent_since.get(rank), self.facts.trace.info.until
         if since is None or until is None:
             return ""
-        return f" and has given no sign of life for {max(0.0, until - since):.2g} s"
+        return fill(rules.Stopped.silent, seconds=max(0.0, until - since))
 
     # -- exceptions under way -----------------------------------------------------
 
@@ -153,11 +143,11 @@ class _Diagnosis:
     def _hangs(self, finding: Finding, span: Span) -> bool:
         """True if a rank is stuck in this very call, or behind one where the order broke."""
         standing = self.facts.stuck.get(span.rank)
-        if standing is None or finding.kind is Kind.DIFFERENT_REDUCTION:
+        if standing is None or finding.rule is rules.DifferentReduction:
             return False
         its = self.facts.span(standing)
         same = its.group == span.group and its.match is None
-        behind = finding.kind in _SHIFTS and same and its.seq > span.seq
+        behind = finding.rule.shifts and same and its.seq > span.seq
         return its.seq == span.seq or behind
 
     def _with_victims(self, finding: Finding, victims: list[int]) -> Finding:
@@ -188,20 +178,21 @@ class _Diagnosis:
         if not waiting:
             return self._waited(finding, [*also], in_words=False)
         spans = [self.facts.span(self.facts.stuck[r]) for r in waiting]
-        message = f"{finding.message[:-1]}; {clauses(spans, 'wait in')}."
+        cause = finding.message[:-1]
+        message = fill("{cause}; {here:wait in}.", cause=cause, here=Calls(spans))
         remedy = kvstore.way_on(deadlocks.first(finding), spans)
         return replace(
             self._waited(finding, sorted([*waiting, *also]), in_words=False),
             message=message,
             remedy=remedy,
-            lines={**lines(*spans), **finding.lines},
+            lines={**lines_of(*spans), **finding.lines},
         )
 
     # -- ranks that wait ------------------------------------------------------------
 
     def _stuck(self) -> Iterator[Finding]:
         """Findings for the stuck ranks that no other finding has explained."""
-        rules = (
+        causes = (
             deadlocks.wrong_end,
             kvstore.unanswered,
             deadlocks.without_key,
@@ -209,8 +200,8 @@ class _Diagnosis:
             deadlocks.left_alone,
             deadlocks.circle,
         )
-        for rule in rules:
-            while (found := rule(self.facts, self._untold())) is not None:
+        for cause in causes:
+            while (found := cause(self.facts, self._untold())) is not None:
                 finding, core = found
                 waiting = self._explain({*finding.culprits, *core}, also=core)
                 yield self._waited(finding, waiting, told=core)
@@ -252,7 +243,7 @@ class _Diagnosis:
             message=message,
             waiting=tuple(waiting),
             hang=finding.hang or bool(waiting),
-            lines={**finding.lines, **lines(*(spans[r] for r in others))},
+            lines={**finding.lines, **lines_of(*(spans[r] for r in others))},
         )
 
 
@@ -262,18 +253,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
 #: What differs in two ranks' texts of the same error.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
-#: After these, the ranks' sequences of collectives no longer belong together.
-_SHIFTS = {
-    Kind.UNEVEN,
-    Kind.DIFFERENT_COLLECTIVE,
-    Kind.ANOTHER_ORDER,
-    Kind.UNUSED_PARAMETER,
-    Kind.MISSING_BARRIER,
-    Kind.NEW_GROUP,
-    Kind.DIFFERENT_TENSOR,
-    Kind.DIFFERENT_ROOT,
-    Kind.SKIPPED,
-}
+#: What ends a generation, whether or not others waited.
+_FAILURES = (rules.Died, rules.Raised)
 
 
 def _capital(text: str) -> str:

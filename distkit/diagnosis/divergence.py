@@ -6,20 +6,22 @@ the program's text tells: see :mod:`distkit.diagnosis.program`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from distkit._format import named, ordinal, times
+from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
+from distkit.diagnosis.findings import Calls, Finding, fill
 from distkit.diagnosis.program import Guard, Path, Place, Program
 from distkit.events import Op, Span
-from distkit.trace.calls import at, raised_at
+from distkit.trace.calls import raised_at
 
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]
 
 _EXITS = 3  # so many ways out of a loop are named
 _FURTHEST = 8  # so many calls may one rank have made more than another
+_LONGEST = 200  # characters of an exception's first line that are shown
 
 
 def minority(classes: list[list[int]]) -> tuple[int, ...]:
@@ -75,19 +77,16 @@ def _only(
 ) -> Finding:
     """Some ranks make a call under a condition, and the others go on without."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
-    culprits = minority([inside, outside]) if len(inside) != len(outside) else tuple(inside)
-    under = f", under {guard.place}" * (not guard.leads_away)
     did = [facts.before(r, there[0].where, column[r]) for r in (inside[0], outside[0])]
-    again = (
-        f" for the {ordinal(did[1] + 1)} time, which {verb(inside, 'have')} called {times(did[0])}"
-    )
-    return Finding(
-        Kind.DIFFERENT_COLLECTIVE,
-        f"only {clauses(here, 'call')}{under}; meanwhile {clauses(there, 'call')}"
-        f"{again if did[0] else ''}.",
-        all_or_none(facts, here[0], guard),
-        culprits,
-        lines=lines(*column.values()),
+    rule = rules.OnlySome
+    return rule.finding(
+        *column.values(),
+        remedy=all_or_none(facts, here[0], guard),
+        culprits=minority([inside, outside]) if len(inside) != len(outside) else inside,
+        here=Calls(here),
+        there=Calls(there),
+        under="" if guard.leads_away else fill(rule.under, guard=guard.place),
+        again=fill(rule.again, n=did[1] + 1, ranks=inside, m=did[0]) if did[0] else "",
     )
 
 
@@ -100,22 +99,33 @@ def _left_earlier(
     outside: list[int],
 ) -> Finding:
     """Some ranks are in a loop still that the others have left."""
-    here, there = [column[r] for r in inside], [column[r] for r in outside]
-    where, gradients = here[0].where, "gradients" in here[0].attributes
-    did = [sum(s.where == where for s in calls[r][:nth]) for r in (inside[0], outside[0])]
-    if gradients:
-        said = f"{clauses(here, 'start', dict.fromkeys(inside, 'one more backward pass'))}"
-        then = clauses(there, "go on to")
-    else:
-        said = f"{clauses(here, 'call')} for the {ordinal(did[0] + 1)} time"
-        after = f" after {times(did[1])}" if did[1] else " without calling it"
-        then = f"{clauses(there, 'go on to')}{after}"
-    return Finding(
-        Kind.UNEVEN,
-        f"{said}, while {then}: they run different numbers of iterations.",
-        uneven(facts, here[0], gradients),
-        minority([inside, outside]),
-        lines=lines(*column.values()),
+    one = column[inside[0]]
+    did = [sum(s.where == one.where for s in calls[r][:nth]) for r in (inside[0], outside[0])]
+    return one_more(facts, column, [inside, outside], did)
+
+
+def one_more(
+    facts: Evidence, column: Column, sides: Sequence[list[int]], did: Sequence[int]
+) -> Finding:
+    """Some ranks make a call once more, and the others go on to another one.
+
+    Args:
+        facts: the run.
+        column: the calls of all of them.
+        sides: those who make the call once more, and the others.
+        did: how often each side has made the call before.
+    """
+    here, there = ([column[r] for r in side] for side in sides)
+    gradients = "gradients" in here[0].attributes
+    rule = rules.UnevenBackward if gradients else rules.Uneven
+    return rule.finding(
+        *column.values(),
+        remedy=uneven(facts, here[0], gradients),
+        culprits=minority([*sides]),
+        here=Calls(here),
+        there=Calls(there),
+        n=did[0] + 1,
+        after=fill(rule.after, n=did[1]) if did[1] else rule.without,
     )
 
 
@@ -151,56 +161,59 @@ def _has_more(one: list[Span], other: list[Span]) -> bool:
 
 # -- remedies -------------------------------------------------------------------------
 
-SAME_CALLS = "Every rank of the group has to make the same calls: "
-ALL_OR_NONE = "move this one out of the condition {guard}, or let no rank make it."
-ALIKE = "let {guard} come out the same on every rank, or move this one out of it."
-KEPT_AWAY = "{guard} keeps some ranks from this one."
-HIDDEN = " {handler} hides the exception of a rank that raises before it comes here."
-SAME_NUMBER = "Give every rank the same number of {what}"
-SAME_BRANCH = (
-    "Make all ranks take the same branch at {exits}: what decides there has to be the same "
-    "everywhere, so all_reduce it first."
-)
-AGREE = "what decides there has to be the same everywhere, so all_reduce it first"
-BATCHES = "for batches, use DistributedSampler and drop_last=True"
-STREAM = (
-    "an IterableDataset has no length: for batches of DDP, write the loop inside "
-    "`with Join([model]):`, from torch.distributed.algorithms.join; else agree on the number first"
-)
-LOOK = "look for a break, return or continue that only some ranks reach"
-NO_SYNC = ", and the same number of backward passes outside of no_sync()"
-
 
 def all_or_none(facts: Evidence, span: Span, guard: Guard) -> str:
     """The remedy for a call that only some ranks make, by what keeps the others away."""
-    hidden = facts.program.hides(facts.path(span))
-    if guard.place.loops:
-        return f"{SAME_CALLS}{SAME_NUMBER.format(what=f'iterations of {guard.place}').lower()}."
-    if guard.leads_away:
-        also = HIDDEN.format(handler=hidden[0]) if hidden and "raise" in guard.place.words else ""
-        return SAME_CALLS + KEPT_AWAY.format(guard=guard.place) + also
-    return SAME_CALLS + (ALL_OR_NONE if guard.names_rank else ALIKE).format(guard=guard.place)
+    rule, place = rules.Divergence, guard.place
+    if place.loops:
+        what = fill(rule.same_number, what=f"iterations of {place}").lower() + "."
+    elif guard.leads_away:
+        what = fill(rule.keeps_away, guard=place)
+        what += _hidden(facts, span) if "raise" in place.words else ""
+    else:
+        what = fill(rule.all_or_none if guard.names_rank else rule.alike, guard=place)
+    return rule.same_calls + what
+
+
+def _hidden(facts: Evidence, span: Span) -> str:
+    """The handler that lets a rank go on which has raised, if there is one."""
+    handlers = facts.program.hides(facts.path(span))
+    return " " + fill(rules.Divergence.hides, handler=handlers[0]) if handlers else ""
 
 
 def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
     """The remedy where some ranks reach a line more often than others."""
-    path = facts.path(span)
+    rule, path = rules.Divergence, facts.path(span)
     exits, loops = facts.program.exits(path), facts.program.loops(path)
     guard = facts.program.keeps_away(path)
     decides = guard is not None and not (guard.place.loops or guard.leads_away)
     if guard is not None and decides and guard.names_rank:
         return all_or_none(facts, span, guard)
-    what = f"iterations of {_either(loops)}" if loops else "batches"
-    also = NO_SYNC * (gradients and any("no_sync" in e.words for e in exits))
-    even = SAME_NUMBER.format(what=what) + also
+    even = fill(rule.same_number, what=f"iterations of {_either(loops)}" if loops else "batches")
+    if gradients and any("no_sync" in e.words for e in exits):
+        even += rule.no_sync
     if not exits and loops and loops[0].words.startswith("while "):
-        return f"{even}: {AGREE}."
-    even += f" ({STREAM if facts.program.mentions('IterableDataset') else BATCHES})"
+        return f"{even}: {rule.agree}"
+    even += rule.stream if facts.program.mentions("IterableDataset") else rule.batches
     if exits:
-        return f"{SAME_BRANCH.format(exits=_either(exits))} {even}."
+        return f"{fill(rule.same_branch, exits=_either(exits))}{rule.agree} {even}."
     if guard is not None and decides:
-        return f"{even}, and look at {guard.place}."
-    return f"{even}." if loops else f"{even}, and {LOOK}."
+        return even + fill(rule.look_at, guard=guard.place)
+    return f"{even}." if loops else even + rule.look
+
+
+def not_coming(facts: Evidence, mine: Span, gone: Iterable[int]) -> str:
+    """The remedy where ranks end without a call that others wait in; "" if unknown."""
+    path, away = facts.path(mine), {*gone}
+    others = {s.where for s in facts.spans if s.rank in away and s.where}
+    guard = facts.program.keeps_away(path, [(line,) for line in sorted(others)])
+    if guard is not None:
+        return all_or_none(facts, mine, guard)
+    if exits := facts.program.exits(path):
+        may = fill(rules.Divergence.may_keep_away, exits=_either(exits))
+        return fill(rules.Divergence.reach, exits=may)
+    hidden = _hidden(facts, mine)
+    return fill(rules.Divergence.reach, exits="") + hidden if hidden else ""
 
 
 def _either(exits: Iterable[Place]) -> str:
@@ -208,54 +221,40 @@ def _either(exits: Iterable[Place]) -> str:
     return " and ".join(some) if len(some) <= _EXITS else ", ".join([*some[:_EXITS], "…"])
 
 
+# -- gradients ------------------------------------------------------------------------
+
+
 def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
     """Backward passes that have ended without all gradients, so that the others wait for them."""
     some = [*ranks]
     if lacking := facts.left_out("unreduced", some):
-        return unused(lacking, spans)
+        return unused(rules.UnusedParameter, lacking, spans)
     if modules := facts.left_out("unused", some):
-        return _unused_modules(modules, spans)
+        return unused(rules.UnusedModule, modules, spans)
     return None
 
 
-def unused(lacking: dict[int, list[str]], spans: Iterable[Span]) -> Finding:
-    """Ranks that have left parameters of DDP's models out, and those who wait for them."""
-    names = sorted({n for found in lacking.values() for n in found} - {"?"})
-    which = f" ({', '.join(names)})" if names else ""
-    said = f"ended a backward pass without the gradients of some parameters{which}"
-    return _incomplete(lacking, spans, said, UNUSED)
-
-
-def _unused_modules(modules: dict[int, list[str]], spans: Iterable[Span]) -> Finding:
-    """Ranks whose loss does not depend on some modules that FSDP2 shards."""
-    names = ", ".join(sorted({n for found in modules.values() for n in found}))
-    said = f"ended a backward pass without a gradient for {names}, whose result it did not use"
-    return _incomplete(modules, spans, said, UNUSED_MODULE.format(names=names))
-
-
-def _incomplete(
-    lacking: dict[int, list[str]], spans: Iterable[Span], said: str, remedy: str
+def unused(
+    rule: type[rules.UnusedParameter],
+    lacking: dict[int, list[str]],
+    spans: Iterable[Span],
+    **more: Any,
 ) -> Finding:
-    ranks, waiting = tuple(lacking), list(spans)
-    say = dict.fromkeys((s.rank for s in waiting), "gradients")
-    return Finding(
-        Kind.UNUSED_PARAMETER,
-        f"{verb(ranks, 'have')} {said}; {clauses(waiting, 'wait for', say)}.",
-        remedy,
-        ranks,
-        missing_ranks=ranks,
-        lines=lines(*waiting),
+    """Ranks that have left something out, by its names, and those who wait for its gradients."""
+    names = ", ".join(sorted({n for found in lacking.values() for n in found} - {"?"}))
+    if rule is not rules.UnusedModule:
+        names = f" ({names})" if names else ""
+    waiting = [*spans]
+    ranks = [*lacking]
+    return rule.finding(
+        *waiting,
+        culprits=ranks,
+        missing=ranks,
+        ranks=ranks,
+        names=names,
+        others=Calls(waiting),
+        **more,
     )
-
-
-UNUSED_MODULE = (
-    "Let the loss depend on the result of {names} on every rank, if only times zero: FSDP reduces "
-    "the gradients of a module on all ranks, or on none."
-)
-UNUSED = (
-    "Use every parameter of the model in every forward pass, on every rank, "
-    "or pass find_unused_parameters=True to DDP."
-)
 
 
 def in_flight(facts: Evidence, span: Span) -> Finding | None:
@@ -263,32 +262,11 @@ def in_flight(facts: Evidence, span: Span) -> Finding | None:
     text, where = facts.raising(span)
     if not text:
         return None
-    first = text.splitlines()[0][:200]
-    return Finding(
-        Kind.RAISED,
-        f"rank {span.rank} raised {raised_at(first, where)}, and with this exception under way "
-        f"waits in {facts.call(span)}{at(span.where)}.",
-        f"Fix the exception first. The call at {span.where} stands in a `finally`, an `except` "
-        f"or an `__exit__`: without the exception {named([span.rank])} would not be there yet.",
-        (span.rank,),
+    return rules.RaisedInFlight.finding(
+        culprits=[span.rank],
         lines={span.rank: where or span.where},
+        rank=span.rank,
+        raised=raised_at(text.splitlines()[0][:_LONGEST], where),
+        call=facts.call(span),
+        where=span.where,
     )
-
-
-#: What follows a message about a barrier.
-BARRIER = "Call barrier() on every rank, or on none."
-
-
-def not_coming(facts: Evidence, mine: Span, gone: Iterable[int], kind: Kind) -> str:
-    """The remedy where ranks end without a call that others wait in; "" if unknown."""
-    path, away = facts.path(mine), {*gone}
-    others = {s.where for s in facts.spans if s.rank in away and s.where}
-    guard = facts.program.keeps_away(path, [(line,) for line in sorted(others)])
-    if guard is not None and kind in (Kind.SKIPPED, Kind.MISSING_BARRIER, Kind.UNEVEN):
-        return all_or_none(facts, mine, guard)
-    exits = facts.program.exits(path)
-    if exits and mine.op is not Op.NEW_GROUP:
-        return f"Make every rank reach it: {_either(exits)} may keep some away."
-    if hidden := facts.program.hides(path):
-        return f"Make every rank reach it.{HIDDEN.format(handler=hidden[0])}"
-    return ""

@@ -268,6 +268,10 @@ class Evidence:
         finished = all(map(self.returned, ranks))
         return "finished" if finished else "come to the end of the record"
 
+    def which_is_over(self, rank: int | None) -> str:
+        """A relative clause about a rank that is gone; "" for another."""
+        return f", which has {self.over([rank])}" if rank is not None and self.is_gone(rank) else ""
+
     def runs(self, rank: int) -> bool:
         """True if a rank is neither paused nor blocked, and has not ended."""
         return self.board.standing(rank).doing is Doing.RUNNING

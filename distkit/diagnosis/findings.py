@@ -1,72 +1,44 @@
-"""Findings, and the phrases they are made of. Pure."""
+"""Findings, and the phrases that their sentences are made of. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from html import escape
+from string import Formatter
+from typing import TYPE_CHECKING, Any
 
-from distkit._format import named
-from distkit.events import Span, _Word
+from distkit._format import count, named, ordinal, times
+from distkit.events import Span
 from distkit.trace.calls import at, call
 
+if TYPE_CHECKING:
+    from distkit.diagnosis.rules import Rule
 
-class Kind(_Word):
-    """The kind of a mistake, one word for each entry of the catalogue."""
-
-    RAISED = "raised"
-    DIED = "died"
-    STOPPED = "stopped"  # its process is, by a signal
-    RECV_CYCLE = "recv_cycle"  # two ranks receive from each other
-    CYCLE = "cycle"  # any other circle of ranks that wait for each other
-    NO_RECEIVER = "no_receiver"
-    NO_SENDER = "no_sender"
-    WRONG_TAG = "wrong_tag"
-    WRONG_SOURCE = "wrong_source"
-    WRONG_DESTINATION = "wrong_destination"
-    MESSAGE_RACE = "message_race"  # it is left to chance which message a receive from any takes
-    WRONG_TENSOR = "wrong_tensor"  # the two ends of a message differ in size or dtype
-    DIFFERENT_COLLECTIVE = "different_collective"
-    ANOTHER_ORDER = "another_order"
-    DIFFERENT_REDUCTION = "different_reduction"
-    DIFFERENT_ROOT = "different_root"
-    DIFFERENT_TENSOR = "different_tensor"  # the members of a collective differ in size or dtype
-    SPLIT_MISMATCH = "split_mismatch"  # all_to_all: what is sent is not what is awaited
-    SKIPPED = "skipped"  # a rank has ended without a collective that others wait in
-    UNEVEN = "uneven"  # a rank has more iterations than another
-    WRONG_GROUP = "wrong_group"
-    NEW_GROUP = "new_group"
-    LEAKED_GROUP = "leaked_group"  # made again and again, and never destroyed
-    MISSING_KEY = "missing_key"  # nobody sets the key of a store that a rank waits for
-    MISSING_BARRIER = "missing_barrier"
-    UNUSED_PARAMETER = "unused_parameter"
-    BUFFER_IN_USE = "buffer_in_use"  # irecv's buffer before wait()
-    NOT_WAITED = "not_waited"
-    ZERO_GRADIENT = "zero_gradient"  # a function of torch's loses it
-    STRAGGLER = "straggler"  # slow, not stuck
-    IN_BACKEND = "in_backend"  # nobody is missing, and yet it does not end
-    BEHIND = "behind"  # has made fewer calls than others, when the record ends
-    NOT_JUDGED = "not_judged"  # the record cannot tell
+#: Where the page of a rule is, seen from a notebook of this repository.
+PAGES = "../docs/findings"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """One cause of trouble in a run: what, where, and the remedy.
 
     Args:
-        kind: the entry of the catalogue.
+        rule: the kind of mistake.
         message: what happened, and on which lines.
         remedy: what to do about it.
         culprits: the ranks whose lines to look at first.
         waiting: the ranks that cannot go on because of it.
         missing_ranks: those that the waiting ones wait for, and that will not come.
-        victims: the ranks that raised or died because of it.
         lines: the line of each rank involved.
-        hang: whether somebody can never go on. If not, it is a mistake that hangs nobody,
-            or a remark.
+        hang: whether a rank can never go on. If not, it is a mistake that hangs no rank, or a
+            remark.
+        victims: the ranks that raised or died because of it.
     """
 
-    kind: Kind
+    rule: type[Rule]
     message: str
     remedy: str
     culprits: tuple[int, ...] = ()
@@ -76,11 +48,79 @@ class Finding:
     hang: bool = False
     victims: tuple[int, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """The rule's name, such as ``"wrong_tag"``."""
+        return self.rule.name
+
+    @property
+    def code(self) -> str:
+        """The rule's code, such as ``"DK303"``: ``distkit explain DK303`` prints its page."""
+        return self.rule.code
+
     def __str__(self) -> str:
-        return f"{self.message} {self.remedy}".rstrip()
+        return f"{self.message} {self.remedy}".rstrip() + f" [{self.code}]"
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}: {self}>"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: the code leads to its page."""
+        return f"<p>{linked(str(self))}</p>"
 
 
-# -- words --------------------------------------------------------------------------
+def linked(text: str) -> str:
+    """A text as HTML, in which each code leads to its page.
+
+    >>> linked("rank 0 < rank 1 [DK303]")
+    'rank 0 &lt; rank 1 [<a href="../docs/findings/DK303.md">DK303</a>]'
+    """
+    page = rf'[<a href="{PAGES}/\1.md">\1</a>]'
+    return re.sub(r"\[(DK\d{3})\]", page, escape(text, quote=False))
+
+
+# -- sentences ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Operations in a sentence, one of each rank, and how to write one of them."""
+
+    spans: Iterable[Span]
+    write: Callable[[Span], str] = call
+
+
+class _Sentence(Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        match value:
+            case Span():
+                return clauses([value], spec) if spec else call(value) + placed(value)
+            case Calls():
+                return clauses(value.spans, spec, value.write)
+            case list() | tuple():
+                return verb(value, spec) if spec else named(value)
+            case int() if spec == "th":
+                return ordinal(value)
+            case int() if spec:
+                return times(value) if spec == "time" else count(value, spec)
+            case str() if spec == "at":
+                return at(value)
+        return format(value, spec)
+
+
+def fill(template: str, **words: object) -> str:
+    """A sentence with these words in its braces.
+
+    ``{send}`` is a call with its line, ``{send:wait in}`` a clause about its rank, and so for
+    :class:`Calls` of many ranks; ``{send:wait in|a backward pass}`` names something else than the
+    call. ``{gone}`` are ranks, ``{gone:have}`` with a verb in the plural. ``{n:th}`` is an ordinal,
+    ``{n:message}`` a number of things, ``{where:at}`` a line.
+
+    >>> fill("{gone:have} sent {n:message}{where:at}.", gone=[0, 2], n=1, where="a.py:3")
+    'ranks 0 and 2 have sent 1 message at a.py:3.'
+    """
+    return _Sentence().format(template, **words)
+
 
 _CLAUSES = 5  # a longer list of clauses is abbreviated
 
@@ -92,7 +132,8 @@ def verb(ranks: Iterable[int], plural: str) -> str:
     ('rank 1 waits', 'ranks 0 and 2 wait')
     """
     some = sorted(ranks)
-    single = {"have": "has", "go": "goes", "were": "was", "are": "is"}.get(plural, plural + "s")
+    irregular = {"have": "has", "go": "goes", "were": "was", "are": "is", "do": "does"}
+    single = irregular.get(plural, plural + "s")
     return f"{named(some)} {plural if len(some) > 1 else single}"
 
 
@@ -106,32 +147,34 @@ def with_tensor(span: Span) -> str:
     return f"{call(span)} of {tensor(span)}" if span.dtype else call(span)
 
 
-def clauses(spans: Iterable[Span], plural: str, say: dict[int, str] | None = None) -> str:
+def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = call) -> str:
     """Clauses about ranks, their calls and lines; ranks on the same line share a clause.
 
     Args:
         spans: the operations, one for each rank.
-        plural: the verb, such as ``"wait in"``.
-        say: the words for each rank's operation, if not those of :func:`distkit.trace.calls.call`.
+        spec: the verb in the plural, such as ``"wait in"``; after ``"|"``, what is named instead of
+            the call.
+        write: writes a call.
     """
+    said, _, instead = spec.partition("|")
     together: dict[str, list[int]] = defaultdict(list)
     for s in sorted(spans, key=lambda s: s.rank):
-        what = say[s.rank] if say else call(s)
-        together[what + placed(s)].append(s.rank)
-    word, _, rest = plural.partition(" ")
-    said = [
-        f"{verb(ranks, word)} {rest} {what}".replace("  ", " ") for what, ranks in together.items()
+        together[(instead or write(s)) + placed(s)].append(s.rank)
+    plural, _, rest = said.partition(" ")
+    parts = [
+        f"{verb(ranks, plural)} {rest} {what}".replace("  ", " ")
+        for what, ranks in together.items()
     ]
-    return listed(said, ", ")
+    return listed(parts)
 
 
 def placed(span: Span) -> str:
     """The line of a call in a sentence, and that of its ``wait()`` if it waits on another one.
 
     >>> from distkit.events import Event, Op, State
-    >>> from distkit.trace.log import EventLog
     >>> facts = {"waits_at": "a.py:6"}
     >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="a.py:4", attributes=facts)
+    >>> from distkit.trace.log import EventLog
     >>> placed(EventLog([sent]).spans[0])
     ' at a.py:4 (wait() at a.py:6)'
     """
@@ -139,13 +182,13 @@ def placed(span: Span) -> str:
     return at(span.where) + (f" (wait() at {waits})" if waits != span.where else "")
 
 
-def listed(parts: list[str], separator: str) -> str:
+def listed(parts: list[str]) -> str:
     """Parts in a row, abbreviated when there are very many."""
     if len(parts) > _CLAUSES:
         parts = [*parts[:3], "…", f"{parts[-1]} ({len(parts)} in all)"]
-    return separator.join(parts)
+    return ", ".join(parts)
 
 
-def lines(*spans: Span) -> dict[int, str]:
+def lines_of(*spans: Span) -> dict[int, str]:
     """The line of each rank, as far as it is known."""
     return {s.rank: s.where for s in sorted(spans, key=lambda s: s.rank) if s.where}

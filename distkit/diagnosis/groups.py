@@ -6,11 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distkit._format import named
-from distkit.diagnosis import requests
+from distkit.diagnosis import requests, rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, verb
-from distkit.diagnosis.mismatches import NEW_GROUP
+from distkit.diagnosis.findings import Calls, Finding
 from distkit.events import COMPUTATION, WORLD, Op, Span
 from distkit.trace.calls import at, call
 
@@ -40,17 +38,14 @@ def _left_behind(facts: Evidence) -> Iterator[Finding]:
             lost[s.where][s.rank] = s
     for where, spans in lost.items():
         ranks = sorted(spans)
-        more = max(s.attributes["lost"] for s in spans.values())
         said = {call(s) for s in spans.values()}
-        made = said.pop() if len(said) == 1 else "new_group"
-        yield Finding(
-            Kind.LEAKED_GROUP,
-            f"{verb(ranks, 'make')} groups with {made}{at(where)} again and again; at least "
-            f"{more + 1} are still alive: torch keeps each with its connections and threads.",
-            "Make the group once, before the loop, or call dist.destroy_process_group(group) "
-            "when it is no longer used.",
-            tuple(ranks),
-            lines=lines(*spans.values()),
+        yield rules.LeakedGroup.finding(
+            *spans.values(),
+            culprits=ranks,
+            ranks=ranks,
+            call=said.pop() if len(said) == 1 else "new_group",
+            where=where,
+            n=max(s.attributes["lost"] for s in spans.values()) + 1,
         )
 
 
@@ -65,15 +60,8 @@ def _not_by_all(facts: Evidence) -> Iterator[Finding]:
     if not here:
         return
     gone = [r for r in world if r not in here]
-    yield Finding(
-        Kind.NEW_GROUP,
-        f"{clauses(here.values(), 'call')}, and {named(gone)} {'does' if len(gone) == 1 else 'do'} "
-        "not: torch names groups by counting these calls, so that later groups do not find "
-        "together.",
-        NEW_GROUP,
-        tuple(gone),
-        missing_ranks=tuple(gone),
-        lines=lines(*here.values()),
+    yield rules.NewGroupCounts.finding(
+        *here.values(), culprits=gone, missing=gone, here=Calls(here.values()), gone=gone
     )
 
 
@@ -94,13 +82,12 @@ def _used_after(facts: Evidence) -> Iterator[Finding]:
         if end is not None and end.seq < s.seq and s.op not in COMPUTATION and s.group != WORLD:
             found[end.where, s.where].setdefault(s.rank, s)
     for (where, _), spans in found.items():
-        yield Finding(
-            Kind.WRONG_GROUP,
-            f"{clauses(spans.values(), 'call')} on a group that "
-            f"{'it has' if len(spans) == 1 else 'they have'} destroyed{at(where)}.",
-            "Call destroy_process_group after the last use of the group.",
-            tuple(sorted(spans)),
-            lines=lines(*spans.values()),
+        yield rules.UsedAfterDestroy.finding(
+            *spans.values(),
+            culprits=sorted(spans),
+            here=Calls(spans.values()),
+            they="it has" if len(spans) == 1 else "they have",
+            where=where,
         )
 
 
@@ -115,13 +102,13 @@ def _open(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]
             found[end.where].append((end, still[0]))
     for where, pairs in found.items():
         ranks = sorted(end.rank for end, _ in pairs)
-        yield Finding(
-            Kind.WRONG_GROUP,
-            f"{verb(ranks, 'destroy')} a group{at(where)} before waiting for "
-            f"{requests.name(pairs[0][1])}{at(pairs[0][1].where)} on it.",
-            "Call wait() on what is open before destroy_process_group.",
-            tuple(ranks),
-            lines=lines(*(end for end, _ in pairs)),
+        yield rules.DestroyedTooEarly.finding(
+            *(end for end, _ in pairs),
+            culprits=ranks,
+            ranks=ranks,
+            where=where,
+            name=requests.name(pairs[0][1]),
+            call=pairs[0][1],
         )
 
 
@@ -133,22 +120,18 @@ def destroyed(facts: Evidence, stuck: dict[int, Span]) -> tuple[Finding, set[int
         by = [s for s in there if s is not None and facts.program.skips(s.where, mine.where)]
         if by:
             here = {r: s for r, s in stuck.items() if (s.group, s.op) == (mine.group, mine.op)}
-            say = {r: facts.call(s) for r, s in here.items()}
-            where = f"{clauses(here.values(), 'wait in', say)}"
             who = sorted({s.rank for s in by})
-            which = "the default group" if mine.group == WORLD else "the group"
-            return (
-                Finding(
-                    Kind.WRONG_GROUP,
-                    f"{verb(who, 'have')} destroyed {which}{at(by[0].where)}; {where}.",
-                    "Let every member make the same calls on a group before one of them calls "
-                    "destroy_process_group: move that behind the last of them, on every rank.",
-                    tuple(who),
-                    missing_ranks=tuple(who),
-                    lines=lines(*by, *here.values()),
-                ),
-                set(here),
+            finding = rules.DestroyedGroup.finding(
+                *by,
+                *here.values(),
+                culprits=who,
+                missing=who,
+                ranks=who,
+                group="the default group" if mine.group == WORLD else "the group",
+                where=by[0].where,
+                here=Calls(here.values(), facts.call),
             )
+            return finding, set(here)
     return None
 
 
@@ -159,11 +142,8 @@ def explained(facts: Evidence, failure: Finding) -> Finding:
     by = [s for (r, _), s in ends.items() if r in failure.culprits]
     if not by or not all(any(words in text for words in _GONE) for text in texts):
         return failure
-    return replace(
-        failure,
-        message=f"{failure.message[:-1]}: the group was destroyed{at(by[-1].where)}.",
-        remedy="Call destroy_process_group once, after the last use of the group.",
-    )
+    message = f"{failure.message[:-1]}: the group was destroyed{at(by[-1].where)}."
+    return replace(failure, message=message, remedy=rules.UsedAfterDestroy.remedy)
 
 
 #: How torch refuses a group that was destroyed.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from distkit._format import named, ordinal, times
-from distkit.diagnosis.divergence import BARRIER, minority
+from distkit._format import ordinal, times
+from distkit.diagnosis import rules
+from distkit.diagnosis.divergence import minority
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, verb
+from distkit.diagnosis.findings import Calls, Finding, fill, listed, verb
 from distkit.events import Op, Span, State
 from distkit.trace.calls import at, keys
 
@@ -41,20 +42,21 @@ def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> F
     said: dict[tuple[str, str], list[int]] = defaultdict(list)
     for w in absent:
         said[_instead(facts, mine, w)].append(w)
-    others = listed([f"{verb(ws, word)} {rest}" for (word, rest), ws in said.items()], ", ")
-    fewest = min(facts.board.awaiting.done(w, mine) for w in absent)
-    kind, remedy = _why(facts, mine, absent, fewest)
+    others = listed([f"{verb(ws, word)} {rest}" for (word, rest), ws in said.items()])
     culprits = minority([sorted(here), absent])
     if len(here) == len(absent) or mine.op in (Op.INIT, Op.REGISTER):
         culprits = tuple(sorted(absent))
-    its = [facts.span(facts.stuck[w]) for w in absent if w in facts.stuck]
-    return Finding(
-        kind,
-        f"{clauses(here.values(), 'wait in')}{_for(facts, mine)}, but {others}.",
-        remedy,
-        culprits,
-        missing_ranks=tuple(absent),
-        lines=lines(*here.values(), *its),
+    rule, remedy = _why(facts, mine, absent)
+    return rule.finding(
+        *here.values(),
+        *(facts.span(facts.stuck[w]) for w in absent if w in facts.stuck),
+        message=rules.Unanswered.message,
+        remedy=remedy,
+        culprits=culprits,
+        missing=absent,
+        here=Calls(here.values()),
+        condition=_for(facts, mine),
+        others=others,
     )
 
 
@@ -87,21 +89,29 @@ def _instead(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
     return "have", f"finished without {do}ing it{known}"
 
 
-def _why(facts: Evidence, mine: Span, absent: list[int], done: int) -> tuple[Kind, str]:
+def _why(facts: Evidence, mine: Span, absent: list[int]) -> tuple[type[rules.Rule], str]:
+    """The mistake of the workers that a request waits for, and its remedy if not the rule's."""
     ops = {facts.stuck[w].op for w in absent if w in facts.stuck} - {Op.BARRIER}
-    if ops == {Op.PULL} and mine.op is Op.PULL:
-        return Kind.CYCLE, _KEYS
     if ops:
-        return Kind.CYCLE, "Make these calls in the same order on every rank."
-    if mine.op is Op.BARRIER:
-        return (Kind.UNEVEN if done else Kind.MISSING_BARRIER), BARRIER
-    if mine.op is Op.PULL:
-        awaiting = facts.board.awaiting
-        remedy = _PULL if awaiting.rule.halts else _BOUND
-        if remedy is _BOUND and all(w in facts.stuck for w in absent):
-            remedy = _BOUND_AT_BARRIER
-        return (Kind.UNEVEN if done else Kind.SKIPPED), _LATE if awaiting.rule.backup else remedy
-    return Kind.SKIPPED, _INIT if mine.op is Op.INIT else _CREATE
+        pulls = ops == {Op.PULL} and mine.op is Op.PULL
+        return rules.Cycle, rules.Cycle.pulls if pulls else ""
+    if mine.op is not Op.PULL:
+        return _OTHERS[mine.op], ""
+    missing, awaited = rules.MissingPush, facts.board.awaiting.rule
+    if awaited.backup:
+        return missing, missing.late
+    if awaited.halts:
+        return missing, ""
+    wait = all(w in facts.stuck for w in absent)
+    return missing, missing.barrier if wait else missing.bound
+
+
+#: The mistake where not a pull waits.
+_OTHERS: dict[Op, type[rules.Rule]] = {
+    Op.INIT: rules.MissingInit,
+    Op.REGISTER: rules.MissingWorker,
+    Op.BARRIER: rules.MissingBarrier,
+}
 
 
 def incomplete(facts: Evidence) -> Iterator[Finding]:
@@ -127,56 +137,22 @@ def _too_many(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) 
     alike: dict[int, list[int]] = defaultdict(list)
     for w, n in counts.items():
         alike[n].append(w)
-    said = listed(
-        [
-            f"{verb(ws, 'have')} pushed {keys([key])} {times(n)}"
-            if n
-            else f"{verb(ws, 'have')} not pushed it"
-            for n, ws in sorted(alike.items())[::-1]
-        ],
-        ", ",
-    )
-    return Finding(
-        Kind.UNEVEN,
-        f"{said}: a round that lacks a gradient never completes, so the last "
-        f"push{at(next(iter(more.values())).where)} had no effect.",
-        _PULL,
-        minority([*alike.values()]),
-        lines=lines(*more.values()),
+    said = [
+        f"{verb(ws, 'have')} pushed {keys([key])} {times(n)}"
+        if n
+        else f"{verb(ws, 'have')} not pushed it"
+        for n, ws in sorted(alike.items(), reverse=True)
+    ]
+    return rules.IncompleteRound.finding(
+        *more.values(),
+        culprits=minority([*alike.values()]),
+        pushes=listed(said),
+        where=next(iter(more.values())).where,
     )
 
 
 def way_on(failure: Finding, waiting: Iterable[Span]) -> str:
     """The remedy of a failure, with how the others could have gone on without who failed."""
-    if failure.kind is not Kind.DIED or all(s.match is None for s in waiting):
+    if failure.rule is not rules.Died or all(s.match is None for s in waiting):
         return failure.remedy
-    return (
-        f"{failure.remedy} The others need {named(failure.culprits)} in every round: to continue "
-        'without it, create the store with on_crash="continue"; to replace it, with '
-        'on_crash="replace".'
-    )
-
-
-_PULL = (
-    "Under dist_sync every worker pushes a key once for each round: give every rank the same "
-    "number of batches, and look for an `if`, break, return or continue that only some ranks "
-    "reach; or use dist_async, where nobody waits."
-)
-_BOUND = (
-    "The staleness bound also applies to workers that have finished: give every rank the "
-    "same number of batches, or a larger staleness."
-)
-_BOUND_AT_BARRIER = (
-    "A worker that waits at a barrier pushes nothing, and the staleness bound still applies: call "
-    "barrier() after the same number of pushes on every rank."
-)
-_KEYS = (
-    "A pull waits for pushes of its key by every worker: push and pull the same keys in the same "
-    "order on every rank."
-)
-_LATE = (
-    "With backup workers a late worker's last rounds come when the others may have finished: do "
-    "not pull after the last push, or use dist_async."
-)
-_INIT = "Call init on every worker; the value that rank 0 passes is used. Move it out of the `if`."
-_CREATE = "Create the store on every worker: the servers begin when all are there."
+    return f"{failure.remedy} {fill(rules.Died.go_on, ranks=failure.culprits)}"

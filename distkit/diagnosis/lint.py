@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
 
-from distkit._format import named
-from distkit.diagnosis import groups, requests
+from distkit.diagnosis import groups, requests, rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, clauses, lines, listed, verb
+from distkit.diagnosis.findings import Calls, Finding, fill
 from distkit.diagnosis.kvstore import incomplete
 from distkit.diagnosis.rank_state import Doing
 from distkit.events import P2P, Op, Span, State
-from distkit.trace.calls import at, call
 
 #: A rank is a straggler when the others waited for it at least so long [s], and such a share
 #: of the run; and when it came last so often, and to such a share of the collectives.
@@ -62,15 +60,8 @@ def _left_behind(facts: Evidence, mine: Span) -> Finding | None:
     other = next((b if a is mine else a for a, b in facts.pairs if mine in (a, b)), None)
     if other is None or not _waits_in_vain(facts, other):
         return None
-    return Finding(
-        Kind.NOT_WAITED,
-        f"rank {mine.rank} never waited for its i{call(mine)}{at(mine.where)} and has left; "
-        f"rank {other.rank} waits in {call(other)}{at(other.where)}.",
-        "Call wait() on what isend and irecv return: the transfer is complete only then.",
-        (mine.rank,),
-        waiting=(other.rank,),
-        lines=lines(mine),
-        hang=True,
+    return rules.LeftBehind.finding(
+        mine, culprits=[mine.rank], waiting=[other.rank], hang=True, mine=mine, other=other
     )
 
 
@@ -81,36 +72,17 @@ def _waits_in_vain(facts: Evidence, span: Span) -> bool:
 
 
 def _without_end(mine: Span) -> Finding:
-    sends = mine.op is Op.SEND
-    lost = "received what it sends" if sends else "sent what it wants to receive"
-    return Finding(
-        Kind.NO_RECEIVER if sends else Kind.NO_SENDER,
-        f"rank {mine.peer} never {lost}: {call(mine)} of rank {mine.rank}{at(mine.where)}.",
-        f"Add the missing {'recv' if sends else 'send'} on rank {mine.peer}, or remove this one.",
-        (mine.rank,),
-        missing_ranks=(mine.peer,) if mine.peer is not None else (),
-        lines=lines(mine),
-    )
+    rule = rules.NeverReceived if mine.op is Op.SEND else rules.NeverSent
+    gone = [mine.peer] if mine.peer is not None else []
+    return rule.finding(mine, culprits=[mine.rank], missing=gone, mine=mine, gone=gone, one_of="")
 
 
 def _strangers(facts: Evidence) -> Iterator[Finding]:
     """Collectives that ranks called on groups of others."""
-    places: dict[tuple[Op, str], list[int]] = defaultdict(list)
-    for s in facts.strangers:
-        places[s.op, s.where].append(s.rank)
-    said = [
-        f"{verb(set(found), 'call')} {op}(){at(where)} on a group without {named(set(found))}"
-        for (op, where), found in places.items()
-    ]
-    if places:
-        ranks = {s.rank: s.where for s in sorted(facts.strangers, key=lambda s: s.rank)}
-        yield Finding(
-            Kind.WRONG_GROUP,
-            f"{listed(said, ', ')}: nothing happens there.",
-            "Call it on the group's members only, or make the group larger.",
-            tuple(ranks),
-            lines=ranks,
-        )
+    calls = {(s.rank, s.op, s.where): s for s in facts.strangers}.values()
+    ranks = sorted({s.rank for s in calls})
+    if ranks:
+        yield rules.NotAMember.finding(*calls, culprits=ranks, here=Calls(calls), ranks=ranks)
 
 
 # -- slow ranks --------------------------------------------------------------------------
@@ -126,14 +98,13 @@ def _awaited(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
                 waiting[other].append(facts.span(standing))
     slow = {r: s for r, s in waiting.items() if facts.runs(r) and r not in in_backend}
     for rank, spans in slow.items():
-        yield Finding(
-            Kind.STRAGGLER,
-            f"{clauses(spans, 'wait in')} for rank {rank}, which "
-            f"{'was' if rank in facts.held else 'is'} not communicating.",
-            "If it computes, this is not a hang: it may still arrive.",
-            (rank,),
-            tuple(s.rank for s in spans),
-            lines=lines(*spans),
+        yield rules.Straggler.finding(
+            *spans,
+            culprits=[rank],
+            waiting=[s.rank for s in spans],
+            here=Calls(spans),
+            rank=rank,
+            is_="was" if rank in facts.held else "is",
         )
 
 
@@ -164,12 +135,8 @@ def _late(facts: Evidence) -> Iterator[Finding]:
         return
     if came < max(_OFTEN, _MOSTLY * total) or seconds < max(_LONG, _SHARE * facts.trace.seconds):
         return
-    yield Finding(
-        Kind.STRAGGLER,
-        f"after the first one, rank {slowest} came last to {came} of {total} collectives: "
-        f"the others waited {sum(lost[slowest]):.2g} s for it in all.",
-        "This is not a hang: give it less to do, or look for what slows it down.",
-        (slowest,),
+    yield rules.LateAgain.finding(
+        culprits=[slowest], rank=slowest, came=came, total=total, seconds=sum(lost[slowest])
     )
 
 
@@ -186,18 +153,12 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             if match is not None and facts.runs(rank) and _waits_long(facts, mine):
                 together[match].append(mine)
     for spans in together.values():
-        since = max(_waited(facts, s) for s in spans)
-        say = {s.rank: facts.call(s) for s in spans}
-        yield Finding(
-            Kind.IN_BACKEND,
-            f"{clauses(spans, 'stay in', say)} for {since:.2g} s; no rank is missing, but the "
-            "backend does not finish it.",
-            f"Possible causes: {_cut(facts, spans)}an operation that is still open (isend, irecv "
-            "or async_op=True without wait()), a stopped process, or a large amount of data. If it "
-            "does not end, interrupt the run.",
-            (),
-            tuple(s.rank for s in spans),
-            lines=lines(*spans),
+        yield rules.InBackend.finding(
+            *spans,
+            waiting=[s.rank for s in spans],
+            here=Calls(spans, facts.call),
+            seconds=max(_waited(facts, s) for s in spans),
+            network=_cut(facts, spans),
         )
 
 
@@ -214,7 +175,7 @@ def _cut(facts: Evidence, spans: list[Span]) -> str:
     hosts = sorted({known[rank] for rank in peers | {s.rank for s in spans} if rank in known})
     if len(hosts) < 2:
         return ""
-    return f"messages lost between hosts (see distkit doctor --hosts {','.join(hosts)}), "
+    return fill(rules.InBackend.network, hosts=",".join(hosts))
 
 
 def _waits_long(facts: Evidence, span: Span) -> bool:

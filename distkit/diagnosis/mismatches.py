@@ -8,30 +8,28 @@ say ``if rank == 0: … else: …``. Pure.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
+from typing import Any
 
-from distkit._format import named, ordinal, times
+from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import (
-    BARRIER,
-    UNUSED,
     Column,
     left_out,
     minority,
+    one_more,
     parted,
     shifted,
-    uneven,
 )
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import (
+    Calls,
     Finding,
-    Kind,
-    clauses,
-    lines,
+    fill,
+    lines_of,
     placed,
     tensor,
-    verb,
     with_tensor,
 )
 from distkit.events import Op, Span
@@ -40,13 +38,10 @@ from distkit.trace.calls import at, call, difference, share
 #: A finding, and the operations that its mistake concerns.
 Mismatch = tuple[Finding, list[Span]]
 
-#: A remedy that several rules give.
-NEW_GROUP = "Call new_group on every rank of the world, members or not: move it out of the `if`."
-
-#: Calls that every rank must make: the mistake when one does not, their name, and the remedy.
-_WAIT_FOR_ALL = {
-    Op.NEW_GROUP: (Kind.NEW_GROUP, "new_group", NEW_GROUP),
-    Op.BARRIER: (Kind.MISSING_BARRIER, "the barrier", BARRIER),
+#: Calls that every rank must make: the mistake when one does not, and their name.
+_WAIT_FOR_ALL: dict[Op, tuple[type[rules.Rule], str]] = {
+    Op.NEW_GROUP: (rules.NewGroup, "new_group"),
+    Op.BARRIER: (rules.MissingBarrier, "the barrier"),
 }
 
 _WINDOW = 8  # so far apart may calls be that changed places
@@ -61,11 +56,11 @@ def collectives(facts: Evidence) -> Iterator[Mismatch]:
             finding = _compare(facts, calls, nth, column)
             if finding is None:
                 continue
-            place = finding.kind, tuple(sorted(set(finding.lines.values())))
+            place = finding.rule, tuple(sorted(set(finding.lines.values())))
             if place not in seen:
                 yield _among_threads(facts, group, finding), list(column.values())
             seen.add(place)
-            if finding.kind is not Kind.DIFFERENT_REDUCTION:
+            if finding.rule is not rules.DifferentReduction:
                 break  # what comes after it is its consequence
 
 
@@ -74,10 +69,7 @@ def _among_threads(facts: Evidence, group: str, finding: Finding) -> Finding:
     ranks = [rank for rank, groups in facts.trace.info.threads.items() if group in groups]
     if not ranks:
         return finding
-    remedy = (
-        f"Several threads of {named(ranks)} call collectives on this group, in no certain order: "
-        "give each thread a group of its own, made by new_group, or call them all from one thread."
-    )
+    remedy = fill(rules.Mismatch.threads, ranks=ranks)
     return replace(finding, remedy=remedy)
 
 
@@ -145,24 +137,17 @@ def _shares(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
 def _split(
     send: Span, recv: Span, splits: tuple[Sequence[int], Sequence[int]], rows: tuple[int, int]
 ) -> Finding:
-    each = "itself" if send.rank == recv.rank else f"rank {recv.rank}"
-    awaits = "it" if send.rank == recv.rank else each
-    return Finding(
-        Kind.SPLIT_MISMATCH,
-        f"rank {send.rank} sends {rows[0]} row{'s' * (rows[0] != 1)} to {each} in "
-        f"{call(send)}{placed(send)} (input splits {[*splits[0]]}), but {awaits} awaits "
-        f"{rows[1]} (output splits {[*splits[1]]})"
-        f"{placed(recv) if recv.where != send.where else ''}.",
-        SPLITS,
-        tuple(sorted({send.rank, recv.rank})),
-        lines=lines(send, recv),
+    return rules.SplitMismatch.finding(
+        send,
+        recv,
+        culprits=sorted({send.rank, recv.rank}),
+        send=send,
+        receiver="itself" if send.rank == recv.rank else f"rank {recv.rank}",
+        rows=rows,
+        sent=str([*splits[0]]),
+        awaited=str([*splits[1]]),
+        where=placed(recv) if recv.where != send.where else "",
     )
-
-
-SPLITS = (
-    "Output split i of rank j has to equal input split j of rank i: let the ranks exchange the "
-    "counts first, by all_to_all_single of a tensor with one count for each rank."
-)
 
 
 # -- one position of a group's sequence -----------------------------------------------
@@ -182,37 +167,34 @@ def _classes(column: Column) -> list[list[int]]:
 
 
 def _finding(
-    kind: Kind, column: Column, message: str, remedy: str, culprits: tuple[int, ...] = ()
+    rule: type[rules.Rule],
+    column: Column,
+    write: Callable[[Span], str] = call,
+    *,
+    remedy: str = "",
+    culprits: Sequence[int] = (),
+    **words: Any,
 ) -> Finding:
-    culprits = culprits or minority(_classes(column))
-    return Finding(kind, message, remedy, culprits, lines=lines(*column.values()))
-
-
-def _says(column: Column) -> str:
-    return clauses(column.values(), "call")
+    return rule.finding(
+        *column.values(),
+        remedy=remedy,
+        culprits=culprits or minority(_classes(column)),
+        here=Calls(column.values(), write),
+        **words,
+    )
 
 
 def _op(facts: Evidence, column: Column) -> Finding:
     called = {s.op for s in column.values()}
     for op in [op for op in _WAIT_FOR_ALL if op in called]:
-        kind, name, remedy = _WAIT_FOR_ALL[op]
+        rule, name = _WAIT_FOR_ALL[op]
         without = [r for r, s in column.items() if s.op is not op]
-        missing = tuple(r for r in without if not _comes_to(facts, column, r, op))
+        missing = [r for r in without if not _comes_to(facts, column, r, op)]
         if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
-            message = f"{_says(column)}: {name} waits for every rank."
-            return _finding(kind, column, message, remedy, missing)
-    return _finding(
-        Kind.DIFFERENT_COLLECTIVE,
-        column,
-        f"{_says(column)}: these calls are matched with each other, but they differ.",
-        CHANGED_PLACES if _changes_places(facts, column) else DIFFERENT_CALLS,
-    )
-
-
-DIFFERENT_CALLS = (
-    "Call the same collectives on every rank, in the same order; look for an `if` around one."
-)
-CHANGED_PLACES = "Call them in the same order on every rank: they have changed places on some."
+            message = rules.Divergence.waits_for_all
+            return _finding(rule, column, message=message, culprits=missing, name=name)
+    remedy = rules.AnotherOrder.remedy if _changes_places(facts, column) else ""
+    return _finding(rules.DifferentCollective, column, remedy=remedy)
 
 
 def _comes_to(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
@@ -241,73 +223,46 @@ def _changes_places(facts: Evidence, column: Column) -> bool:
 
 
 def _members(facts: Evidence, column: Column) -> Finding:
-    return _finding(
-        Kind.NEW_GROUP,
-        column,
-        f"{_says(column)}: all must name the same group.",
-        "Call new_group with the same ranks everywhere, on every rank of the world.",
-    )
+    return _finding(rules.NewGroupMembers, column)
 
 
 def _root(facts: Evidence, column: Column) -> Finding:
     op = next(iter(column.values())).op
-    word = "destination" if op in (Op.REDUCE, Op.GATHER) else "source"
-    return _finding(
-        Kind.DIFFERENT_ROOT,
-        column,
-        f"{_says(column)}: they name different roots.",
-        f"Name the same {word} on every rank.",
-    )
+    root = "destination" if op in (Op.REDUCE, Op.GATHER) else "source"
+    return _finding(rules.DifferentRoot, column, root=root)
 
 
 def _reduction(facts: Evidence, column: Column) -> Finding:
-    say = {r: call(s) if s.attributes else f"{s.op}(sum)" for r, s in column.items()}
     return _finding(
-        Kind.DIFFERENT_REDUCTION,
-        column,
-        f"{clauses(column.values(), 'call', say)}: the result is wrong, and nothing warns of it.",
-        "Pass the same reduction on every rank.",
+        rules.DifferentReduction, column, lambda s: call(s) if s.attributes else f"{s.op}(sum)"
     )
 
 
 def _tensor(facts: Evidence, column: Column) -> Finding:
-    say = {r: with_tensor(s) for r, s in column.items()}
-    return _finding(
-        Kind.DIFFERENT_TENSOR,
-        column,
-        f"{clauses(column.values(), 'call', say)}: all ranks must pass the same shape and dtype.",
-        _same_tensor(facts, column),
-    )
+    remedy = _same_tensor(facts, column)
+    return _finding(rules.DifferentTensor, column, with_tensor, remedy=remedy)
 
 
 def _same_tensor(facts: Evidence, column: Column) -> str:
     """The remedy for tensors that differ, by what differs and where the calls stand."""
+    rule, order = rules.DifferentTensor, rules.AnotherOrder.remedy
     spans = [*column.values()]
     dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
     one_call = len(places) == 1
     unlike = len({s.attributes.get("reduction") for s in spans}) > 1
     if not one_call and (unlike or _changes_places(facts, column)):
-        return f"{ORDER}; if it is one call, pass the same shape and dtype."
+        return order + rule.one_call
     path = facts.path(spans[0])
     if one_call and (loop := facts.program.reordered(path)) is not None:
-        return f"{ORDER}: {loop} takes them in another order on some ranks."
+        return order + fill(rule.reordered, loop=loop)
     if len({*dtypes}) > 1:
-        return SAME_DTYPE.format(dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_room(d))))
-    if not one_call:
-        return f"{SAME_SHAPE}."
-    if facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
-        return f"{SAME_SHAPE}; {LAST_BATCH}."
-    names = facts.program.unordered(path)
-    return f"{SAME_SHAPE}{UNORDERED.format(loop=names) if names is not None else ''}."
-
-
-SAME_SHAPE = "Give every rank a tensor of the same shape: pad it, or cut it"
-SAME_DTYPE = "Give every rank a tensor of the same dtype: x.to(torch.{dtype}) converts it."
-LAST_BATCH = (
-    "usual causes: a smaller last batch (use drop_last=True), or calls in a different order"
-)
-UNORDERED = "; or sort what {loop} goes through, if its order differs among the ranks"
-ORDER = "Call the collectives in the same order on every rank"
+        return fill(rule.dtype, dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_room(d))))
+    cause = ""
+    if one_call and facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
+        cause = rule.last_batch
+    elif one_call and (names := facts.program.unordered(path)) is not None:
+        cause = fill(rule.unordered, loop=names)
+    return fill(rule.remedy, cause=cause)
 
 
 def _room(dtype: str) -> tuple[bool, int]:
@@ -332,17 +287,13 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
     have = [s for r, s in column.items() if r not in without]
     gone = [column[r] for r in without]
     if (found := left_out(facts, without, have)) is not None:
-        message = f"{found.message[:-1]}, and {clauses(gone, 'go on to')}."
-        return replace(found, message=message, lines=lines(*column.values()))
+        cause = found.message[:-1]
+        message = fill("{cause}, and {gone:go on to}.", cause=cause, gone=Calls(gone))
+        return replace(found, message=message, lines=lines_of(*column.values()))
     if facts.sees_gradients:
         return None
-    return _finding(
-        Kind.UNUSED_PARAMETER,
-        column,
-        f"{clauses(have, 'send', dict.fromkeys((s.rank for s in have), 'gradients'))}, but "
-        f"{clauses(gone, 'go on to')}: some of the gradients are missing there.",
-        UNUSED,
-        tuple(without),
+    return rules.GradientsNotSent.finding(
+        *column.values(), culprits=without, here=Calls(have), gone=Calls(gone)
     )
 
 
@@ -360,7 +311,9 @@ def _uneven(
         if not one or one == other or not before or before != rows[1].count(one):
             continue
         if _loops(rows[0], one, other):
-            return _one_more(facts, column, column[a], before)
+            more = [r for r, s in column.items() if s.where == one]
+            rest = [r for r in column if r not in more]
+            return one_more(facts, column, [more, rest], [before, before])
     return None
 
 
@@ -371,18 +324,6 @@ def _loops(before: list[str], again: str, other: str) -> bool:
     steps = set(pairwise(before))
     usual, leaving = (before[-1], again) in steps, (before[-1], other) in steps
     return before[::-1].index(again) < before[::-1].index(other) and (usual or not leaving)
-
-
-def _one_more(facts: Evidence, column: Column, one: Span, before: int) -> Finding:
-    more = [r for r, s in column.items() if s.where == one.where]
-    rest = {r: s for r, s in column.items() if r not in more}
-    message = (
-        f"{clauses((column[r] for r in more), 'call')} for the {ordinal(before + 1)} time, "
-        f"while {clauses(rest.values(), 'go on to')} after calling it {times(before)}: "
-        "they run different numbers of iterations."
-    )
-    remedy = uneven(facts, one)
-    return _finding(Kind.UNEVEN, column, message, remedy, minority([more, list(rest)]))
 
 
 def _key(span: Span, where: bool) -> tuple[object, ...]:
@@ -415,39 +356,28 @@ def _swapped_lines(
     places = {s.where for s in column.values()}
     if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _EMPTY:
         return None
-    if not _changed_places(calls, nth, column, where=True) or _alternatives(facts, places):
+    if not _changed_places(calls, nth, column, where=True):
         return None
+    if any(facts.program.alternatives([a], [b]) for a, b in combinations(places, 2)):
+        return None  # branches of an if: each rank goes through one of them
     return _another_order(calls, nth, column)
 
 
 _EMPTY = {Op.BARRIER, Op.NEW_GROUP}
 
 
-def _alternatives(facts: Evidence, places: set[str]) -> bool:
-    """True if two lines are branches of an if: each rank goes through one of them."""
-    file, _, _ = next(iter(places)).rpartition(":")
-    text = facts.trace.info.sources.get(file, "").splitlines()
-    numbers = sorted(int(place.rpartition(":")[2]) for place in places)
-    between = text[numbers[0] - 1 : numbers[-1]]
-    return any(line.strip().startswith(("else", "elif")) for line in between)
-
-
 def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Finding:
     after = {r: calls[r][nth + 1] for r in column}
-    say = {
-        r: f"{with_tensor(s)}{at(s.where)} and then {with_tensor(after[r])}"
-        for r, s in column.items()
-    }
-    ends = [replace(s, where=after[r].where) for r, s in column.items()]
+
+    def both(span: Span) -> str:
+        first = column[span.rank]
+        return f"{with_tensor(first)}{at(first.where)} and then {with_tensor(span)}"
+
     rows: dict[str, list[int]] = defaultdict(list)
-    for r in column:
-        rows[say[r]].append(r)
-    return _finding(
-        Kind.ANOTHER_ORDER,
-        column,
-        f"{clauses(ends, 'call', say)}: the same collectives in a different order.",
-        "Call them in the same order on every rank: they are matched by their order alone.",
-        minority(list(rows.values())),
+    for r, s in after.items():
+        rows[both(s)].append(r)
+    return rules.AnotherOrder.finding(
+        *column.values(), culprits=minority(list(rows.values())), here=Calls(after.values(), both)
     )
 
 
@@ -475,15 +405,16 @@ def _alike(one: Span, other: Span) -> bool:
 
 
 def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) -> Finding:
-    more = len(spans) // 2 - 1
-    others = f" (and in {more} more message{'s' * (more > 1)})" if more else ""
-    return Finding(
-        Kind.WRONG_TENSOR,
-        f"{verb([send.rank], 'send')} {tensor(send)} to rank {recv.rank}{at(send.where)}, which "
-        f"receives it into {tensor(recv)}{at(recv.where)}{others}.",
-        _same_message(facts, send, recv),
-        tuple(sorted({s.rank for s in spans})),
-        lines={**lines(*spans), **lines(send, recv)},
+    rule, more = rules.WrongTensor, len(spans) // 2 - 1
+    return rule.finding(
+        remedy=_same_message(facts, send, recv),
+        culprits=sorted({s.rank for s in spans}),
+        lines={**lines_of(*spans), **lines_of(send, recv)},
+        send=send,
+        recv=recv,
+        sent=tensor(send),
+        got=tensor(recv),
+        others=fill(rule.others, n=more) if more else "",
     )
 
 
@@ -499,15 +430,7 @@ def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
         and _alike(s, other)
     ]
     if meant:
-        return MESSAGE_ORDER
+        return rules.CrossedMessages.remedy
     ahead = [facts.program.ahead(facts.path(s)) for s in (send, recv)]
     more = all(any(w in name for name in a) for a, w in zip(ahead, ("send", "recv"), strict=True))
-    return BUFFER + ANOTHER_MESSAGE * more
-
-
-BUFFER = "Give the receive buffer the shape and the dtype of what is sent."
-ANOTHER_MESSAGE = " If another message was meant, receive in the order of sending, or use tags."
-MESSAGE_ORDER = (
-    "Receive messages in the order in which they are sent, or give them tags: between two ranks "
-    "they are matched by their order and tag alone."
-)
+    return fill(rules.WrongTensor.remedy, other=rules.WrongTensor.other if more else "")

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from distkit._format import named
+from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, lines, verb
+from distkit.diagnosis.findings import Finding, fill
 from distkit.events import P2P, Op, Span, State
 from distkit.trace.calls import at, call
 
@@ -55,23 +56,19 @@ def _is_changed(span: Span) -> bool:
 
 def _early(spans: list[Span], writes: bool, where: str) -> Finding:
     ranks = sorted({s.rank for s in spans})
+    rule: type[rules.BufferInUse] = rules.BufferInUse
+    if writes:
+        received = spans[0].op is Op.RECV
+        rule = rules.BufferOverwritten if received else rules.BufferChanged
     begun = " and".join(dict.fromkeys(at(s.where) for s in spans))
-    early = f" too early,{at(where)}" if where else ""
-    how, why, instead = _WRITES if writes else _READS
-    if writes and spans[0].op is Op.RECV:
-        why, instead = "the message may overwrite it", ""
-    return Finding(
-        Kind.BUFFER_IN_USE,
-        f"{verb(ranks, how)} the buffer of {_its(ranks)} {_called(spans)}{begun}{early}: "
-        f"before wait() {why}.",
-        f"Call wait() on what {name(spans[0])} returned before you {how} its tensor{instead}.",
-        tuple(ranks),
+    return rule.finding(
+        culprits=ranks,
         lines={s.rank: where or s.where for s in spans},
+        ranks=ranks,
+        calls=f"{_its(ranks)} {_called(spans)}{begun}",
+        early=fill(rule.early, where=where) if where else "",
+        name=name(spans[0]),
     )
-
-
-_READS = "use", "the result may not be there yet", ""
-_WRITES = "change", "the call may take the old values or the new", ", or pass it a copy"
 
 
 def never_waited(facts: Evidence) -> list[Span]:
@@ -91,24 +88,15 @@ def forgotten(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
     uses = {_request(touch): touch.where for touch in facts.trace.spans if touch.op is Op.TOUCH}
     for (_, op), some in together.items():
         used = next((uses[s.rank, s.seq] for s in some if (s.rank, s.seq) in uses), "")
-        if op is None:
-            why = f"; the tensor is used{at(used)}" if used else ""
-            remedy = (
-                "Call wait() on what isend and irecv return: the transfer is complete only then."
-            )
-        elif op is Op.BARRIER:
-            why = ": the program goes on without the other ranks"
-            remedy = "Call wait() on what it returns, or leave async_op out."
-        else:
-            why = f": its result may not be there when the tensor is used{at(used)}"
-            remedy = "Call wait() on what it returns before you use the tensor."
-        ranks = sorted({s.rank for s in some})
-        yield Finding(
-            Kind.NOT_WAITED,
-            f"{_clauses(some)}{why}.",
-            remedy,
-            tuple(ranks),
-            lines=lines(*some),
+        rule: type[rules.Rule] = rules.NotWaited
+        if op is not None:
+            rule = rules.BarrierNotWaited if op is Op.BARRIER else rules.ResultNotWaited
+        yield rule.finding(
+            *some,
+            culprits=sorted({s.rank for s in some}),
+            calls=_clauses(some),
+            used=fill(rules.NotWaited.used, where=used) if used else "",
+            where=used,
         )
 
 

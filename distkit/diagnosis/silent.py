@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from distkit._format import named
+from distkit.diagnosis import rules
 from distkit.diagnosis.dataflow import argument, calls_at, order_matters, resemble
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, Kind, lines, verb
-from distkit.diagnosis.mismatches import MESSAGE_ORDER, ORDER
+from distkit.diagnosis.findings import Finding
 from distkit.events import COLLECTIVES, Op, Span, State
 from distkit.trace.calls import at
 
@@ -75,17 +74,9 @@ def _decides_by_order(facts: Evidence, one: Span, other: Span) -> bool:
 def _race(one: Span, other: Span) -> Finding:
     both = at(one.where) if one.where == other.where else f"{at(one.where)} and{at(other.where)}"
     senders = [s.peer for s in (one, other) if s.peer is not None]
-    return Finding(
-        Kind.MESSAGE_RACE,
-        f"rank {one.rank} receives from any source{both}: {named(senders)} send to "
-        "it, and whose message comes first is left to chance.",
-        RACE,
-        (one.rank,),
-        lines=lines(one),
+    return rules.MessageRace.finding(
+        one, culprits=[one.rank], rank=one.rank, where=both, senders=senders
     )
-
-
-RACE = "Pass src= to each recv, or take the sender from what recv returns."
 
 
 # -- a loop in another order on some ranks ---------------------------------------------------
@@ -105,14 +96,14 @@ def _reordered(facts: Evidence) -> Iterator[Finding]:
                 continue
             loop = facts.program.reordered([where], directly=True)
             if loop is not None:
-                yield Finding(
-                    Kind.ANOTHER_ORDER,
-                    f"{verb(sorted(found), 'call')} {op}(){at(where)} in {loop}, which takes them "
-                    "in another order on some ranks: values change places, and nothing warns of "
-                    "it.",
-                    f"{ORDER}: they are matched by their order alone.",
-                    tuple(sorted(found)),
-                    lines=lines(*(row[0] for row in found.values())),
+                ranks = sorted(found)
+                yield rules.ReorderedLoop.finding(
+                    *(row[0] for row in found.values()),
+                    culprits=ranks,
+                    ranks=ranks,
+                    op=op,
+                    where=where,
+                    loop=loop,
                 )
 
 
@@ -164,13 +155,15 @@ def _cross(one: tuple[Span, Span], other: tuple[Span, Span], names: list[list[st
         said, here = [name for _, name in ends], at(recv.where)
     else:
         said, here = [f"{name}{at(s.where)}" for s, name in ends], ""
-    return Finding(
-        Kind.ANOTHER_ORDER,
-        f"rank {recv.rank} receives in another order{here} what rank {send.rank} sends: "
-        f"{said[0]} into {said[1]}, {said[2]} into {said[3]}. The sizes are equal: nothing stops.",
-        MESSAGE_ORDER,
-        tuple(sorted({send.rank, recv.rank})),
-        lines=lines(send, recv),
+    return rules.CrossedMessages.finding(
+        send,
+        recv,
+        culprits=sorted({send.rank, recv.rank}),
+        send=send,
+        recv=recv,
+        where=here,
+        sent=said[::2],
+        got=said[1::2],
     )
 
 
@@ -185,19 +178,10 @@ def _without_gradient(facts: Evidence) -> Iterator[Finding]:
             found[span.where][span.rank] = span
     for where, spans in found.items():
         mine = spans[min(spans)]
-        yield Finding(
-            Kind.ZERO_GRADIENT,
-            f"the gradient of {facts.call(mine)}{at(where)} is zero at its source, rank "
-            f"{mine.peer}: torch.distributed.nn.functional takes the source's rank of the world "
-            "for its rank in the group (pytorch#130515).",
-            ZEROED,
-            tuple(sorted(spans)),
-            lines=lines(*spans.values()),
+        yield rules.ZeroGradient.finding(
+            *spans.values(),
+            culprits=sorted(spans),
+            call=facts.call(mine),
+            where=where,
+            root=mine.peer,
         )
-
-
-ZEROED = (
-    "Use a group in which the source has the same rank as in the world; or let the source's tensor "
-    "and zeros of the others go through torch.distributed.nn.functional.all_reduce, whose gradient "
-    "is right."
-)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster import Run, Stepper
-from distkit.diagnosis.findings import Kind
 from distkit.events import Op, State
 
 
@@ -194,23 +193,23 @@ def slow_last() -> None:
 
 
 HANGS = [
-    (loops, dict(more=-1), Kind.UNEVEN, (2,), (0, 1), "rank 2 has pushed it 2 times"),
-    (loops, dict(more=-1, then="pushpull"), Kind.UNEVEN, (2,), (0, 1), "has pushed it 2 times"),
-    (loops, dict(more=1), Kind.UNEVEN, (2,), (2,), "ranks 0 and 1 have pushed it 3 times"),
-    (loops, dict(more=-1, then="barrier"), Kind.UNEVEN, (2,), (0, 1, 2), "waits in barrier()"),
+    (loops, dict(more=-1), "missing_push", (2,), (0, 1), "rank 2 has pushed it 2 times"),
+    (loops, dict(more=-1, then="pushpull"), "missing_push", (2,), (0, 1), "has pushed it 2 times"),
+    (loops, dict(more=1), "missing_push", (2,), (2,), "ranks 0 and 1 have pushed it 3 times"),
+    (loops, dict(more=-1, then="barrier"), "missing_push", (2,), (0, 1, 2), "waits in barrier()"),
     (
         loops,
         dict(mode="dist_async", staleness=0, more=-1),
-        Kind.UNEVEN,
+        "missing_push",
         (2,),
         (0, 1),
         "until every worker has pushed it 3 times",
     ),
-    (slow_last, {}, Kind.UNEVEN, (2,), (2,), "needs gradients of all but 1"),
-    (misses, dict(what="push", who=1), Kind.SKIPPED, (1,), (0, 1, 2), "before pushing it"),
-    (misses, dict(what="init", who=0), Kind.SKIPPED, (0,), (1, 2), "the value of rank 0"),
-    (misses, dict(what="create", who=2), Kind.SKIPPED, (2,), (0, 1), "without calling it"),
-    (misses, dict(what="barrier", who=0), Kind.MISSING_BARRIER, (0,), (1, 2), "barrier()"),
+    (slow_last, {}, "missing_push", (2,), (2,), "needs gradients of all but 1"),
+    (misses, dict(what="push", who=1), "missing_push", (1,), (0, 1, 2), "before pushing it"),
+    (misses, dict(what="init", who=0), "missing_init", (0,), (1, 2), "the value of rank 0"),
+    (misses, dict(what="create", who=2), "missing_worker", (2,), (0, 1), "without calling it"),
+    (misses, dict(what="barrier", who=0), "missing_barrier", (0,), (1, 2), "barrier()"),
 ]
 
 
@@ -283,7 +282,7 @@ def test_a_crash_halts_dist_sync_and_is_named(usable: dk.Cluster) -> None:
         usable.run(dies, 1)
     assert 'on_crash="continue"' in str(caught.value)
     (finding,) = [f for f in caught.value.run.findings if f.hang]
-    assert (finding.kind, finding.culprits) == (Kind.DIED, (1,))
+    assert (finding.kind, finding.culprits) == ("died", (1,))
     assert finding.waiting == (0, 2) and "wait in pull('w') at " in finding.message
 
 

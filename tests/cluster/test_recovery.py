@@ -14,7 +14,6 @@ import torch.distributed as dist
 from waiting import until
 
 import distkit as dk
-from distkit.diagnosis.findings import Kind
 from distkit.hangs import ALL
 
 
@@ -103,7 +102,7 @@ def test_a_hang_that_nobody_waits_for_is_released(cluster: dk.Cluster) -> None:
         ):
             cluster.run(ALL["ring_of_recvs"].program)
         (finding,) = cluster.diagnose()
-        assert finding.kind is Kind.CYCLE
+        assert finding.kind == "cycle"
 
 
 def test_groups_can_be_made_after_a_group_was_not(cluster: dk.Cluster) -> None:
@@ -139,7 +138,7 @@ def test_a_long_computation_is_no_hang(cluster: dk.Cluster) -> None:
 
     run = cluster.run(program)
     assert run.results == [3.0, 3.0, 3.0]
-    assert {f.kind for f in run.findings} <= {Kind.STRAGGLER}
+    assert {f.kind for f in run.findings} <= {"straggler"}
 
 
 def blocks_its_rank() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from simulated import Simulation, Step, line
 
 from distkit.diagnosis.diagnose import diagnose
-from distkit.diagnosis.findings import Kind
 from distkit.events import Event, Op, State
 from distkit.trace.info import RankEnd
 from distkit.trace.trace import Trace
@@ -70,7 +69,7 @@ def hang(*programs, **groups):
     """The one finding of a run that hangs: the same live, and after the ranks were released."""
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
-    (live,) = [f for f in diagnose(sim.live()) if f.kind is not Kind.STRAGGLER]
+    (live,) = [f for f in diagnose(sim.live()) if f.kind != "straggler"]
     found = diagnose(sim.released())
     assert found == [live]
     assert live.hang and set(live.waiting) == set(sim.stuck)
@@ -92,7 +91,7 @@ def silent(*programs, **groups):
 #: Programs that hang, by what is wrong: kind, culprits, programs, groups, what the text says.
 HANGS = {
     "cycle of three, and one who waits for it": (
-        Kind.CYCLE,
+        "cycle",
         (0, 1, 2),
         [*([recv((r - 1) % 3, 4), send((r + 1) % 3, 5)] for r in range(3)), [recv(2, 9)]],
         {},
@@ -102,135 +101,135 @@ HANGS = {
         ),
     ),
     "cycle of sends": (
-        Kind.CYCLE,
+        "cycle",
         (0, 1),
         [[send(1, 4), recv(1, 5)], [send(0, 4), recv(0, 5)]],
         {},
         ("isend",),
     ),
     "cycle of a collective and a receive": (
-        Kind.CYCLE,
+        "cycle",
         (0, 1),
         [[all_reduce(4), send(1, 5)], [recv(0, 7), all_reduce(8)]],
         {},
         ("all_reduce() at a.py:4", "recv(src=0) at a.py:7"),
     ),
     "cycle beside a message that nobody takes": (
-        Kind.RECV_CYCLE,
+        "recv_cycle",
         (0, 2),
         [[recv(2, 3), send(2, 4)], [send(2, 5)], [recv(0, 7), recv(1, 8)]],
         {},
         (),
     ),
     "cycle of a send that is received later": (
-        Kind.CYCLE,
+        "cycle",
         (0, 1, 2),
         [[send(2, 3), send(1, 4)], [recv(0, 7), send(2, 8)], [recv(1, 9), recv(0, 10)]],
         {},
         (),
     ),
     "send without receive": (
-        Kind.NO_RECEIVER,
+        "no_receiver",
         (1,),
         [[send(1, 3), send(1, 4)], [recv(0, 7)]],
         {},
         ("rank 0 waits in send(dst=1) at a.py:4", "rank 1 has finished after receiving 1 message"),
     ),
     "receive without send": (
-        Kind.NO_SENDER,
+        "no_sender",
         (0,),
         [[barrier(2)], [barrier(2), recv(0, 7)], [barrier(2), recv(1, 9)]],
         {},
-        ("rank 0 has finished without sending anything",),
+        ("rank 0 has finished after sending 0 messages",),
     ),
     "receive from any without send": (
-        Kind.NO_SENDER,
+        "no_sender",
         (1, 2),
         [[recv(None, 3), recv(None, 3)], [send(0, 7)], []],
         {},
         ("recv(src=any)",),
     ),
     "another tag": (
-        Kind.WRONG_TAG,
+        "wrong_tag",
         (0, 1),
         [[send(1, 3, tag=1)], [recv(0, 7, tag=2)]],
         {},
         ("with tag 1 at a.py:3", "waits for tag 2"),
     ),
     "another tag, and a barrier": (
-        Kind.WRONG_TAG,
+        "wrong_tag",
         (0, 1),
         [[send(1, 3, tag=1, later=True), barrier(4)], [recv(0, 7), barrier(8)]],
         {},
         (),
     ),
     "another source": (
-        Kind.WRONG_SOURCE,
+        "wrong_source",
         (2,),
         [[], [send(2, 3)], [recv(0, 7)]],
         {},
-        ("rank 1 that sends to it, in send(dst=2) at a.py:3",),
+        ("rank 1 sends to it in send(dst=2) at a.py:3",),
     ),
     "another source, and a barrier": (
-        Kind.WRONG_SOURCE,
+        "wrong_source",
         (2,),
         [[barrier(9)], [send(2, 3), barrier(9)], [recv(0, 7), barrier(9)]],
         {},
         (),
     ),
     "another destination": (
-        Kind.WRONG_DESTINATION,
+        "wrong_destination",
         (0,),
         [[send(2, 3)], [recv(0, 7)], []],
         {},
         ("rank 0 sends to rank 2, which has finished", "Send to rank 1, or receive on rank 2."),
     ),
     "another collective": (
-        Kind.DIFFERENT_COLLECTIVE,
+        "different_collective",
         (0,),
         [[broadcast(0, 3)], [all_reduce(5)], [all_reduce(5)]],
         {},
         ("rank 0 calls broadcast(src=0) at a.py:3", "ranks 1 and 2 call all_reduce() at a.py:5"),
     ),
     "another order, of which only the beginning happened": (
-        Kind.DIFFERENT_COLLECTIVE,
+        "different_collective",
         (0, 1),
         [[all_reduce(3), broadcast(0, 4)], [broadcast(0, 6), all_reduce(7)]],
         {},
         (),
     ),
     "another root": (
-        Kind.DIFFERENT_ROOT,
+        "different_root",
         (2,),
         [[broadcast(0, 3)], [broadcast(0, 3)], [broadcast(2, 3)]],
         {},
         (),
     ),
-    "one skips a collective": (Kind.SKIPPED, (0,), [[], *[[all_reduce(3)]] * 3], {}, ()),
-    "all but one skip a collective": (Kind.SKIPPED, (0,), [[all_reduce(3)], *[[]] * 3], {}, ()),
+    "one skips a collective": ("skipped", (0,), [[], *[[all_reduce(3)]] * 3], {}, ()),
+    "all but one skip a collective": ("skipped", (0,), [[all_reduce(3)], *[[]] * 3], {}, ()),
     "an iteration more": (
-        Kind.UNEVEN,
+        "uneven",
         (2,),
         [[all_reduce(3)] * n for n in (3, 3, 4)],
         {},
         ("rank 2", "at a.py:3 for the 4th time"),
     ),
     "an iteration less, and a barrier": (
-        Kind.UNEVEN,
+        "uneven",
         (0,),
         [[*[all_reduce(3)] * n, barrier(9)] for n in (2, 3, 3)],
         {},
         (),
     ),
     "an iteration more, and another all-reduce": (
-        Kind.UNEVEN,
+        "uneven",
         (2,),
         [[*[all_reduce(3)] * n, all_reduce(9, nbytes=4, shape=(1,))] for n in (3, 3, 4)],
         {},
         (),
     ),
     "an iteration less in a later epoch": (
-        Kind.UNEVEN,
+        "uneven",
         (1,),
         [
             [s for m in (3, n) for s in [*[all_reduce(3), barrier(4)] * m, broadcast(0, 6)]]
@@ -240,21 +239,21 @@ HANGS = {
         (),
     ),
     "a missing barrier": (
-        Kind.MISSING_BARRIER,
+        "missing_barrier",
         (1,),
         [[barrier(3)], [], [barrier(3)]],
         {},
         (),
     ),
     "a missing barrier before an all-reduce": (
-        Kind.MISSING_BARRIER,
+        "missing_barrier",
         (1,),
         [[barrier(3), all_reduce(4)], [all_reduce(4)], [barrier(3), all_reduce(4)]],
         {},
         (),
     ),
     "a missing barrier in a loop": (
-        Kind.MISSING_BARRIER,
+        "missing_barrier",
         (1,),
         [
             [all_reduce(3), barrier(4)] * 3,
@@ -265,35 +264,35 @@ HANGS = {
         (),
     ),
     "another group": (
-        Kind.WRONG_GROUP,
+        "wrong_group",
         (0,),
         [[all_reduce(3, group="1")], [all_reduce(5)], [all_reduce(5)]],
         {"1": [0, 1]},
         ("all_reduce() of the group of ranks 0 and 1 at a.py:3",),
     ),
     "a group that the others are not in": (
-        Kind.WRONG_GROUP,
+        "wrong_group",
         (0,),
         [[], [all_reduce(3, group="1")], []],
         {"1": [0, 1]},
         (),
     ),
     "a message in another group": (
-        Kind.WRONG_GROUP,
+        "wrong_group",
         (0, 1),
         [[send(1, 3, group="1")], [recv(0, 5)], []],
         {"1": [0, 1]},
         (),
     ),
     "a group that two do not make": (
-        Kind.NEW_GROUP,
+        "new_group",
         (2, 3),
         [[new_group(3), barrier(9)]] * 2 + [[barrier(9)]] * 2,
         {},
         ("new_group([0, 1]) at a.py:3",),
     ),
     "a parameter unused on one rank": (
-        Kind.UNUSED_PARAMETER,
+        "unused_parameter",
         (0,),
         [
             [*backward(8, 400), *backward(8), all_reduce(9)],
@@ -303,14 +302,14 @@ HANGS = {
         (),
     ),
     "a rank without a backward pass": (
-        Kind.UNUSED_PARAMETER,
+        "unused_parameter",
         (0,),
         [[], backward(8), backward(8)],
         {},
         (),
     ),
     "a step more of DDP": (
-        Kind.UNEVEN,
+        "uneven",
         (2,),
         [[s for _ in range(n) for s in backward(8, 400)] for n in (2, 2, 3)],
         {},
@@ -330,25 +329,25 @@ def test_hang_is_explained(name):
 #: Programs that end and are wrong all the same, as above.
 SILENT = {
     "another size of a message": (
-        Kind.WRONG_TENSOR,
+        "wrong_tensor",
         (0, 1),
         [[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7, nbytes=800, shape=(200,))]],
         ("float32[100]", "float32[200] at a.py:7"),
     ),
     "another dtype of messages": (
-        Kind.WRONG_TENSOR,
+        "wrong_tensor",
         (0, 1),
         [[send(1, 3)] * 3, [recv(0, 7, dtype="int32")] * 3],
         ("2 more messages",),
     ),
     "messages in another order": (
-        Kind.WRONG_TENSOR,
+        "wrong_tensor",
         (0, 1),
         [[send(1, 3, **ONE), send(1, 4, **TWO)], [recv(0, 7, **TWO), recv(0, 8, **ONE)]],
         ("in the order in which they are sent",),
     ),
     "collectives in another order": (
-        Kind.ANOTHER_ORDER,
+        "another_order",
         (3,),
         [
             *[[all_reduce(3, **ONE), all_reduce(4, **TWO)]] * 3,
@@ -357,43 +356,43 @@ SILENT = {
         ("all_reduce() of float32[2] at a.py:6 and then all_reduce() of float32[1]",),
     ),
     "equal collectives in another order": (
-        Kind.ANOTHER_ORDER,
+        "another_order",
         (2,),
         [*[[all_reduce(3), all_reduce(4)]] * 2, [all_reduce(4), all_reduce(3)]],
         (),
     ),
     "another reduction": (
-        Kind.DIFFERENT_REDUCTION,
+        "different_reduction",
         (3,),
         [*[[all_reduce(3)]] * 3, [all_reduce(3, attributes={"reduction": "max"})]],
         ("rank 3 calls all_reduce(max)", "all_reduce(sum)"),
     ),
     "splits that do not match": (
-        Kind.SPLIT_MISMATCH,
+        "split_mismatch",
         (0, 1),
         [[exchange((1, 3), (1, 2))], [exchange((2, 2), (2, 2))]],
-        ("rank 0 sends 3 rows to rank 1", "awaits 2", "[1, 3]", "[2, 2]"),
+        ("rank 0 sends 3 rows to rank 1", "expects 2", "[1, 3]", "[2, 2]"),
     ),
     "another shape in a collective": (
-        Kind.DIFFERENT_TENSOR,
+        "different_tensor",
         (2,),
         [*[[all_reduce(3)]] * 2, [all_reduce(4, nbytes=20, shape=(5,))]],
         ("rank 2 calls all_reduce() of float32[5] at a.py:4",),
     ),
     "another dtype in a collective": (
-        Kind.DIFFERENT_TENSOR,
+        "different_tensor",
         (0, 1),
         [[all_reduce(3)], [all_reduce(3, dtype="int32")]],
         (),
     ),
     "a request that nobody waits for": (
-        Kind.NOT_WAITED,
+        "not_waited",
         (0,),
         [[send(1, 3, later=True)], [recv(0, 7)]],
         (),
     ),
     "a request that nobody answers": (
-        Kind.NO_RECEIVER,
+        "no_receiver",
         (0,),
         [[send(1, 3, later=True)], []],
         (),
@@ -411,11 +410,11 @@ def test_mistake_that_lets_the_run_end_is_explained(name):
 
 def test_recv_cycle():
     f = hang([recv(1, 4), send(1, 5)], [recv(0, 7), send(0, 8)])
-    assert f.kind is Kind.RECV_CYCLE and f.culprits == (0, 1)
+    assert f.kind == "recv_cycle" and f.culprits == (0, 1)
     assert f.lines == {0: "a.py:4", 1: "a.py:7"}
     assert str(f) == (
         "rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:7: "
-        "each waits for the other. Let one of them send first."
+        "each waits for the other. Let one of them send first. [DK101]"
     )
 
 
@@ -433,7 +432,7 @@ def test_tags_out_of_order_are_no_mistake():
 
 def test_messages_that_all_went_astray_are_no_circle():
     f = hang(*([send((r + 2) % 4, 3, later=True), recv((r - 1) % 4, 4)] for r in range(4)))
-    assert f.kind in (Kind.WRONG_SOURCE, Kind.WRONG_DESTINATION)
+    assert f.kind in ("wrong_source", "wrong_destination")
 
 
 def test_a_receive_from_anybody_that_takes_the_message_of_the_next_one():
@@ -441,7 +440,7 @@ def test_a_receive_from_anybody_that_takes_the_message_of_the_next_one():
     sim = Simulation([[first, second], [send(0, 7)], [send(0, 9)]], random=random.Random(1)).run()
     assert sim.stuck == [0, 2], "rank 1's message came first"
     (f,) = (f for f in diagnose(sim.live()) if f.hang)
-    assert (f.kind, f.culprits, f.waiting) == (Kind.MESSAGE_RACE, (0,), (0, 2))
+    assert (f.kind, f.culprits, f.waiting) == ("message_race", (0,), (0, 2))
     assert "recv(src=1) at a.py:4" in f.message and "recv(src=any) at a.py:3" in f.message
     assert "rank 2 sends at a.py:9 is left over" in f.message
 
@@ -450,7 +449,7 @@ def test_wrong_shape_that_ends_the_process():
     sim = Simulation([[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7)]])
     trace = died(sim.run(2).live(), 1, "signal SIGABRT")
     (f,) = diagnose(trace)
-    assert f.kind is Kind.WRONG_TENSOR
+    assert f.kind == "wrong_tensor"
     assert "Rank 1 failed because of it (signal SIGABRT)." in f.message
 
 
@@ -467,7 +466,7 @@ def test_branches_of_an_if_are_no_mistake():
     sim = Simulation(programs).run()
     trace = sim.live()
     source = "if rank == step:\n    all_reduce(x)\nelse:\n    all_reduce(zero)\n"
-    assert diagnose(trace)[0].kind is Kind.ANOTHER_ORDER
+    assert diagnose(trace)[0].kind == "another_order"
     assert diagnose(Trace(trace, traces.info(trace.info, sources={"a.py": source}))) == []
     programs = [[all_reduce(2), barrier(3)], [all_reduce(5), barrier(6)]] * 2
     assert diagnose(Simulation(programs).run().live()) == []
@@ -485,7 +484,7 @@ def test_a_rank_that_is_not_in_the_group():
     sim = Simulation([[all_reduce(3, group="1")]] * 2 + [[]], {"1": [0, 1]}).run()
     stranger = Event(2, 0, Op.ALL_REDUCE, State.FAILED, 0.1, group="", where=line(3))
     (f,) = diagnose(Trace([*sim.live(), stranger], sim.live().info))
-    assert (f.kind, f.culprits, f.hang) == (Kind.WRONG_GROUP, (2,), False)
+    assert (f.kind, f.culprits, f.hang) == ("not_a_member", (2,), False)
     assert "rank 2 calls all_reduce() at a.py:3 on a group without rank 2" in f.message
 
 
@@ -505,7 +504,7 @@ def test_a_rank_that_raised():
     sim = Simulation([[all_reduce(3), recv(1, 4)], [all_reduce(3)], [all_reduce(3), recv(0, 9)]])
     trace = ended(sim.run().live(), 1, how="raised", text="ValueError: boom\nmore", where=line(7))
     (f,) = diagnose(trace)
-    assert (f.kind, f.culprits, f.waiting, f.hang) == (Kind.RAISED, (1,), (0, 2), True)
+    assert (f.kind, f.culprits, f.waiting, f.hang) == ("raised", (1,), (0, 2), True)
     assert f.message == (
         "rank 1 raised ValueError: boom at a.py:7; rank 0 waits in recv(src=1) at a.py:4, "
         "rank 2 waits in recv(src=0) at a.py:9."
@@ -528,7 +527,7 @@ def test_ranks_that_raised_the_same_and_one_that_broke_with_them():
 def test_a_rank_that_was_killed():
     sim = Simulation([[all_reduce(3)], []]).run()
     (f,) = diagnose(died(sim.released(), 1, "signal SIGKILL"))
-    assert (f.kind, f.culprits, f.waiting) == (Kind.DIED, (1,), (0,))
+    assert (f.kind, f.culprits, f.waiting) == ("died", (1,), (0,))
     assert "the process of rank 1 ended (signal SIGKILL); rank 0 waits" in f.message
 
 
@@ -567,15 +566,15 @@ def test_ddp_that_complains_of_missing_gradients():
     text = "RuntimeError: Expected to have finished reduction in the prior iteration before …"
     sim = Simulation([backward(8), []]).run()
     (f,) = diagnose(ended(sim.released(), 1, how="raised", text=text, where=line(5)))
-    assert (f.kind, f.culprits, f.waiting) == (Kind.UNUSED_PARAMETER, (1,), (0,))
+    assert (f.kind, f.culprits, f.waiting) == ("unused_parameter", (1,), (0,))
 
 
 def test_two_causes_are_two_findings():
     sim = Simulation([[recv(1, 3)], [recv(0, 4)], [], [recv(2, 9)]]).run()
     trace = ended(sim.released(), 2, how="raised", text="ValueError: boom", where=line(7))
     assert [(f.kind, f.waiting) for f in diagnose(trace)] == [
-        (Kind.RAISED, (3,)),
-        (Kind.RECV_CYCLE, (0, 1)),
+        ("raised", (3,)),
+        ("recv_cycle", (0, 1)),
     ]
 
 
@@ -586,11 +585,11 @@ def test_a_rank_that_still_computes_is_no_hang():
     trace = Simulation([[all_reduce(3)], [barrier(4, group="1")]], {"1": [1]}).run().live()
     running = Trace(trace, traces.info(trace.info, ends={}))
     (f,) = diagnose(running)
-    assert (f.kind, f.culprits, f.waiting, f.hang) == (Kind.STRAGGLER, (1,), (0,), False)
+    assert (f.kind, f.culprits, f.waiting, f.hang) == ("straggler", (1,), (0,), False)
     assert "for rank 1, which is not communicating" in f.message
     released = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
     (f,) = diagnose(Trace(trace, traces.info(trace.info, ends=released)))
-    assert f.kind is Kind.STRAGGLER and not f.hang
+    assert f.kind == "straggler" and not f.hang
 
 
 def test_a_paused_rank_is_no_hang():
@@ -614,7 +613,7 @@ def late_rank(lasts: float) -> Trace:
 
 def test_straggler_of_a_finished_run():
     (f,) = diagnose(late_rank(0.5))
-    assert (f.kind, f.culprits, f.hang) == (Kind.STRAGGLER, (2,), False)
+    assert (f.kind, f.culprits, f.hang) == ("straggler", (2,), False)
     assert "rank 2 came last to 4 of 4 collectives: the others waited 2 s" in f.message
 
 
@@ -627,7 +626,7 @@ def test_buffer_used_before_wait():
     sim = Simulation([[send(1, 3)], [request, wait(request)]]).run()
     touch = Event(1, 5, Op.TOUCH, State.COMPLETED, 0.0, match="0", where=line(8))
     (f,) = diagnose(Trace([*sim.live(), touch], sim.live().info))
-    assert (f.kind, f.culprits, f.hang) == (Kind.BUFFER_IN_USE, (1,), False)
+    assert (f.kind, f.culprits, f.hang) == ("buffer_in_use", (1,), False)
     assert "buffer of its irecv(src=0) at a.py:7 too early, at a.py:8" in f.message
 
 
@@ -636,7 +635,7 @@ def test_a_trace_that_lost_events_accuses_nobody():
     lost = Trace(trace, traces.info(trace.info, dropped={"0": 3}))
     assert diagnose(lost) == []
     (f,) = diagnose(ended(lost, 1, how="raised", text="ValueError: boom"))
-    assert f.kind is Kind.RAISED
+    assert f.kind == "raised"
 
 
 def test_old_and_empty_traces():
@@ -648,7 +647,7 @@ def test_old_and_empty_traces():
 def test_the_parameter_server_is_left_out():
     import traces
 
-    assert not [f for f in traces.parameter_server().diagnose() if f.kind is not Kind.STRAGGLER]
+    assert not [f for f in traces.parameter_server().diagnose() if f.kind != "straggler"]
 
 
 def test_twenty_thousand_events_take_less_than_a_second_of_a_processor():
@@ -757,7 +756,7 @@ programs = st.builds(
 
 
 def alarms(trace):
-    return [f for f in diagnose(trace) if f.kind is not Kind.STRAGGLER or f.hang]
+    return [f for f in diagnose(trace) if f.kind != "straggler" or f.hang]
 
 
 @settings(max_examples=200, deadline=None)

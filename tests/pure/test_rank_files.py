@@ -483,7 +483,7 @@ def test_a_rank_that_left_is_named_by_who_waited_for_it(tmp_path: Path) -> None:
     file.rows([begun, (seq, op, State.FAILED, time + 1, *more)])
     file.note("end", ("raised", broke, "/srv/ada/t.py:3", 12.0))
     file.close()
-    why = r"rank 0 waits in recv\(src=1\) at t\.py:3, but rank 1 has finished without sending"
+    why = r"rank 0 waits in recv\(src=1\) at t\.py:3, but rank 1 has finished after sending 0"
     with pytest.raises(DeadlockError, match=why) as caught:
         dk.hosts.follow(tmp_path).wait()
     assert "All ranks have ended." in str(caught.value)

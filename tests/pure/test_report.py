@@ -53,7 +53,7 @@ def test_no_full_stop_stands_between_an_exception_and_its_line() -> None:
     except ValueError as error:
         said = told(Outcome(0, error=describe(error, released=False)))
     headline = str(said).partition("\n")[0]
-    assert headline == f"rank 0 raised ValueError: there are ranks 0 to 1 at {said.line}"
+    assert headline == f"rank 0 raised ValueError: there are ranks 0 to 1 at {said.line} [DK103]"
 
 
 def test_code_that_nobody_can_read_is_not_to_blame() -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import distkit as dk
 from distkit.cluster import Run
-from distkit.diagnosis.findings import Finding, Kind
+from distkit.diagnosis.findings import Finding
 from distkit.events import Op, Span, State
 from distkit.recording.operators import described
 from distkit.recording.recorder import Recorder, summarize
@@ -35,7 +35,7 @@ def told(run: Run, rank: int = 0) -> list[tuple[Op, str]]:
 
 def mistakes(run: Run) -> list[Finding]:
     """What was found, but for the remark that somebody is slow, which depends on the machine."""
-    return [f for f in run.trace.diagnose() if f.kind is not Kind.STRAGGLER]
+    return [f for f in run.trace.diagnose() if f.kind != "straggler"]
 
 
 def same_unrecorded(program: Callable[..., Any], *args: Any) -> Run:

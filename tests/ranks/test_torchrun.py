@@ -240,7 +240,7 @@ if dist.get_rank() == 0:
 def test_a_rank_that_has_left_is_named_not_the_connection_that_broke() -> None:
     Path("train.py").write_text(LEAVES)
     subprocess.run([*DISTKIT, "trace", "--", *TWO, "train.py"], stderr=subprocess.DEVNULL)
-    why = "rank 0 waits in recv(src=1) at train.py:7, but rank 1 has finished without sending"
+    why = "rank 0 waits in recv(src=1) at train.py:7, but rank 1 has finished after sending 0"
     with pytest.raises(DeadlockError, match=re.escape(why)):
         dk.hosts.follow(timeout=LONG).wait(LONG)
 

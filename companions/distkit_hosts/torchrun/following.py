@@ -14,7 +14,8 @@ from distkit.cluster.runs import report
 from distkit.cluster.runs.run import Run, draw_waits
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
-from distkit.diagnosis.diagnose import Finding, Kind, diagnose
+from distkit.diagnosis import rules
+from distkit.diagnosis.diagnose import Finding, diagnose
 from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
 from distkit.recording import trouble
@@ -353,7 +354,7 @@ def _broken_off(trace: EventLog) -> list[Finding]:
     None if a rank failed for a reason of its own: others may wait because of that.
     """
     found = diagnose(trace)
-    own = any(f.kind in (Kind.RAISED, Kind.DIED) for f in found)
+    own = any(issubclass(f.rule, (rules.Raised, rules.Died)) for f in found)
     return [] if own else [f for f in found if f.hang]
 
 

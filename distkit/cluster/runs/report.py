@@ -16,10 +16,11 @@ from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import BROKEN, SIGINT, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
+from distkit.diagnosis import rules
 from distkit.diagnosis.advice import advice, headline
-from distkit.diagnosis.deadlocks import LEAVE_TOGETHER, gone, raised, search
+from distkit.diagnosis.deadlocks import gone, raised, search
 from distkit.diagnosis.facts import ASKED
-from distkit.diagnosis.findings import Finding, Kind, verb
+from distkit.diagnosis.findings import Finding, fill, verb
 from distkit.errors import (
     OWN,
     CommunicationWarning,
@@ -35,16 +36,7 @@ from distkit.errors import (
 )
 from distkit.events import State
 from distkit.recording.recorder import MACHINERY, is_users
-from distkit.trace.calls import (
-    SILENT,
-    STOPPED,
-    at,
-    last_call,
-    op_name,
-    raised_at,
-    seen,
-    silence,
-)
+from distkit.trace.calls import SILENT, STOPPED, at, last_call, op_name, raised_at, seen, silence
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
@@ -140,7 +132,7 @@ def deadlock(
     name: str, findings: list[Finding], outcomes: Iterable[Outcome], afterwards: str = ""
 ) -> DeadlockError:
     """The error of a run that could not go on; ``afterwards``: what can be done next."""
-    told = {rank for f in findings if f.kind is Kind.RAISED for rank in f.culprits}
+    told = {rank for f in findings if issubclass(f.rule, rules.Raised) for rank in f.culprits}
     handled = [
         (o.rank, o.error.handled)
         for o in outcomes
@@ -157,21 +149,9 @@ def deadlock(
 
 def of_deadlock(findings: list[Finding], more: Iterable[str]) -> DeadlockError:
     """The error that begins with these findings, and goes on with ``more``."""
-    differ = all(f.kind in _MISMATCHES for f in findings)
+    differ = all(issubclass(f.rule, rules.Mismatch) for f in findings)
     kind = MismatchError if differ else DeadlockError
     return kind("\n".join([*map(str, findings), *more]), findings)
-
-
-#: The ranks call the same thing, and do not wait for each other, but what they pass differs.
-_MISMATCHES = {
-    Kind.DIFFERENT_TENSOR,
-    Kind.DIFFERENT_ROOT,
-    Kind.DIFFERENT_REDUCTION,
-    Kind.DIFFERENT_COLLECTIVE,
-    Kind.ANOTHER_ORDER,
-    Kind.SPLIT_MISMATCH,
-    Kind.WRONG_TENSOR,
-}
 
 
 def _after(said: str, afterwards: str) -> str:
@@ -181,8 +161,8 @@ def _after(said: str, afterwards: str) -> str:
 def of_stop(rank: int, how: str, pid: int | str) -> str:
     """A rank whose process was stopped: nothing of its program is executed any more."""
     return (
-        f"rank {rank} is stopped ({how}), and ranks that wait for it stay blocked. `kill -CONT "
-        f"{pid}` continues it; cluster.interrupt() ends the run."
+        f"rank {rank} is stopped ({how}), and ranks that wait for it stay blocked. "
+        f"{fill(rules.Stopped.remedy, pid=pid)} [{rules.Stopped.code}]"
     )
 
 
@@ -234,7 +214,7 @@ def _where_they_were(outcomes: Iterable[Outcome]) -> list[str]:
 
 def of_findings(findings: Iterable[Finding]) -> list[str]:
     """What was found, but for ranks that are only slow."""
-    return [str(f) for f in findings if f.kind is not Kind.STRAGGLER]
+    return [str(f) for f in findings if not issubclass(f.rule, rules.Straggler)]
 
 
 def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
@@ -359,9 +339,9 @@ def _death(name: str, dead: list[Outcome], trace: Trace, replaces: bool) -> Rank
     if (why := _reason(found, rank)) is not None:
         said = [f"{why}\nThe process of rank {rank} ended{where}{others}.", _before(trace, rank)]
     else:
-        mine = (f.remedy for f in found if f.kind is Kind.DIED and rank in f.culprits)
+        mine = (f.remedy for f in found if f.rule is rules.Died and rank in f.culprits)
         remedy = "Nothing is wrong with the program." if ASKED in how else next(mine, search(how))
-        said = [ended, _before(trace, rank), remedy]
+        said = [ended, _before(trace, rank), remedy, f"[{rules.Died.code}]"]
     said += ["The next run has a new process."] if replaces else []
     last = f"\nIts last words:\n{words}" if words else ""
     return RankDied(" ".join(filter(None, said)) + last, rank=rank, line=line)
@@ -422,8 +402,8 @@ def _what_happened(rank: int, error: Failure, line: str, trace: Trace, *, alone:
     """
     if error.type == "SystemExit":
         code, _, more = error.text.partition("\n")
-        remedy = more or ("Return instead." if alone else LEAVE_TOGETHER)
-        return f"rank {rank} {raised(f'SystemExit: {code}', line)}. {remedy}"
+        remedy = more or ("Return instead." if alone else rules.Raised.leave_together)
+        return f"rank {rank} {raised(f'SystemExit: {code}', line)}. {remedy} [{rules.Raised.code}]"
     if (error.type, error.text) == ("KeyboardInterrupt", SIGINT):
         return (
             f"rank {rank} was interrupted ({SIGINT}){at(line)}: the signal came "
@@ -435,7 +415,7 @@ def _what_happened(rank: int, error: Failure, line: str, trace: Trace, *, alone:
     text = f"{error.type}: {error.text}"
     said = f"rank {rank} raised {raised_at(headline(text, source)[:HEADLINE], line)}"
     remedy = advice(text, source)
-    return f"{said}. {remedy}" if remedy else said
+    return f"{said}. {remedy} [{rules.Raised.code}]" if remedy else f"{said} [{rules.Raised.code}]"
 
 
 #: A variable that is assigned something; and what returns nothing.

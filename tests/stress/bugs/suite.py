@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 import distkit as dk
 from distkit import hangs
-from distkit.diagnosis.findings import Kind
 from distkit.events import State
 
 HERE = Path(__file__).parent
@@ -206,14 +205,14 @@ def themes() -> list[Case]:
             "theme/hangs",
             False,
             case.ranks,
-            (str(case.kind),),
+            (case.kind,),
             (),
             False,
             f"from distkit.hangs import {name} as program\n",
             culprits=case.culprits,
         )
         for name, case in hangs.ALL.items()
-        if case.kind is not Kind.STRAGGLER
+        if case.kind != "straggler" and not case.servers
     ]
 
 
@@ -299,7 +298,7 @@ def judge(case: Case, folder: Path) -> Verdict:
         seconds = end - run.trace.info.until
     shown = "\n".join([ended, *(str(w.message) for w in caught)]).strip()
     findings = run.findings
-    kind, culprits = (str(findings[0].kind), findings[0].culprits) if findings else ("", ())
+    kind, culprits = (findings[0].kind, findings[0].culprits) if findings else ("", ())
     return Verdict(case, kind, len(findings), shown, seconds, culprits)
 
 

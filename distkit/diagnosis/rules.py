@@ -1,0 +1,1241 @@
+"""Every kind of mistake that a diagnosis finds: one class each, with its sentences and its page.
+
+To add one, write its class here and make its findings where they are discovered. A class without a
+code is a variant of its parent: the same mistake in another situation. ``docs/findings`` and
+``distkit explain`` are made from the docstrings, and from the programs of :mod:`distkit.hangs`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from distkit.diagnosis.findings import Finding, fill, lines_of
+from distkit.events import Span
+
+
+class Rule:
+    """A kind of mistake: its code, and the sentences of its findings.
+
+    A subclass with a code is in ``RULES``, and its docstring is its page in ``docs/findings``. A
+    subclass of that is a variant: another sentence for the same mistake. What may stand in a
+    sentence's braces: see :func:`distkit.diagnosis.findings.fill`.
+    """
+
+    code: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    message: ClassVar[str] = ""
+    remedy: ClassVar[str] = ""
+    #: Whether the ranks' sequences of collectives no longer belong together after it.
+    shifts: ClassVar[bool] = False
+
+    def __init_subclass__(cls, code: str = "") -> None:
+        if code:
+            cls.code = code
+            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+            RULES[code] = cls
+
+    @classmethod
+    def title(cls) -> str:
+        """The first line of its page."""
+        return (cls.__doc__ or "").partition("\n")[0]
+
+    @classmethod
+    def finding(
+        cls,
+        *spans: Span,
+        message: str = "",
+        remedy: str = "",
+        culprits: Iterable[int] = (),
+        waiting: Iterable[int] = (),
+        missing: Iterable[int] = (),
+        hang: bool = False,
+        lines: Mapping[int, str] | None = None,
+        **words: object,
+    ) -> Finding:
+        """A finding of this kind.
+
+        Args:
+            spans: the operations concerned, whose lines it names.
+            message: a template instead of the rule's own.
+            remedy: a sentence instead of the rule's own.
+            culprits: see :class:`Finding`.
+            waiting: see :class:`Finding`.
+            missing: see :class:`Finding`.
+            hang: see :class:`Finding`.
+            lines: instead of those of ``spans``.
+            words: what stands in the braces of the rule's sentences.
+        """
+        return Finding(
+            cls,
+            fill(message or cls.message, **words),
+            remedy or fill(cls.remedy, **words),
+            tuple(culprits),
+            tuple(waiting),
+            tuple(missing),
+            dict(lines_of(*spans) if lines is None else lines),
+            hang,
+        )
+
+
+#: Every kind of mistake, by its code.
+RULES: dict[str, type[Rule]] = {}
+
+
+# -- DK1xx: ranks that wait for ever, or that end --------------------------------------------
+
+
+class RecvCycle(Rule, code="DK101"):
+    """Two ranks receive from each other before either of them sends.
+
+    `recv` returns when the message has arrived. Each rank blocks in its `recv`, so neither of them
+    comes to its `send`.
+
+    Let one of the two send first:
+
+    ```python
+    if rank == 0:
+        dist.send(x, dst=1)
+        dist.recv(y, src=1)
+    else:
+        dist.recv(y, src=0)
+        dist.send(x, dst=0)
+    ```
+
+    or start the transfers with `isend` and `irecv` and wait for both afterwards. Plain torch blocks
+    until the backend's timeout, 30 minutes with gloo, and then reports the timeout alone.
+    """
+
+    message = "{ring}: each waits for the other."
+    remedy = "Let one of them send first."
+
+
+class Cycle(Rule, code="DK102"):
+    """Ranks wait for each other in a circle.
+
+    Each rank blocks in a call that needs the next rank of the circle, and the last one needs the
+    first: a ring in which every rank receives first, two stages of a pipeline that both send,
+    collectives on two groups in opposite orders. A `send` blocks, too, until its receiver calls
+    `recv`: small messages may pass on some backends, and block on others.
+
+    Make the calls in the same order on every rank, let one rank of a ring do the opposite of the
+    others, or use `isend` and `irecv`:
+
+    ```python
+    request = dist.isend(x, dst=(rank + 1) % n)
+    dist.recv(y, src=(rank - 1) % n)
+    request.wait()
+    ```
+
+    Plain torch blocks until the backend's timeout.
+    """
+
+    message = "{ring}: each waits for the {next}."
+    remedy = "Make these calls in the same order on every rank."
+    sends = "Let one of them receive first, or use isend."
+    pulls = (
+        "A pull waits for pushes of its key by every worker: push and pull the same keys in the "
+        "same order on every rank."
+    )
+
+
+class Raised(Rule, code="DK103"):
+    """A rank raised an exception, and perhaps others wait for it.
+
+    The rank leaves its program, so it never makes the calls that the other ranks wait in. distkit
+    releases them and reports the exception first. It may also be under way: in a `finally` or an
+    `__exit__` a rank can wait in a collective although an exception has taken it there.
+
+    Fix the exception. If a rank must be able to stop, agree on it with the others first:
+
+    ```python
+    stop = torch.tensor(float(no_data_left))
+    dist.all_reduce(stop)
+    if stop > 0:
+        break
+    ```
+
+    Plain torch shows the exception of the rank; the others fail later with `Connection closed by
+    peer`, or wait until the timeout.
+    """
+
+    message = "{ranks} {raised}."
+    remedy = "Look at its traceback."
+    first = "Fix this first: the others wait because of it."
+    leave_together = (
+        "Leave the program on every rank after the same calls: let an all_reduce tell the others "
+        "that one wants to stop, and leave together."
+    )
+
+
+class RaisedInFlight(Raised):
+    message = (
+        "rank {rank} raised {raised}, and with this exception under way waits in {call}{where:at}."
+    )
+    remedy = (
+        "Fix the exception first. The call at {where} stands in a `finally`, an `except` or an "
+        "`__exit__`: without the exception rank {rank} would not be there yet."
+    )
+
+
+class Died(Rule, code="DK104"):
+    """The process of a rank ended in the middle of the run.
+
+    A signal, a crash in native code, `os._exit` or too little memory ended it. The ranks that wait
+    for it cannot go on. The message has the signal or the exit status, and the last call that was
+    recorded.
+
+    In a container, give it more memory or use smaller batches if it was killed by SIGKILL. Raise an
+    exception rather than ending a process:
+
+    ```python
+    if broken:
+        raise RuntimeError("the batch is empty")
+    ```
+
+    Plain torch tells the other ranks `Connection closed by peer`.
+    """
+
+    message = "the {process} of {ranks} {ended} ({how}){where:at}{after}."
+    remedy = "Look for what ended it: os._exit, a crash in native code, or too little memory."
+    #: By words that tell how the process ended.
+    remedies: ClassVar[dict[str, str]] = {
+        "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
+        "that the ranks pass to this call, and the order of their calls.",
+        "SIGKILL": "It was killed from outside, by the system if there was too little memory: use "
+        "smaller batches, or fewer ranks.",
+        "SIGSEGV": "It crashed in native code: look at what it called last, and with which "
+        "arguments.",
+        "exit status": "Look for a call of os._exit, also in a library: raise an exception "
+        "instead.",
+    }
+    asked = "That is what you asked for."
+    go_on = (
+        "The others need {ranks} in every round: to continue without it, create the store with "
+        'on_crash="continue"; to replace it, with on_crash="replace".'
+    )
+
+
+class Stopped(Rule, code="DK105"):
+    """The process of a rank is stopped by a signal, and executes nothing.
+
+    SIGSTOP, Ctrl-Z in a terminal or a debugger stops a process without ending it. The ranks that
+    wait for it stay blocked, and go on when it is continued:
+
+    ```shell
+    kill -CONT PID
+    ```
+
+    Plain torch says nothing until the timeout.
+    """
+
+    message = "{who} is stopped ({how}){silence}."
+    remedy = "`kill -CONT {pid}` continues it; cluster.interrupt() ends the run."
+    silent = " and has missed heartbeats for {seconds:.2g} s"
+
+
+class StoppedServer(Stopped):
+    remedy = (
+        "`kill -CONT {pid}` continues it. When it has missed heartbeats for the cluster's "
+        "heartbeat_timeout, it is killed and replaced."
+    )
+
+
+class InBackend(Rule, code="DK106"):
+    """All ranks have made the call, and the backend does not finish it.
+
+    The ranks' calls fit together, so none of them is to blame for the wait. Usually the network
+    loses messages, an earlier `isend`, `irecv` or `async_op=True` is still open, a process is
+    stopped, or there is just a lot of data.
+
+    Wait for every request, try a smaller tensor, and test the network with `distkit doctor
+    --hosts`:
+
+    ```python
+    request = dist.all_reduce(x, async_op=True)
+    request.wait()
+    ```
+
+    Plain torch reports its timeout.
+    """
+
+    message = (
+        "{here:stay in} for {seconds:.2g} s; no rank is missing, but the backend does not finish "
+        "it."
+    )
+    remedy = (
+        "Possible causes: {network}an operation that is still open (isend, irecv or async_op=True "
+        "without wait()), a stopped process, or a large amount of data. If it does not end, "
+        "interrupt the run."
+    )
+    network = "messages lost between hosts (see distkit doctor --hosts {hosts}), "
+
+
+# -- DK2xx: collectives that do not fit together -----------------------------------------------
+
+
+class Mismatch(Rule):
+    """What the ranks call is matched with each other, and differs."""
+
+    shifts = True
+    threads = (
+        "Several threads of {ranks} call collectives on this group, in no certain order: give "
+        "each thread a group of its own, made by new_group, or call them all from one thread."
+    )
+
+
+class Divergence(Rule):
+    """Some ranks make a call that others do not make. The remedies name what keeps them away."""
+
+    message = "{here:wait in}, but {gone:have} {over} without calling it{known}."
+    shifts = True
+    waits_for_all = "{here:call}: {name} waits for every rank."
+    same_calls = "Every rank of the group has to make the same calls: "
+    all_or_none = "move this one out of the condition {guard}, or let no rank make it."
+    alike = "let {guard} come out the same on every rank, or move this one out of it."
+    keeps_away = "{guard} keeps some ranks from this one."
+    hides = "{handler} hides the exception of a rank that raises before it comes here."
+    reach = "Make every rank reach it{exits}."
+    may_keep_away = ": {exits} may keep some away"
+    same_number = "Give every rank the same number of {what}"
+    agree = "what decides there has to be the same everywhere, so all_reduce it first."
+    same_branch = "Make all ranks take the same branch at {exits}: "
+    batches = " (for batches, use DistributedSampler and drop_last=True)"
+    stream = (
+        " (an IterableDataset has no length: for batches of DDP, write the loop inside `with "
+        "Join([model]):`, from torch.distributed.algorithms.join; else agree on the number first)"
+    )
+    look = ", and look for a break, return or continue that only some ranks reach."
+    look_at = ", and look at {guard}."
+    no_sync = ", and the same number of backward passes outside of no_sync()"
+    meant = " Or pass group=, if only {ranks} are meant."
+
+
+class DifferentCollective(Mismatch, code="DK201"):
+    """Ranks call different collectives at the same position.
+
+    The n-th collective of a rank on a group belongs with the n-th of every other member, whatever
+    its name. If one rank calls `broadcast` where the others call `all_reduce`, they wait for each
+    other, or exchange bytes that mean nothing.
+
+    Make the same calls in the same order on every rank, outside of conditions on the rank:
+
+    ```python
+    dist.broadcast(weights, src=0)
+    dist.all_reduce(gradient)
+    ```
+
+    gloo blocks until its timeout or fails with a size that does not match.
+    `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the calls before it makes them.
+    """
+
+    message = "{here:call}: these calls are matched with each other, but they differ."
+    remedy = (
+        "Call the same collectives on every rank, in the same order; look for an `if` around one."
+    )
+
+
+class OnlySome(DifferentCollective):
+    message = "only {here:call}{under}; meanwhile {there:call}{again}."
+    under = ", under {guard}"
+    again = " for the {n:th} time, which {ranks:have} called {m:time}"
+
+
+class AnotherOrder(Mismatch, code="DK202"):
+    """Ranks make the same calls in a different order.
+
+    Collectives are matched by their order alone, and messages between two ranks by their order and
+    tag. If two calls change places on one rank, values change places, and nothing warns of it.
+
+    Call them in one order everywhere, such as that of `model.parameters()`, and sort what has no
+    order:
+
+    ```python
+    for name in sorted(gradients):
+        dist.all_reduce(gradients[name])
+    ```
+
+    torch says nothing if the sizes are equal.
+    """
+
+    message = "{here:call}: the same collectives in a different order."
+    remedy = (
+        "Call the collectives in the same order on every rank: they are matched by their order "
+        "alone."
+    )
+
+
+class ReorderedLoop(AnotherOrder):
+    message = (
+        "{ranks:call} {op}(){where:at} in {loop}, which takes its items in another order on some "
+        "ranks: values change places, and nothing warns of it."
+    )
+
+
+class CrossedMessages(AnotherOrder):
+    message = (
+        "rank {recv.rank} receives in another order{where} what rank {send.rank} sends: "
+        "{sent[0]} into {got[0]}, {sent[1]} into {got[1]}. The sizes are equal, so nothing stops."
+    )
+    remedy = (
+        "Receive messages in the order in which they are sent, or give them tags: between two "
+        "ranks they are matched by their order and tag alone."
+    )
+
+
+class DifferentTensor(Mismatch, code="DK203"):
+    """The ranks of a collective pass tensors of different sizes or dtypes.
+
+    Every rank of an `all_reduce` or `broadcast` must pass the same number of elements of the same
+    dtype. A smaller last batch, a list of another length, or calls in another order make them
+    differ.
+
+    Pad or cut the tensors, or convert them:
+
+    ```python
+    x = torch.nn.functional.pad(x, (0, longest - len(x)))
+    dist.all_reduce(x.to(torch.float32))
+    ```
+
+    gloo fails with `op.preamble.length <= op.nbytes`, which ends the process, or blocks; NCCL
+    blocks or gives wrong numbers.
+    """
+
+    message = "{here:call}: all ranks must pass the same shape and dtype."
+    remedy = "Give every rank a tensor of the same shape: pad it, or cut it{cause}."
+    dtype = "Give every rank a tensor of the same dtype: x.to(torch.{dtype}) converts it."
+    last_batch = (
+        "; usual causes: a smaller last batch (use drop_last=True), or calls in a different order"
+    )
+    unordered = "; or sort what {loop} goes through, if its order differs among the ranks"
+    reordered = " {loop} takes its items in another order on some ranks."
+    one_call = " If it is one call, pass the same shape and dtype."
+
+
+class DifferentRoot(Mismatch, code="DK204"):
+    """The ranks of a collective name different roots.
+
+    `src` of a `broadcast` or `scatter`, and `dst` of a `reduce` or `gather`, name the same rank on
+    every rank: it is the one that gives, or takes. With `src=dist.get_rank()` every rank gives.
+
+    ```python
+    dist.broadcast(x, src=0)
+    ```
+
+    gloo blocks until its timeout, or leaves each rank with its own values.
+    """
+
+    message = "{here:call}: they name different roots."
+    remedy = "Name the same {root} on every rank."
+
+
+class DifferentReduction(Mismatch, code="DK205"):
+    """The ranks of a collective pass different reductions.
+
+    Each rank combines what it receives by its own `op`. If one passes MAX and the others SUM, the
+    call ends on every rank with a number that is neither.
+
+    ```python
+    dist.all_reduce(x, op=dist.ReduceOp.SUM)
+    ```
+
+    torch says nothing.
+    """
+
+    message = "{here:call}: the result is wrong, and nothing warns of it."
+    remedy = "Pass the same reduction on every rank."
+
+
+class SplitMismatch(Mismatch, code="DK206"):
+    """In an all_to_all, a rank sends another one more or fewer rows than it expects.
+
+    `output_split_sizes[i]` on rank j must equal `input_split_sizes[j]` on rank i. Otherwise rows
+    are lost, or keep their old values.
+
+    Exchange the numbers of rows first:
+
+    ```python
+    received = torch.empty_like(sent)  # one number for each rank
+    dist.all_to_all_single(received, sent)
+    dist.all_to_all_single(y, x, received.tolist(), sent.tolist())
+    ```
+
+    gloo blocks, ends the process or says nothing, depending on the sizes.
+    """
+
+    message = (
+        "rank {send.rank} sends {rows[0]:row} to {receiver} in {send} (input splits {sent}), but "
+        "{receiver} expects {rows[1]:row} (output splits {awaited}){where}."
+    )
+    shifts = False
+    remedy = (
+        "Output split i of rank j has to equal input split j of rank i: let the ranks exchange the "
+        "counts first, by all_to_all_single of a tensor with one count for each rank."
+    )
+
+
+class Skipped(Divergence, code="DK207"):
+    """A rank ended without a collective that the others wait in.
+
+    Usually the call stands under a condition on the rank, or behind an early `return`. A collective
+    needs every member of its group, also those that have nothing to give.
+
+    Move it out of the condition, or make a group of the ranks that call it:
+
+    ```python
+    loss = model(batch)
+    dist.all_reduce(loss)
+    if rank == 0:
+        print(loss)
+    ```
+
+    Plain torch blocks until the timeout, or reports that a connection was closed.
+    """
+
+    remedy = "Let every rank call it: look for an `if` or an early return that keeps {gone} away."
+
+
+class SkippedFunction(Skipped):
+    message = (
+        "{here:wait in|a backward pass} for {gone}, but {gone:have} {over} without coming to it"
+        "{known}."
+    )
+    remedy = (
+        "Autograd comes only to functions that the loss depends on: a new tensor, such as "
+        "torch.empty for want of data, cuts the graph. Let the loss depend on the same functions "
+        "on every rank, if only times zero."
+    )
+
+
+class Uneven(Divergence, code="DK208"):
+    """Ranks run different numbers of iterations.
+
+    One rank has a batch more than the others, or leaves the loop earlier: in its last iterations it
+    calls collectives that the others never call.
+
+    Give every rank the same number of batches, and decide together when to stop:
+
+    ```python
+    sampler = DistributedSampler(dataset, drop_last=True)
+    for batch in DataLoader(dataset, sampler=sampler, drop_last=True):
+        ...
+    ```
+
+    Plain torch blocks in the last iteration until the timeout. DDP's `Join` context lets the ranks
+    that have finished take part.
+    """
+
+    message = (
+        "{here:call} for the {n:th} time, while {there:go on to}{after}: they run different "
+        "numbers of iterations."
+    )
+    remedy = "{even}."
+    after = " after calling it {n:time}"
+    without = " without calling it"
+
+
+class UnevenEnd(Uneven):
+    message = (
+        "{here:wait in} for the {more:th} time, but {gone:have} called it {fewer:time} and {over}"
+        "{known}."
+    )
+
+
+class UnevenBackward(Uneven):
+    message = (
+        "{here:start|one more backward pass}, while {there:go on to}: they run different numbers "
+        "of iterations."
+    )
+
+
+class UnevenBackwardEnd(Uneven):
+    message = (
+        "{here:wait in|a backward pass} for {gone}, but {gone:have} {over} without another one"
+        "{known}."
+    )
+
+
+class MissingBarrier(Divergence, code="DK209"):
+    """A rank does not call a barrier that the others wait in.
+
+    `barrier` returns when every rank of the group has called it. If it stands under a condition,
+    the others wait for ever.
+
+    ```python
+    if rank == 0:
+        download()
+    dist.barrier()
+    ```
+
+    Plain torch blocks until the timeout; `monitored_barrier` of gloo names the rank.
+    """
+
+    remedy = "Call barrier() on every rank, or on none."
+
+
+class StoreBarrier(MissingBarrier):
+    message = "{here:wait in} for {away}{others}."
+    remedy = "Let as many ranks call it as its second argument says, with the same key."
+
+
+# -- DK3xx: messages and requests ------------------------------------------------------------
+
+
+class NoReceiver(Rule, code="DK301"):
+    """A rank sends a message that no rank receives.
+
+    `send` returns when its receiver has taken the message. Each `send` needs one `recv` on the rank
+    that it names: count them on both sides.
+
+    ```python
+    if rank == 0:
+        dist.send(x, dst=1)
+    elif rank == 1:
+        dist.recv(x, src=0)
+    ```
+
+    Plain torch blocks until the timeout, or reports that a connection was closed.
+    """
+
+    message = "{mine:wait in}, but {gone:have} {over} after receiving {done:message}{known}."
+    remedy = "Add the missing recv on {gone}, or remove this send: each send needs one recv."
+
+
+class NeverReceived(NoReceiver):
+    message = "rank {mine.peer} never receives what rank {mine.rank} sends in {mine}."
+
+
+class NoSender(Rule, code="DK302"):
+    """A rank waits for a message that no rank sends.
+
+    `recv` returns when the message has arrived. Each `recv` needs one `send` on the rank that it
+    names.
+
+    ```python
+    if rank == 0:
+        dist.send(x, dst=1)
+    elif rank == 1:
+        dist.recv(x, src=0)
+    ```
+
+    Plain torch blocks until the timeout, or reports that a connection was closed.
+    """
+
+    message = "{mine:wait in}, but {gone:have} {over} after sending {done:message}{known}."
+    remedy = (
+        "Add the missing send on {one_of}{gone}, or remove this recv: each send needs one recv."
+    )
+
+
+class NeverSent(NoSender):
+    message = "rank {mine.peer} never sends what rank {mine.rank} waits for in {mine}."
+
+
+class WrongTag(Rule, code="DK303"):
+    """The two ends of a message have different tags.
+
+    A `recv` takes only a message with its own tag, 0 if it has none. The message with the other tag
+    stays where it is, and both ranks wait.
+
+    ```python
+    if rank == 0:
+        dist.send(x, dst=1, tag=1)
+    elif rank == 1:
+        dist.recv(x, src=0, tag=1)
+    ```
+
+    Plain torch blocks until the timeout. NCCL ignores tags.
+    """
+
+    message = (
+        "rank {send.rank} sends to rank {recv.rank} with tag {sent}{send.where:at}, but rank "
+        "{recv.rank} waits for tag {awaited} in {recv}."
+    )
+    remedy = "Give the send and its receive the same tag."
+
+
+class WrongSource(Rule, code="DK304"):
+    """A rank waits for a message of one rank, and another rank sends to it.
+
+    `src` of a `recv` is the rank that sends: not the next one in a ring, and in a group still the
+    rank in the whole world.
+
+    ```python
+    if rank == 1:
+        dist.send(x, dst=2)
+    elif rank == 2:
+        dist.recv(x, src=1)
+    ```
+
+    Plain torch blocks until the timeout.
+    """
+
+    message = "{mine:wait in} for rank {mine.peer}{over}, but {send:send to it in}."
+    remedy = "Receive from rank {send.rank}, or let rank {mine.peer} send."
+
+
+class WrongDestination(Rule, code="DK305"):
+    """A rank sends a message to one rank, and another rank waits for it.
+
+    `dst` of a `send` is the rank that receives, in a group still the rank in the whole world.
+
+    ```python
+    if rank == 0:
+        dist.send(x, dst=1)
+    elif rank == 1:
+        dist.recv(x, src=0)
+    ```
+
+    Plain torch blocks until the timeout.
+    """
+
+    message = (
+        "rank {send.rank} sends to rank {send.peer}{over} in {send}, but {recv:wait for it in}."
+    )
+    remedy = "Send to rank {recv.rank}, or receive on rank {send.peer}."
+
+
+class WrongTensor(Mismatch, code="DK306"):
+    """The two ends of a message differ in size or dtype.
+
+    The bytes of a message are copied into the receiver's tensor as they are. Floats that are
+    received into integers become other numbers; a message that is larger than the tensor ends the
+    process with gloo.
+
+    Give the receiver a tensor like the sender's, and send the shape first if it varies:
+
+    ```python
+    y = torch.empty(shape, dtype=torch.float32)
+    dist.recv(y, src=0)
+    ```
+
+    torch says nothing where the sizes in bytes are equal; gloo reports `op.preamble.length <=
+    op.nbytes` where the message is larger.
+    """
+
+    message = (
+        "rank {send.rank} sends {sent} to rank {recv.rank}{send.where:at}, which receives it into "
+        "{got}{recv.where:at}{others}."
+    )
+    shifts = False
+    remedy = "Give the receive buffer the shape and the dtype of what is sent.{other}"
+    others = " (and in {n:more message})"
+    other = " If another message was meant, receive in the order of sending, or use tags."
+
+
+class MessageRace(Rule, code="DK307"):
+    """Chance decides which message a receive from any source takes.
+
+    `recv` without `src` takes whichever message arrives first. If the program uses the first one
+    otherwise than the second, its result changes from run to run.
+
+    Name the source, or use what `recv` returns:
+
+    ```python
+    for _ in range(n - 1):
+        sender = dist.recv(y)
+        results[sender] = y.clone()
+    ```
+
+    torch says nothing.
+    """
+
+    message = (
+        "rank {rank} receives from any source{where}: {senders} send to it, and chance decides "
+        "whose message comes first."
+    )
+    remedy = "Pass src= to each recv, or take the sender from what recv returns."
+
+
+class MessageTaken(MessageRace):
+    message = (
+        "{mine:wait in}, but its recv(src=any){early.where:at} has taken the message of rank "
+        "{mine.peer}, which came first{left}."
+    )
+    left = "; what rank {left.rank} sends{left.where:at} is left over"
+
+
+class BufferInUse(Rule, code="DK308"):
+    """A tensor is used before the request that transfers it is complete.
+
+    After `isend`, `irecv` or a call with `async_op=True` the tensor belongs to the transfer until
+    `wait()` returns: what is read may be old, and what is written may be sent, or overwritten.
+
+    ```python
+    request = dist.irecv(y, src=0)
+    ...  # anything that does not touch y
+    request.wait()
+    print(y.sum())
+    ```
+
+    torch says nothing.
+    """
+
+    message = (
+        "{ranks:use} the buffer of {calls}{early}: before wait() the result may not be there yet."
+    )
+    remedy = "Call wait() on what {name} returned before you use its tensor."
+    early = " too early,{where:at}"
+
+
+class BufferChanged(BufferInUse):
+    message = (
+        "{ranks:change} the buffer of {calls}{early}: before wait() the call may take the old "
+        "values or the new."
+    )
+    remedy = "Call wait() on what {name} returned before you change its tensor, or pass it a copy."
+
+
+class BufferOverwritten(BufferInUse):
+    message = "{ranks:change} the buffer of {calls}{early}: the message may overwrite it."
+    remedy = "Call wait() on what {name} returned before you change its tensor."
+
+
+class NotWaited(Rule, code="DK309"):
+    """A program never waits for an asynchronous call.
+
+    `isend`, `irecv` and calls with `async_op=True` return a request at once. The transfer is
+    complete when `wait()` of the request returns, and not before.
+
+    ```python
+    request = dist.isend(x, dst=1)
+    request.wait()
+    ```
+
+    torch says nothing; the last messages may be lost when the process ends.
+    """
+
+    message = "{calls}{used}."
+    remedy = "Call wait() on what isend and irecv return: the transfer is complete only then."
+    used = "; the tensor is used{where:at}"
+
+
+class LeftBehind(NotWaited):
+    message = "rank {mine.rank} never waited for its i{mine} and has left; {other:wait in}."
+
+
+class BarrierNotWaited(NotWaited):
+    message = "{calls}: the program goes on without the other ranks."
+    remedy = "Call wait() on what it returns, or leave async_op out."
+
+
+class ResultNotWaited(NotWaited):
+    message = "{calls}: its result may not be there when the tensor is used{where:at}."
+    remedy = "Call wait() on what it returns before you use the tensor."
+
+
+# -- DK4xx: groups and stores -----------------------------------------------------------------
+
+
+class WrongGroup(Rule, code="DK401"):
+    """Ranks make the same call on different groups.
+
+    A collective is matched within its group. Two groups of the same ranks are still two groups, and
+    a member of a group has to call every collective of it.
+
+    Pass the same group everywhere:
+
+    ```python
+    pair = dist.new_group([0, 1])  # on every rank of the world
+    if rank in (0, 1):
+        dist.all_reduce(x, group=pair)
+    ```
+
+    Plain torch blocks until the timeout.
+    """
+
+    message = "{here:wait in}: they use different groups, so they never match."
+    remedy = "Pass the same group on both sides."
+
+
+class GroupsAlike(WrongGroup):
+    message = "{here:wait in}: they use different groups of the same ranks, so they never match."
+    remedy = (
+        f"{WrongGroup.remedy} Each new_group makes another one: use them in the same order on "
+        "every rank."
+    )
+
+
+class MemberMissing(WrongGroup):
+    message = Divergence.message
+    remedy = (
+        "Every member of a group has to call its collectives, and only members can: look at which "
+        "ranks are in it, and which of them come here."
+    )
+
+
+class NewGroup(Divergence, code="DK402"):
+    """Not every rank of the world calls new_group, or they name different ranks.
+
+    `new_group` is a collective of all ranks, members or not. torch names groups by counting these
+    calls, so a rank that skips one does not find the later groups either.
+
+    ```python
+    pair = dist.new_group([0, 1])  # on every rank, outside of any `if`
+    ```
+
+    Plain torch blocks in `new_group`, or in the first call on the group.
+    """
+
+    remedy = "Call new_group on every rank of the world, members or not: move it out of the `if`."
+
+
+class NewGroupCounts(NewGroup):
+    message = (
+        "{here:call}, and {gone:do} not: torch names groups by counting these calls, so later "
+        "groups do not match."
+    )
+
+
+class NewGroupMembers(NewGroup):
+    message = "{here:call}: all must name the same group."
+    remedy = "Call new_group with the same ranks everywhere, on every rank of the world."
+
+
+class LeakedGroup(Rule, code="DK403"):
+    """A line makes groups again and again, and none of them is destroyed.
+
+    torch keeps every group, with its connections and threads, until `destroy_process_group`. In a
+    loop they use up file descriptors and memory.
+
+    ```python
+    group = dist.new_group()  # once, before the loop
+    for batch in batches:
+        dist.all_reduce(x, group=group)
+    ```
+
+    torch says nothing until the system's limits are reached.
+    """
+
+    message = (
+        "{ranks:make} groups with {call}{where:at} again and again; at least {n} are still alive: "
+        "torch keeps each with its connections and threads."
+    )
+    remedy = (
+        "Make the group once, before the loop, or call dist.destroy_process_group(group) when it "
+        "is no longer used."
+    )
+
+
+class NotAMember(Rule, code="DK404"):
+    """A rank calls a collective on a group that it does not belong to.
+
+    The call does nothing on that rank, and its tensor keeps its values.
+
+    ```python
+    pair = dist.new_group([0, 1])
+    if rank in (0, 1):
+        dist.all_reduce(x, group=pair)
+    ```
+
+    torch warns once, and goes on.
+    """
+
+    message = "{here:call} on a group without {ranks}: nothing happens there."
+    remedy = "Call it on the group's members only, or make the group larger."
+
+
+class DestroyedGroup(Rule, code="DK405"):
+    """A group is used after one of its members has destroyed it.
+
+    `destroy_process_group` closes the rank's connections of the group: the others then wait for a
+    rank that is not in it any more. The rank itself gets an error at its next call.
+
+    Destroy it once, at the end, on every member:
+
+    ```python
+    dist.all_reduce(x, group=group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    ```
+
+    Plain torch says `Invalid process group specified`, or blocks on the other ranks.
+    """
+
+    message = "{ranks:have} destroyed {group}{where:at}; {here:wait in}."
+    remedy = (
+        "Let every member make the same calls on a group before one of them calls "
+        "destroy_process_group: move that behind the last of them, on every rank."
+    )
+
+
+class UsedAfterDestroy(DestroyedGroup):
+    message = "{here:call} on a group that {they} destroyed{where:at}."
+    remedy = "Call destroy_process_group once, after the last use of the group."
+
+
+class DestroyedTooEarly(DestroyedGroup):
+    message = "{ranks:destroy} a group{where:at} before waiting for {name}{call.where:at} on it."
+    remedy = "Call wait() on what is open before destroy_process_group."
+
+
+class MissingKey(Rule, code="DK406"):
+    """Ranks wait for a key of a store that no rank sets.
+
+    `store.get` and `store.wait` block until some rank has called `store.set` with the same key.
+    Look for another spelling, or for a condition that keeps `set` away.
+
+    ```python
+    if rank == 0:
+        store.set("ready", "yes")
+    store.get("ready")
+    ```
+
+    Plain torch reports a timeout of the store, and the key.
+    """
+
+    message = "{here:wait in}, but no rank has set {keys}{near}{others}."
+    remedy = (
+        "Let a rank set {keys} before the others need it; look for another spelling, or for an "
+        "`if` that keeps store.set away."
+    )
+    near = "; rank {set.rank} has called {call}{set.where:at}"
+
+
+# -- DK5xx: gradients --------------------------------------------------------------------------
+
+
+class UnusedParameter(Divergence, code="DK501"):
+    """A rank's loss does not depend on some parameters, so their gradients are never sent.
+
+    DDP averages the gradients of a bucket when all of them are there. If one rank does not use a
+    layer, its bucket stays incomplete, and the other ranks wait for it.
+
+    Use every parameter in every forward pass on every rank, if only times zero, or let DDP look for
+    them:
+
+    ```python
+    net = DistributedDataParallel(net, find_unused_parameters=True)
+    ```
+
+    Plain torch reports it in the next forward pass (`Expected to have finished reduction in the
+    prior iteration`), or blocks.
+    """
+
+    lacks = "{ranks:have} ended a backward pass without the gradients of some parameters{names}"
+    message = lacks + "; {others:wait for|gradients}."
+    remedy = (
+        "Use every parameter of the model in every forward pass, on every rank, or pass "
+        "find_unused_parameters=True to DDP."
+    )
+
+
+class UnusedBefore(UnusedParameter):
+    message = UnusedParameter.lacks + "{before}."
+    before = " before the next one{where:at}"
+
+
+class UnusedModule(UnusedParameter):
+    message = (
+        "{ranks:have} ended a backward pass without a gradient for {names}, whose result it did "
+        "not use; {others:wait for|gradients}."
+    )
+    remedy = (
+        "Let the loss depend on the result of {names} on every rank, if only times zero: FSDP "
+        "reduces the gradients of a module on all ranks, or on none."
+    )
+
+
+class GradientsNotSent(UnusedParameter):
+    message = "{here:send|gradients}, but {gone:go on to}: some of the gradients are missing there."
+
+
+class GradientsMissing(UnusedParameter):
+    message = "{here:wait in}, but {gone:have} {over} without sending all gradients{known}."
+
+
+class ZeroGradient(Rule, code="DK502"):
+    """torch.distributed.nn.functional.broadcast loses the gradient of its source in a group.
+
+    It takes the source's rank in the world for its rank in the group (pytorch#130515), so that the
+    gradient arrives at another rank, or nowhere.
+
+    Use a group in which the two ranks are equal, or `all_reduce`, whose gradient is right:
+
+    ```python
+    x = x if rank == src else torch.zeros_like(x)
+    x = torch.distributed.nn.functional.all_reduce(x, group=group)
+    ```
+
+    torch says nothing: the gradient is zero.
+    """
+
+    message = (
+        "the gradient of {call}{where:at} is zero at its source, rank {root}: "
+        "torch.distributed.nn.functional takes the source's rank of the world for its rank in the "
+        "group (pytorch#130515)."
+    )
+    remedy = (
+        "Use a group in which the source has the same rank as in the world; or let the source's "
+        "tensor and zeros of the others go through torch.distributed.nn.functional.all_reduce, "
+        "whose gradient is right."
+    )
+
+
+# -- DK6xx: the parameter server -----------------------------------------------------------------
+
+
+class Unanswered(Rule):
+    """A request to the parameter server waits for what other workers do not do."""
+
+    message = "{here:wait in}{condition}, but {others}."
+
+
+class MissingPush(Unanswered, code="DK601"):
+    """A worker pushes a key less often than the others, and they wait for its gradient.
+
+    Under `dist_sync` a round of a key ends when every worker has pushed it once, and only then the
+    server answers the pulls of that round. Other modes wait for bounded or backup gradients.
+
+    Give every worker the same number of batches, and push and pull the same keys:
+
+    ```python
+    for x, y in batches:  # as many on every worker
+        kv.push("w", gradient(x, y))
+        kv.pull("w", out=w)
+    ```
+
+    or create the store as `dist_async`. MXNet's server waits for ever.
+    """
+
+    remedy = (
+        "Under dist_sync every worker pushes a key once for each round: give every rank the same "
+        "number of batches, and look for an `if`, break, return or continue that only some ranks "
+        "reach; or use dist_async, where no worker waits."
+    )
+    bound = (
+        "The staleness bound also applies to workers that have finished: give every rank the same "
+        "number of batches, or a larger staleness."
+    )
+    barrier = (
+        "A worker that waits at a barrier pushes nothing, and the staleness bound still applies: "
+        "call barrier() after the same number of pushes on every rank."
+    )
+    late = (
+        "With backup workers a late worker's last rounds come when the others may have finished: "
+        "do not pull after the last push, or use dist_async."
+    )
+
+
+class IncompleteRound(MissingPush):
+    message = (
+        "{pushes}: a round that lacks a gradient never completes, so the last push{where:at} had "
+        "no effect."
+    )
+
+
+class MissingInit(Unanswered, code="DK602"):
+    """A worker does not call init of a key.
+
+    The first value of a key is the one that rank 0 passes: the `init` of the other workers waits
+    for it.
+
+    ```python
+    kv.init("w", w)  # on every worker, outside of any `if`
+    ```
+
+    MXNet's workers wait for ever.
+    """
+
+    remedy = (
+        "Call init on every worker; the value that rank 0 passes is used. Move it out of the `if`."
+    )
+
+
+class MissingWorker(Unanswered, code="DK603"):
+    """A worker does not create the store.
+
+    The servers begin when every worker has called `kvstore.create`.
+
+    ```python
+    kv = kvstore.create("dist_sync")  # on every worker, outside of any `if`
+    ```
+
+    MXNet's workers wait for ever.
+    """
+
+    remedy = "Create the store on every worker: the servers begin when all are there."
+
+
+# -- DK9xx: remarks, and limits of the record ------------------------------------------------------
+
+
+class Straggler(Rule, code="DK901"):
+    """A rank is slow, and the others wait for it.
+
+    This is no hang: the rank computes, reads data or sleeps, and comes later than the others, again
+    and again. A step takes as long as its slowest rank.
+
+    Give it less to do, or look for what slows it down: another process on its machine, larger
+    batches, a slower disk.
+
+    ```python
+    with torch.profiler.profile() as profile:
+        train(batches)
+    ```
+
+    torch says nothing.
+    """
+
+    message = "{here:wait in} for rank {rank}, which {is_} not communicating."
+    remedy = "If it computes, this is not a hang: it may still arrive."
+
+
+class LateAgain(Straggler):
+    message = (
+        "after the first one, rank {rank} came last to {came} of {total} collectives: the others "
+        "waited {seconds:.2g} s for it in all."
+    )
+    remedy = "This is not a hang: give it less to do, or look for what slows it down."
+
+
+class Behind(Rule, code="DK902"):
+    """At the end of the record a rank has made fewer calls than others.
+
+    Flight-recorder dumps and NCCL's logs have the beginnings of calls, not always their ends. That
+    a rank is behind is a fact of the record, not yet a mistake: in a job that goes on, some rank is
+    always the last.
+
+    If the job hangs, look at what that rank does after its last call:
+
+    ```shell
+    py-spy dump --pid PID
+    ```
+
+    torch's own analyzer of the dumps compares the same records.
+    """
+
+    message = "{ranks:are} behind: {last}, and {ahead:have} gone on to {then}{group}{where:at}."
+    remedy = (
+        "If the job hangs, look at what rank {first} does after that call{dump}. If it does not, "
+        "only the record ends there."
+    )
+    made = "{its} {n:th} and last call is {call}{where:at}"
+    made_none = "{have} made none of the calls"
+    dump = " (py-spy dump --pid {pid} on {host})"
+
+
+class MessageBehind(Behind):
+    message = (
+        "rank {first} is behind: it has not {done} what rank {rank} has called {call} for"
+        "{where:at}."
+    )
+
+
+class NotJudged(Rule, code="DK903"):
+    """The record does not contain what a diagnosis needs.
+
+    A record of another program may lack the ends of calls, the members of groups, or some calls.
+    Then distkit says so instead of guessing, and what to record next time.
+
+    ```shell
+    distkit trace -- torchrun --nproc-per-node 4 train.py
+    ```
+
+    records everything that a diagnosis needs.
+    """
+
+    message = "{text}"
+    remedy = "{advice}"
+    even = "no rank is behind: all have made the same calls; {text}"
