@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    adding = (add_demo, add_trace, add_replay, add_hang, add_lab)
+    adding = (add_demo, add_trace, add_replay, add_hang, add_explain, add_lab)
     for add in (*adding, add_bench):
         add(commands)
     for module in dict.fromkeys(COMPANIONS.values()):
@@ -382,17 +382,47 @@ def _print_program(case: Case) -> None:
 def _suffer(case: Case) -> tuple[Run, str]:
     """Run a program of the catalogue, and say how it went."""
     from distkit.cluster.runs.run import Run
-    from distkit.cluster.runs.run_ranks import run_ranks
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CommunicationWarning)  # it is printed anyway
-            return run_ranks(case.program, case.ranks), "It came to its end"
+            return case.run(), "It came to its end"
     except RunError as error:
         if not isinstance(error.run, Run):
             raise
         how = "It could not go on" if isinstance(error, DeadlockError) else "It failed"
         return error.run, how
+
+
+# -- distkit explain -----------------------------------------------------------------------------
+
+
+def add_explain(commands: Any) -> None:
+    """Tell the parser about ``explain``."""
+    explain = commands.add_parser("explain", help="read what a finding means: explain DK303")
+    what = "a finding's code or name; without it, all of them are listed"
+    explain.add_argument("finding", nargs="?", metavar="CODE", help=what)
+    explain.set_defaults(run=_explain)
+
+
+def _explain(args: argparse.Namespace, rest: list[str]) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from distkit.diagnosis.rules import RULES
+    from distkit.explain import find, nearest, page
+
+    if args.finding is None:
+        for code, known in RULES.items():
+            _print_wrapped(f"{code}  {known.name:<20}  {known.title()}", 29)
+        return
+    rule = find(args.finding)
+    if rule is None:
+        near = nearest(args.finding)
+        raise DistkitError(
+            f"no finding is called {args.finding}: the nearest is {near.code}, {near.name}."
+        )
+    Console().print(Markdown(page(rule)))
 
 
 # -- distkit lab and distkit bench: what the checkout has beside the package ---------------------
@@ -539,7 +569,8 @@ def write(file: Path, how: Callable[[], object]) -> None:
 def print_findings(findings: Iterable[Finding]) -> None:
     """The findings of a diagnosis, each with its remedy."""
     for finding in findings:
-        for i, line in enumerate(f"{finding.message}\n{finding.remedy}".splitlines()):
+        said = f"{finding.message}\n{finding.remedy} [{finding.code}]"
+        for i, line in enumerate(said.splitlines()):
             _print_wrapped(("    " if i else "  - ") + line, 4)
 
 

@@ -60,6 +60,7 @@ TOP = {
     "__main__",
     "cli",
     "demos",
+    "explain",
     "hangs",
     "ipython",
 }  # may import all

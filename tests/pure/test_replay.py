@@ -68,7 +68,7 @@ def test_it_says_what_is_wrong_in_a_hang(tmp_path: Path) -> None:
     ran = bare("replay", file, "--html", page, "--no-browser")
     assert ran.returncode == 0, ran.stderr
     assert "\n  - rank 0 waits in recv(src=1" in ran.stdout
-    assert "\n    Let one of them send first.\n" in ran.stdout
+    assert "\n    Let one of them send first. [DK101]\n" in ran.stdout
     assert f"Replay: {page.as_uri()}" in ran.stdout and page.stat().st_size > 1000
 
 

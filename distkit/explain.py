@@ -1,0 +1,64 @@
+"""The pages of the rules: ``distkit explain`` prints them, ``docs/findings`` has them."""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from pathlib import Path
+
+from distkit.diagnosis.rules import RULES, Rule
+
+_INTRODUCTION = """\
+# Findings
+
+Every mistake that distkit finds in a run has a code. It stands at the end of the message, and
+`distkit explain DK303` prints its page. `tools/findings` writes these pages from
+[rules.py](../../distkit/diagnosis/rules.py) and [hangs.py](../../distkit/hangs.py).
+
+| code | name | mistake |
+|---|---|---|
+"""
+
+
+def find(word: str) -> type[Rule] | None:
+    """The rule with this code or name.
+
+    >>> [find(word).code for word in ("dk303", "wrong_tag")]
+    ['DK303', 'DK303']
+    """
+    by_name = {rule.name: rule for rule in RULES.values()}
+    return RULES.get(word.upper()) or by_name.get(word.lower())
+
+
+def nearest(word: str) -> type[Rule]:
+    """The rule whose code or name is most like a word."""
+    known = {**{rule.name: rule for rule in RULES.values()}, **RULES}
+    return known[get_close_matches(word, known, 1, 0)[0]]
+
+
+def page(rule: type[Rule]) -> str:
+    """A rule's page in Markdown, with a program of :mod:`distkit.hangs`."""
+    from distkit.hangs import ALL
+
+    title, meaning, rest = inspect.cleandoc(rule.__doc__ or "").split("\n\n", 2)
+    cases = [case for case in ALL.values() if case.kind == rule.name]
+    example = ""
+    if cases:
+        name = cases[0].program.__name__
+        source = f"```python\n{cases[0].source}```"
+        example = f"\n\n## Example\n\n`distkit hang {name}` runs this program:\n\n{source}"
+    head = f"# {rule.code} {rule.name}\n\n**{title}**"
+    return f"{head}\n\n{meaning}{example}\n\n## What to do\n\n{rest}\n"
+
+
+def write(folder: Path) -> None:
+    """Write every page, and the list of them.
+
+    Args:
+        folder: where they go; it is made if it is missing.
+    """
+    folder.mkdir(exist_ok=True)
+    for code, rule in RULES.items():
+        folder.joinpath(f"{code}.md").write_text(page(rule), encoding="utf-8")
+    rows = [f"| [{c}]({c}.md) | {r.name} | {r.title()} |\n" for c, r in RULES.items()]
+    folder.joinpath("README.md").write_text(_INTRODUCTION + "".join(rows), encoding="utf-8")

@@ -1,0 +1,89 @@
+"""Rules: their codes, sentences and pages, and what ``distkit explain`` prints of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distkit import cli, explain
+from distkit.diagnosis import rules
+from distkit.diagnosis.findings import fill
+from distkit.diagnosis.rules import RULES, Rule
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "findings"
+
+
+def strings(file: Path) -> Iterator[str]:
+    """The sentences in a file, those of f-strings in parts."""
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+
+def test_documented_pages_are_those_of_the_rules(tmp_path: Path) -> None:
+    explain.write(tmp_path)
+    written = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    kept = {file.name: file.read_text(encoding="utf-8") for file in PAGES.iterdir()}
+    assert written == kept, "tools/findings writes them"
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_rule_has_a_code_a_name_and_a_page(rule: type[Rule]) -> None:
+    assert re.fullmatch(r"DK[1-69]\d\d", rule.code)
+    assert re.fullmatch("[a-z_]+", rule.name)
+    assert rule.title().endswith(".") and rule.message
+    page = explain.page(rule)
+    assert page.startswith(f"# {rule.code} {rule.name}\n\n**{rule.title()}**")
+    assert "```" in page.partition("## What to do")[2]
+
+
+def test_names_and_titles_are_unique() -> None:
+    assert len({rule.name for rule in RULES.values()}) == len(RULES)
+    assert len({rule.title() for rule in RULES.values()}) == len(RULES)
+
+
+def test_each_sentence_of_a_rule_stands_once_in_the_package() -> None:
+    files = [f for folder in ("distkit", "companions") for f in ROOT.joinpath(folder).rglob("*.py")]
+    counts = Counter(s for file in files if "content" not in file.parts for s in strings(file))
+    own = {s for s in strings(Path(rules.__file__)) if len(s) > 25}
+    assert {s for s in own if counts[s] > 1} == set()
+
+
+def test_words_in_a_sentence_agree_in_number() -> None:
+    assert fill("{ranks:have} sent {n:message}.", ranks=[1], n=1) == "rank 1 has sent 1 message."
+    assert fill("{ranks:have} called it {n:time}.", ranks=(0, 1), n=2) == (
+        "ranks 0 and 1 have called it 2 times."
+    )
+    with pytest.raises(KeyError):
+        fill("{gone:have} finished.")
+
+
+@pytest.mark.parametrize("word", ["DK303", "dk303", "wrong_tag"])
+def test_explain_prints_the_page(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", word]) == 0
+    said = capsys.readouterr().out
+    assert "DK303 wrong_tag" in said and rules.WrongTag.title() in said
+    assert "dist.recv(x, src=0, tag=2)" in said
+
+
+def test_explain_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"{rule.code} {rule.name} {rule.title()}" in said for rule in RULES.values())
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("DK999", "DK9"), ("DK3003", "DK303, wrong_tag"), ("wrongtag", "wrong_tag")]
+)
+def test_explain_names_the_nearest_to_an_unknown_code(
+    word: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", word]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"distkit: no finding is called {word}: the nearest is ")
+    assert near in said and said.count("\n") == 1
