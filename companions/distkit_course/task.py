@@ -12,6 +12,7 @@ from html import escape
 from types import ModuleType
 from typing import Any
 
+from distkit.diagnosis.findings import linked
 from distkit.trace.trace import Trace
 
 Answer = Callable[..., Any]
@@ -103,10 +104,10 @@ class Verdict:
         rows = "".join(
             f'<tr><td style="color:{_COLOURS.get(c.status, _WRONG)};vertical-align:top">'
             f'{str(c)[0]}</td><td style="text-align:left;white-space:pre-wrap">'
-            f"{escape(c.text)}</td></tr>"
+            f"{linked(c.text)}</td></tr>"
             for c in self.criteria
         )
-        advice = self.advice and f'<div style="white-space:pre-wrap">{escape(self.advice)}</div>'
+        advice = self.advice and f'<div style="white-space:pre-wrap">{linked(self.advice)}</div>'
         return (
             f'<div style="border-left:4px solid {colour};padding:4px 12px"><strong>'
             f"{escape(self.name)}: {self.status}</strong><table>{rows}</table>{advice}</div>"

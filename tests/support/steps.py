@@ -34,6 +34,7 @@ class Found:
     hang: bool
     lines: dict[int, str]
     kind: str = "recv_cycle"
+    code: str = "DK101"
 
 
 class FakeStepper:

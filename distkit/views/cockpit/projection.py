@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distkit.diagnosis.facts import standings
-from distkit.diagnosis.findings import Finding
+from distkit.diagnosis.findings import PAGES, Finding
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import at, wait_of
@@ -149,6 +149,7 @@ def _now(run: Steppable) -> Json:
         "finished": run.finished,
         "stopped": stopped,
         "remarks": found,
+        "pages": PAGES,
         "graph": waits(standings(run.trace)) if any(r["hang"] for r in found) else None,
     }
 
@@ -189,7 +190,7 @@ def _failure(error: str, findings: Sequence[Finding]) -> Json:
 def _finding(f: Finding) -> Json:
     return {
         "message": clean(f.message),
-        "remedy": clean(f.remedy),
+        "remedy": clean(f"{f.remedy} [{f.code}]"),
         "hang": f.hang,
         "lines": {str(rank): clean(where) for rank, where in f.lines.items()},
     }

@@ -137,7 +137,7 @@ export class Cockpit extends Follower {
 
   #find(shown, moment, key) {
     this.told = key;
-    this.parts.finding.replaceChildren(...shown.map(remark));
+    this.parts.finding.replaceChildren(...shown.map((one) => remark(one, this.state.pages)));
     const hot = shown.flatMap(({ lines }) => Object.values(lines));
     this.source.show(moment.ranks.filter(({ where }) => where), hot);
     if (shown.length) this.#say(shown.map(({ message }) => message).join(" "));
@@ -225,13 +225,19 @@ export class Cockpit extends Follower {
   }
 }
 
-function remark({ message, more, traceback, remedy, hang, graph }) {
-  const words = [more, remedy].filter(Boolean).map((said) => h("span", {}, said));
+function remark({ message, more, traceback, remedy, hang, graph }, pages) {
+  const words = [more, remedy].filter(Boolean).map((said) => h("span", {}, linked(said, pages)));
   return h("div", { class: "dk-remark", "data-hang": String(hang) },
-    h("div", {}, h("strong", {}, message), words,
+    h("div", {}, h("strong", {}, linked(message, pages)), words,
       traceback ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, traceback)) : null),
     graph ? h("figure", { class: "dk-graph", role: "img", title: "who waits for whom",
       "aria-label": graph.said }, drawn(graph)) : null);
+}
+
+// Each code of a finding leads to its page.
+function linked(said, pages) {
+  const page = (code) => h("a", { href: `${pages}/${code}.md`, target: "_blank" }, code);
+  return said.split(/(?<=\[)(DK\d{3})(?=\])/).map((part, i) => (i % 2 ? page(part) : part));
 }
 
 function drawn({ scene, styles }) {
