@@ -175,7 +175,7 @@ class RaisedInFlight(Raised):
     )
     remedy = (
         "Fix the exception first. The call at {where} stands in a `finally`, an `except` or an "
-        "`__exit__`: without the exception rank {rank} would not be there yet."
+        "`__exit__`: without the exception rank {rank} would not have come to it yet."
     )
 
 
@@ -203,14 +203,13 @@ class Died(Rule, code="DK104"):
     remedies: ClassVar[dict[str, str]] = {
         "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
         "that the ranks pass to this call, and the order of their calls.",
-        "SIGKILL": "It was killed from outside, by the system if there was too little memory: use "
-        "smaller batches, or fewer ranks.",
-        "SIGSEGV": "It crashed in native code: look at what it called last, and with which "
-        "arguments.",
+        "SIGKILL": "Another process killed it, or the system when memory ran out: use smaller "
+        "batches, or fewer ranks.",
+        "SIGSEGV": "It crashed in native code: look at its last call, and at the arguments.",
         "exit status": "Look for a call of os._exit, also in a library: raise an exception "
         "instead.",
     }
-    asked = "That is what you asked for."
+    asked = "You asked for this."
     go_on = (
         "The others need {ranks} in every round: to continue without it, create the store with "
         'on_crash="continue"; to replace it, with on_crash="replace".'
@@ -293,8 +292,8 @@ class Divergence(Rule):
     waits_for_all = "{here:call}: {name} waits for every rank."
     same_calls = "Every rank of the group has to make the same calls: "
     all_or_none = "move this one out of the condition {guard}, or let no rank make it."
-    alike = "let {guard} come out the same on every rank, or move this one out of it."
-    keeps_away = "{guard} keeps some ranks from this one."
+    alike = "make {guard} give the same result on every rank, or move this one out of it."
+    keeps_away = "some ranks do not come to this one because of {guard}."
     hides = "{handler} hides the exception of a rank that raises before it comes here."
     reach = "Make every rank reach it{exits}."
     may_keep_away = ": {exits} may keep some away"
@@ -860,8 +859,8 @@ class GroupsAlike(WrongGroup):
 class MemberMissing(WrongGroup):
     message = Divergence.message
     remedy = (
-        "Every member of a group has to call its collectives, and only members can: look at which "
-        "ranks are in it, and which of them come here."
+        "Every member of a group has to call its collectives, and only members can: compare the "
+        "ranks of the group with the ranks that come to this call."
     )
 
 
@@ -956,7 +955,7 @@ class DestroyedGroup(Rule, code="DK405"):
     message = "{ranks:have} destroyed {group}{where:at}; {here:wait in}."
     remedy = (
         "Let every member make the same calls on a group before one of them calls "
-        "destroy_process_group: move that behind the last of them, on every rank."
+        "destroy_process_group: move it after the last of them, on every rank."
     )
 
 
