@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import waiting
+import zmq
 
 import distkit as dk
 from distkit import kvstore
@@ -144,7 +145,8 @@ def addresses(mode: str) -> list[str]:
     kv = kvstore.create(mode)
     kv.barrier()
     lines = kv._requests._link._lines
-    return sorted({way.split(":")[1] for n in lines if "tcp" in (way := lines[n].endpoint)})
+    ends = [line.socket.getsockopt_string(zmq.LAST_ENDPOINT) for line in lines.values()]
+    return sorted({end.split(":")[1] for end in ends if "tcp" in end})
 
 
 @needs_sshd

@@ -100,9 +100,9 @@ def test_a_server_with_a_backup_may_be_killed(cluster, tmp_path) -> None:
         assert run.results == [[400.0] * 6] * 2
     shown = project(run.trace)
     assert "server 0 died and had to be replaced" in notices(shown)
-    last = [version for *_, (_, end, (version, _)) in shown.versions.values() if end > shown.end]
+    last = [version for *_, (_, end, (version, *_)) in shown.versions.values() if end > shown.end]
     assert last == [400] * 6
-    lying = [g for g in shown.story.gradients if shown.story.gone(g) > shown.end]
+    lying = [g for g in shown.history.gradients if shown.history.gone(g) > shown.end]
     assert len(lying) <= 12  # an update that died with its server
     assert cluster.run(adds, "dist_sync", replication=2).results == [100, 100]
     assert node(cluster, 2) != before
@@ -378,7 +378,7 @@ def test_a_stopped_server_is_told_long_before_it_counts_as_dead(cluster, tmp_pat
     until(now.exists)
     begun = time.monotonic()
     os.kill(node(cluster, 2), signal.SIGSTOP)
-    said = r"server 0 is stopped \(SIGSTOP\) and has given no sign of life for (\S+) s\."
+    said = r"server 0 is stopped \(SIGSTOP\) and has missed heartbeats for (\S+) s\."
 
     def silent() -> float:
         found = [re.match(said, f.message) for f in cluster.diagnose()]

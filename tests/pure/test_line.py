@@ -26,7 +26,7 @@ class Rank:
         wires = Wires()
         self.releases = Releases(wires, wires.sever)
         self.passed, self.stepped = 0, list[bool]()
-        self.line = Line(self.releases, self.stepped.append, self.hurry)
+        self.line = Line(self.releases, self.stepped.append, self.hurry, lambda: None)
 
     def hurry(self) -> None:
         self.line.take_up(7)

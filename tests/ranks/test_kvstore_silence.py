@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import zmq
 from kvstore_nodes import Nodes, forks, started, until
 
 from distkit import kvstore
@@ -39,8 +40,9 @@ def begin(nodes: Nodes, mode: str, function, **options) -> Path:
 
 
 def flag(kv: KVStore, word: str) -> Path:
-    link = kv._requests._link._lines[kv._scheduler].endpoint
-    return Path(link.removeprefix("ipc://")).parent / "flags" / word
+    line = kv._requests._link._lines[kv._scheduler]
+    endpoint = line.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return Path(endpoint.removeprefix("ipc://")).parent / "flags" / word
 
 
 def adding(kv: KVStore) -> None:

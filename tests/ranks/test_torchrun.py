@@ -324,7 +324,7 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
         running.terminate()
         running.wait(LONG)
     assert run.wait(LONG).ends == {0: "returned", 1: "returned"}
-    with pytest.raises(StepError, match="ranks 0, 1 have ended"):
+    with pytest.raises(StepError, match="ranks 0 and 1 have ended"):
         run.step()
 
 
