@@ -137,8 +137,3 @@ def test_numbers_of_steps_and_shapes_are_compared() -> None:
 def test_a_loop_that_nobody_watched() -> None:
     with pytest.raises(ValueError, match=r"the second run has no record.*watch_gradients"):
         dk.equal(trained([MEAN, MEAN]), Trace())
-
-
-def test_a_saved_trace_is_as_good(tmp_path) -> None:
-    trace = trained([MEAN, MEAN])
-    assert dk.equal(Trace.load(trace.save(tmp_path / "one.trace")), trace).exact

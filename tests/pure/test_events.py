@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.events import COLLECTIVES, Event, Op, State, Summary
+from distkit.events import Event, Op, State, Summary
 from distkit.trace.trace import Trace
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
@@ -78,27 +78,11 @@ def test_any_events_can_be_queried(some: list[Event]) -> None:
         assert m.send is not None or m.recv is not None
 
 
-def test_messages_match_first_in_first_out_per_tag() -> None:
-    trace = Trace([*message(0, 1, 0.0, 0), *message(0, 1, 1.0, 1, tag=5), *message(0, 1, 2.0, 2)])
-    assert [(m.send, m.recv, m.tag) for m in trace.messages] == [
-        ((0, 0), (1, 0), 0),
-        ((0, 1), (1, 1), 5),
-        ((0, 2), (1, 2), 0),
-    ]
-
-
 def test_a_hang_is_a_start_without_completion() -> None:
     trace = Trace([Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0)])
     (span,), (half,) = trace.spans, trace.messages
     assert (span.end, span.state, span.seconds) == (None, State.STARTED, None)
     assert (half.src, half.dst, half.sent, half.received) == (0, 1, None, None)
-
-
-def test_members_of_a_collective_belong_together() -> None:
-    some = [Event(r, s, Op.ALL_REDUCE, State.STARTED, s + r / 10) for r in range(3) for s in (0, 1)]
-    matches = Trace(some).matches
-    assert len(set(matches.values())) == 2
-    assert matches[0, 1] == matches[1, 1] == matches[2, 1] != matches[0, 0]
 
 
 def test_a_request_is_two_messages() -> None:
@@ -138,11 +122,6 @@ def test_columns_of_the_dataframe() -> None:
     assert set(frame.op) == {"send", "recv"}
 
 
-def test_every_operation_is_of_one_kind() -> None:
-    assert Op.ALL_REDUCE in COLLECTIVES
-    assert COLLECTIVES.isdisjoint({Op.SEND, Op.RECV, Op.PUSH, Op.PULL, Op.MARK})
-
-
 # -- files that cannot be read ---------------------------------------------------
 
 
@@ -155,17 +134,6 @@ def rewrite(path: Path, change: object) -> Path:
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     path.write_bytes(gzip.compress("\n".join(change(lines)).encode()))  # type: ignore[operator]
     return path
-
-
-NOT_TRACES = [b"", b"hello", *map(gzip.compress, (b"[1, 2]\n", b"{}", b"\xff\xfe"))]
-
-
-@pytest.mark.parametrize("content", NOT_TRACES, ids=["empty", "text", "list", "object", "bytes"])
-def test_not_a_trace(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.gz"
-    path.write_bytes(content)
-    with pytest.raises(dk.errors.TraceFileError, match=r"x\.gz"):
-        Trace.load(path)
 
 
 def test_of_a_newer_version(saved: Path) -> None:
@@ -201,13 +169,6 @@ def test_a_table_holds_the_events(some: list[Event]) -> None:
     assert len(again) == len(trace) and repr(again.spans) == repr(trace.spans)
     if all(e.summary is None for e in some):  # NaN is not equal to itself
         assert again == trace and trace == again
-
-
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Trace.load(tmp_path / "nowhere.gz")
-    with pytest.raises(IsADirectoryError, match="the folder is empty"):
-        Trace.load(tmp_path)
 
 
 def test_nan_survives_as_plain_json(tmp_path: Path) -> None:

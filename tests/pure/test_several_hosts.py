@@ -120,13 +120,6 @@ def test_bytes_within_hosts_and_between_them_are_counted_apart():
     assert frame.peer_host.tolist() == [HOSTS[r] for r in frame.peer]
 
 
-def test_a_saved_trace_knows_its_hosts_and_clocks(tmp_path):
-    trace = on_hosts(("alpha", "beta"))
-    loaded = Trace.load(trace.save(tmp_path / "run.trace"))
-    assert loaded.hosts == trace.hosts and loaded.host_traffic == trace.host_traffic
-    assert loaded.info.clocks == trace.info.clocks
-
-
 # -- the views ------------------------------------------------------------------------------------
 
 

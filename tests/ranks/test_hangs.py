@@ -114,11 +114,3 @@ def test_the_catalogue_explains_itself() -> None:
     assert shown == {rule.name for rule in RULES.values()} - others, (
         "every kind of finding has its example"
     )
-
-
-def test_a_saved_trace_tells_the_same(tmp_path: object) -> None:
-    run, error = outcome(ALL["wrong_tag"])
-    assert isinstance(error, dk.errors.DeadlockError)
-    file = f"{tmp_path}/hang.gz"
-    run.trace.save(file)
-    assert dk.Trace.load(file).diagnose() == error.findings
