@@ -99,43 +99,11 @@ def test_json_and_gzip_are_read_as_well(tmp_path: Path, write: Callable[[Json], 
     assert Trace.load(str(files[1])).spans[0].rank == 1
 
 
-def test_a_rank_that_never_came_is_the_culprit(tmp_path: Path) -> None:
-    three = {"ranks": "[0, 1, 2]"}
-    early = dump(entry(0, "all_reduce"), entry(1, "all_gather", "started"), **three)
-    late = dump(entry(0, "all_reduce"), **three)
-    trace = load(tmp_path, early, early, late)
-    assert found(trace) == [("skipped", (2,))]
-    (finding,) = trace.diagnose()
-    assert "wait in all_gather() at train.py:1, but rank 2 has come to the end" in finding.message
-    assert finding.missing_ranks == (2,)
-
-
 def test_a_rank_without_a_dump_is_the_culprit(tmp_path: Path) -> None:
     waiting = dump(entry(0, "all_reduce", "started"), ranks="[0, 1, 2]")
     trace = load(tmp_path, waiting, waiting)
     assert found(trace) == [("skipped", (2,))]
     assert "(there is no dump of it)" in trace.diagnose()[0].message
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "kind"),
-    [
-        (("all_reduce", {}), ("broadcast", {}), "different_collective"),
-        (("all_reduce", {}), ("all_reduce", {"input_sizes": [[9]]}), "different_tensor"),
-        (("all_reduce", {}), ("all_reduce", {"input_dtypes": ["Float"]}), "different_tensor"),
-    ],
-)
-def test_calls_that_do_not_fit_are_told(
-    tmp_path: Path, one: tuple[str, Json], other: tuple[str, Json], kind: str
-) -> None:
-    made = [dump(entry(0, name, "started", **facts)) for name, facts in (one, other)]
-    assert [k for k, _ in found(load(tmp_path, *made))] == [kind]
-
-
-def test_receives_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
-    one = dump(entry(0, "recv 0<-1", "started", line=3))
-    other = dump(entry(0, "recv 1<-0", "started"))
-    assert found(load(tmp_path, one, other)) == [("recv_cycle", (0, 1))]
 
 
 def test_a_send_and_its_receive_are_a_message(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distkit import cli
 from distkit.diagnosis.findings import Finding
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Op
@@ -118,21 +117,6 @@ def test_the_rank_that_is_behind_is_named_with_its_last_call(tmp_path: Path) -> 
     )
     assert "py-spy dump --pid 4002 on node07" in finding.remedy
     assert limits(trace) == {"completions"}
-
-
-def test_replay_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = processes(2)
-    files = []
-    for p, calls in ((one, 3), (other, 2)):
-        files.append(tmp_path / f"nccl.node07.{p.pid}.log")
-        files[-1].write_text("\n".join([p.init(2), *steps([p], *["AllReduce"] * calls, size=2)]))
-    page = tmp_path / "page.html"
-    words = ["replay", *map(str, files), "--no-browser", "--html", str(page)]
-    assert cli.main(words) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "rank 1 is behind: its 2nd and last call is all_reduce() of float32[8]" in said
-    assert "nothing of their ends" in said
-    assert page.exists()
 
 
 def test_a_message_that_nobody_received_names_the_receiver(tmp_path: Path) -> None:
