@@ -135,11 +135,6 @@ def test_scheduled_functions_run_on_the_other_machine(cluster, tmp_path) -> None
     assert run.results == [[-30.0], None, None] and flag.exists()
 
 
-def test_chosen_ports_are_no_option_any_more() -> None:
-    with pytest.raises(dk.errors.StartError, match="ip_local_port_range"):
-        two_machines(1, 1, servers=1, ports="45001-45009")
-
-
 def addresses(mode: str) -> list[str]:
     """The addresses of the other machines to which this worker has connected."""
     kv = kvstore.create(mode)

@@ -59,13 +59,6 @@ def test_the_others_go_on_without_a_worker(cluster, mode: str, options) -> None:
     assert cluster.run(adds, mode).results == [100, 100]
 
 
-def test_dist_sync_halts_and_names_the_dead(cluster) -> None:
-    with pytest.raises(dk.errors.RankDied, match="rank 1") as error:
-        cluster.run(adds, "dist_sync", 1)
-    assert "waits for a gradient of worker 1" in error.value.run.trace.info.ends[0].text
-    assert cluster.run(adds, "dist_sync").results == [100, 100]
-
-
 def node(cluster, i: int) -> int:
     return cluster._room.nodes.children[i].pid
 

@@ -29,11 +29,6 @@ def test_sparse_tensors_are_refused_with_a_remedy(call: str) -> None:
         getattr(kv, call)("e", sparse)
 
 
-def test_a_method_that_was_removed_says_what_to_do() -> None:
-    with pytest.raises(AttributeError, match=r"row_sparse_pull was removed: .*kv.pull"):
-        kvstore.create("local").row_sparse_pull  # noqa: B018
-
-
 def test_as_many_priorities_as_keys() -> None:
     kv = kvstore.create("local")
     kv.init([0, 1], [torch.zeros(1), torch.zeros(1)])
