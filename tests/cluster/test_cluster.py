@@ -69,17 +69,6 @@ def test_variables_stay_on_the_ranks_between_runs(usable: dk.Cluster) -> None:
     assert usable.run(lambda: torch.my_number).results == [0, 10, 20]  # type: ignore[attr-defined]
 
 
-def test_prints_stream_while_the_run_goes_on(
-    usable: dk.Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def speak() -> None:
-        print(f"I am {dist.get_rank()}")
-
-    usable.run(speak)
-    out = capsys.readouterr().out
-    assert sorted(out.splitlines()) == [f"[rank {r}] I am {r}" for r in range(3)]
-
-
 def test_events_arrive_while_the_run_goes_on(usable: dk.Cluster, tmp_path: Path) -> None:
     flag = str(tmp_path / "go")
 
@@ -168,14 +157,6 @@ def test_a_rank_killed_from_outside_between_runs(usable: dk.Cluster) -> None:
 
 def hang() -> None:
     dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % 3)
-
-
-def test_interrupt_ends_a_hung_run_everywhere(usable: dk.Cluster) -> None:
-    run = usable.submit(hang, wait_forever=True)
-    until(lambda: any(f.hang for f in usable.diagnose()))
-    usable.interrupt()
-    with pytest.raises(dk.errors.RunInterrupted, match="ready for the next run"):
-        run.wait(60)
 
 
 def test_a_program_in_c_keeps_its_handler(

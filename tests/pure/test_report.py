@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import re
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,15 +81,6 @@ def test_a_program_without_a_file_has_lines_all_the_same() -> None:
     """As with ``python -c``."""
     frames = [("<string>", 3, "<module>", None), ("<string>", 2, "train", None)]
     assert told(Outcome(0, error=Failure("E", frames=frames))).line == "<string>:2"
-
-
-def test_a_script_that_was_edited_is_quoted_as_it_is_now(tmp_path: Path) -> None:
-    script = tmp_path / "own.py"
-    for text in ("import torch\n", "import nomod\n# ...\n"):
-        script.write_text(text)
-        frames = [(str(script), 1, "<module>", None)]
-        said = str(told(Outcome(0, error=Failure("E", frames=frames))))
-        assert f"\n    {text.splitlines()[0]}\n" in said
 
 
 # -- processes that are gone ------------------------------------------------------------

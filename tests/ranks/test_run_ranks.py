@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -300,17 +297,6 @@ def test_a_rank_that_dies_is_named(end: object) -> None:
     assert to_svg(Columns(trace).picture()).count(">died<") == 1
 
 
-def test_a_rank_that_computes_for_ever_is_ended_with_the_others() -> None:
-    def program() -> None:
-        if dist.get_rank() == 1:
-            raise RuntimeError("first")
-        while True:
-            time.sleep(0.01)
-
-    with pytest.raises(dk.errors.RankError, match="rank 1 raised RuntimeError: first"):
-        dk.run_ranks(program, 2)
-
-
 def test_what_cannot_travel_is_named() -> None:
     lock = threading.Lock()
 
@@ -443,26 +429,6 @@ def test_raw_results_are_the_bytes_that_the_function_returned() -> None:
     assert run.results == [b"rank 0", b"rank 1"]
     with pytest.raises(dk.errors.RankError, match="bytes-like object is required, not 'int'"):
         dk.run_ranks(dist.get_rank, 2, raw=True)
-
-
-def test_a_pickle_that_a_rank_sends_is_not_read(tmp_path: Path) -> None:
-    mark = tmp_path / "read"
-
-    def program() -> bytes:
-        class Note:
-            def __reduce__(self) -> Any:
-                return os.system, (f"touch {mark}",)
-
-        evil = pickle.dumps(Note())
-        here = sys.modules["distkit.cluster.rank.rank"]
-        here._dump_result = lambda value: evil
-        for kind in ("rows", "waits", "group", "figure"):
-            here.Rank.here.outbox.emit(1, kind, (1, evil))
-        return evil
-
-    with pytest.raises(msgspec.MsgspecError):
-        dk.run_ranks(program, 1, raw=True)
-    assert not mark.exists()
 
 
 def test_numpy_numbers_are_recorded_as_numbers() -> None:
