@@ -20,7 +20,6 @@ from traces import (
 from distkit._format import human_seconds
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views import Timeline
 from distkit.views.scene.text import rows
 from distkit.views.timeline.columns import Columns, project
 from distkit.views.timeline.static import to_svg
@@ -131,14 +130,6 @@ def test_the_table_says_what_never_came():
 
 
 # -- the notebook --------------------------------------------------------------
-
-
-def test_a_notebook_stores_widget_picture_and_table():
-    timeline = Timeline(ring())
-    data, _ = timeline._repr_mimebundle_()
-    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == timeline.model_id
-    assert ET.fromstring(data["image/svg+xml"]).tag == f"{SVG}svg"
-    assert data["text/plain"].startswith("ring all-reduce: 4 ranks, gloo, 24 messages")
 
 
 def test_a_trace_shows_itself_as_a_timeline(monkeypatch):

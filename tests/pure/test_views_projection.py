@@ -210,15 +210,6 @@ def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
     assert picture["notices"] == ["still in store.wait: rank 1"]
 
 
-def test_a_patch_holds_only_what_changed():
-    trace = ring(4)
-    growing = Bars(Trace([], trace.info), live=True)
-    growing.take(trace.events[:-1])
-    patch = growing.take(trace.events[-1:])
-    assert len(patch["bars"]) == 1 and len(patch["arrows"]) <= 1
-    assert growing.take(trace.events)["bars"] == []  # all of them known
-
-
 def step(rank, op, *states, seq=0, at=0.0, **fields):
     """One operation that has gone through these states, a millisecond each."""
     return [Event(rank, seq, op, s, at + i * MS, **fields) for i, s in enumerate(states)]

@@ -17,7 +17,7 @@ from distkit.views.scene.painter import drawing_of, to_svg
 from distkit.views.stage.contributions import find_rings, follow
 from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
-from distkit.views.stage.scene import CELL, DOT, draw
+from distkit.views.stage.scene import DOT, draw
 from distkit.views.stage.view import Stage, table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -372,23 +372,6 @@ def shown(scene, time, *layers):
         ((x, y), drawing_of(scene, n))
         for n, layer, begin, end, x, y, *_ in scene["marks"]
         if layer in layers and begin <= time and (end is None or end > time)
-    ]
-
-
-def colours(scene, time):
-    """How many layers of contributors all chunks have together."""
-    return sum(style == "own" for _, found in shown(scene, time, CELL) for _, style, *_ in found)
-
-
-def test_after_each_round_the_chunks_have_the_layers_that_the_schedule_says():
-    picture, rounds = draw(stage(all_reduce_ring(4))), list(schedules.ring(4))
-    for k in range(len(rounds) + 1):
-        wanted = schedules.held(rounds[:k], 4) > 0
-        assert colours(picture["scene"], k) == wanted.sum(), k
-    assert colours(picture["scene"], picture["home"]) == 16
-    assert [keyframe["end"] for keyframe in picture["keyframes"]] == [1, 2, 3, 4, 5, 6]
-    assert [panel[:2] for panel in picture["panels"]] == [
-        [k, f"round {k + 1} of 6"] for k in range(6)
     ]
 
 
