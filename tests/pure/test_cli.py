@@ -108,15 +108,6 @@ def test_an_error_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
 
 
-def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(benchmarks, "measure", interrupted)
-    assert cli.main(["bench", "start"]) == 130
-    assert "interrupted" in capsys.readouterr().err
-
-
 def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def full() -> None:
         raise OSError(28, "No space left on device")

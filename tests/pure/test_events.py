@@ -136,14 +136,6 @@ def rewrite(path: Path, change: object) -> Path:
     return path
 
 
-def test_of_a_newer_version(saved: Path) -> None:
-    def newer(lines: list[str]) -> list[str]:
-        return [json.dumps({**json.loads(lines[0]), "version": 99}), *lines[1:]]
-
-    with pytest.raises(dk.errors.TraceFileError, match="Update distkit"):
-        Trace.load(rewrite(saved, newer))
-
-
 def test_older_version_is_refused_with_a_remedy(saved: Path) -> None:
     def older(lines: list[str]) -> list[str]:
         return [json.dumps({**json.loads(lines[0]), "version": 2}), *lines[1:]]

@@ -93,7 +93,7 @@ def newer(file: Path) -> None:
         (lambda f: f.mkdir(), "the folder is empty"),
         (lambda f: f.write_text("hello"), "damaged, or not a trace"),
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
-        (newer, "the trace has format 99, this distkit reads 3"),
+        (newer, "the trace has format 99, this distkit reads 3. Update distkit: "),
         (
             lambda f: f.write_text('{"traceEvents": 7}'),
             "Expected `array`, got `int` - at `$.traceEvents`",

@@ -279,18 +279,6 @@ def test_leaves_and_gradients_are_reduced_in_place() -> None:
 # -- synchronous SGD ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [None, "ring", "halving_doubling"])
-def test_synchronous_sgd_equals_one_process(name: str | None) -> None:
-    all_reduce = ALL_REDUCES[name].page if name else None
-    results = dk.run_ranks(demos.train_in_step, 3, 1, all_reduce).results
-    weights = [r["weights"] for r in results]
-    assert all(torch.equal(w, weights[0]) for w in weights)
-    alone = demos.train_alone(3, 1)
-    assert torch.allclose(weights[0], alone["weights"], atol=1e-6)
-    losses = torch.tensor([r["losses"] for r in results]).mean(0)
-    assert torch.allclose(losses, torch.tensor(alone["losses"]), atol=1e-5)
-
-
 def test_weights_are_sent_from_rank_0() -> None:
     def program() -> torch.Tensor:
         torch.manual_seed(dist.get_rank())
