@@ -161,13 +161,11 @@ def worker(rank, gradients, *then, mode="dist_sync", pulls=True):
     return events
 
 
-def trace(*workers, died=(), **facts):
+def trace(*workers, **facts):
     ends = {}
     for rank, events in enumerate(workers):
         if all(e.state is not State.BLOCKED for e in events):
-            ends[str(rank)] = {"how": "died" if rank in died else "returned", "text": "SIGKILL"}
-            if rank not in died:
-                ends[str(rank)]["text"] = ""
+            ends[str(rank)] = {"how": "returned", "text": ""}
     return Trace(
         [e for events in workers for e in events],
         traces.info(world_size=len(workers), ends=ends, **facts),
@@ -230,13 +228,6 @@ def test_a_push_that_may_be_refused_proves_nothing() -> None:
         e for e in worker(0, 1, *MORE) if (e.op, e.seq, e.state) != (Op.PUSH, 100, State.COMPLETED)
     ]
     assert diagnose(trace(held, worker(1, 1))) == []
-
-
-def test_who_died_is_named_with_those_who_waited_and_a_way_on() -> None:
-    (found,) = diagnose(trace(worker(0, 2, *MORE), worker(1, 2), died=[1]))
-    assert (found.kind, found.culprits, found.waiting) == ("died", (1,), (0,))
-    assert "rank 0 waits in pull('w') at In[3]:8" in found.message
-    assert 'on_crash="continue"' in found.remedy and "rank 1 in every round" in found.remedy
 
 
 @pytest.mark.parametrize("how", ["its connection was lost", silence(1)])
