@@ -6,6 +6,7 @@ a cluster and for the ranks of one call: whoever owns them is a :class:`RankCont
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
@@ -395,6 +396,8 @@ class Conductor:
 
     def conduct(self, controller: RankController) -> None:
         """See the run through to its end: when one rank fails, the others are released."""
+        # while the ranks begin: an import at exit would hide that Ctrl-C ended the program
+        importlib.import_module("distkit.trace.matching")
         try:
             self._watch_over(controller)
             if self.waiting:
