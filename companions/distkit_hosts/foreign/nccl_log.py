@@ -38,6 +38,7 @@ _SAID = "NCCL INFO "
 _PROCESS = re.compile(
     r"(?:(?P<host>[^\s:\]|\"']+):(?P<pid>\d+):\d+ )?\[(?P<device>\d+)\](?: \d+)? $"  # RCCL: a time
 )
+_SENDER = re.compile(r":\d+:\d+ \[\d+\]")
 _CALL = re.compile(
     r"(?P<op>\w+): opCount (?P<number>[0-9a-f]+) sendbuff \S+ recvbuff \S+ count (?P<count>\d+) "
     r"datatype (?P<dtype>\d+) op (?P<reduction>\d+) root (?P<root>\d+) comm (?P<comm>\w+) "
@@ -184,7 +185,9 @@ class _Log:
             before, _, said = _COLOUR.sub("", line).rpartition(_SAID)
             process = _PROCESS.search(before)
             self.torn += _PART.search(before) is not None
-            if process is None:
+            if (
+                process is None or len(_SENDER.findall(before)) > 1
+            ):  # of two processes: whose is it?
                 self.torn += _PART.search(said) is not None
                 continue
             lane = process["host"] or "", process["pid"] or name, process["device"]
