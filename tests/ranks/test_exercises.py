@@ -363,7 +363,7 @@ def test_a_wrong_rule_is_shown_where_it_is_wrong(rule: Any, says: str) -> None:
         (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
         (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
         (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
-        (lambda step, pause: 5, "steps of 10 ms, a pause of 0 ms: with your bound of 5 nobody"),
+        (lambda step, pause: 5, "steps of 10 ms, a pause of 0 µs: with your bound of 5 nobody"),
     ],
 )
 def test_a_wrong_bound_is_told_what_it_costs(bound: Any, says: str) -> None:
