@@ -429,7 +429,7 @@ def test_a_killed_kernel_leaves_nothing() -> None:
 
 
 def test_waiting_for_the_request_of_an_earlier_cell_says_so(usable: dk.Cluster) -> None:
-    with pytest.warns(dk.errors.CommunicationWarning, match="never sent"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="rank 0 never sends"):
         usable.execute("if rank == 1: req = dist.irecv(torch.zeros(2), src=0)")
     with pytest.raises(
         dk.errors.RankError, match="the irecv belongs to an earlier cell or run"
