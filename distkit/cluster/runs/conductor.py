@@ -504,17 +504,19 @@ class Conductor:
         ended = [*self.outcomes.values(), *no_answer]
         outcomes = sorted(ended, key=lambda o: o.rank)
         self._note_ends(outcomes)
+        error = self.error
         if self.failed or no_answer:
-            self.error = report.verdict(self.name, ended, self.trace, replaces=self._replaces)
+            error = report.verdict(self.name, ended, self.trace, replaces=self._replaces)
         if self.deadlock and not any(o.error and o.error.leaving for o in outcomes):
-            self.error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
+            error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
         if self._interrupted and self._killed.issuperset(self.died):
             found = self.findings if self.live.arrived <= LOOKED_AT else []
-            self.error = report.interrupted(
+            error = report.interrupted(
                 self.name, self._afterwards, self._who_is_stopped(), outcomes, found
             )
-        if self.cluster_failure and self.error is not None:
-            self.error = RunError(f"{self.name} was ended: {self.cluster_failure}")
+        if self.cluster_failure and error is not None:
+            error = RunError(f"{self.name} was ended: {self.cluster_failure}")
+        self.error = error  # at once: others read it while a long trace is diagnosed
 
     def _who_is_stopped(self) -> dict[str, str]:
         return {
