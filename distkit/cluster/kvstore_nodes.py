@@ -199,7 +199,7 @@ class Nodes:
             self._flushed.acquire(timeout=2)
 
     def info(self) -> dict[int, RankInfo]:
-        """What is known of them, for a trace, by id."""
+        """Facts of each node for a trace, by id."""
         return {
             n: self.children[n].about(role if role == "scheduler" else f"{role} {i}", role)
             for n, (role, i) in self.roles.items()

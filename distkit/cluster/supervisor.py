@@ -621,6 +621,6 @@ class Supervisor(RankController):
         return self.ranks.get(node) or self.nodes.children[node]
 
     def info(self) -> RunInfo:
-        """What is known of the cluster, for a trace."""
+        """Facts of the cluster for a trace."""
         known = super().info()
         return structs.replace(known, ranks=known.ranks | self.nodes.info())

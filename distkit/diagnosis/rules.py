@@ -815,7 +815,7 @@ class LeftBehind(NotWaited):
 
 
 class BarrierNotWaited(NotWaited):
-    message = "{calls}: the program goes on without the other ranks."
+    message = "{calls}: the program continues without the other ranks."
     remedy = "Call wait() on what it returns, or leave async_op out."
 
 
@@ -928,7 +928,7 @@ class NotAMember(Rule, code="DK404"):
         dist.all_reduce(x, group=pair)
     ```
 
-    torch warns once, and goes on.
+    torch warns once and continues.
     """
 
     message = "{here:call} on a group without {ranks}: nothing happens there."
@@ -1193,7 +1193,7 @@ class Behind(Rule, code="DK902"):
     """At the end of the record a rank has made fewer calls than others.
 
     Flight-recorder dumps and NCCL's logs have the beginnings of calls, not always their ends. That
-    a rank is behind is a fact of the record, not yet a mistake: in a job that goes on, some rank is
+    a rank is behind is a fact of the record, not yet a mistake: in a running job, some rank is
     always the last.
 
     If the job hangs, look at what that rank does after its last call:

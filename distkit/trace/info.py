@@ -1,4 +1,4 @@
-"""What is known of a run besides its events. Pure data; msgspec reads, checks and writes it."""
+"""Facts of a run besides its events. Pure data; msgspec reads, checks and writes it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class GenerationInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class RunInfo(GenerationInfo, frozen=True, omit_defaults=True, kw_only=True):
-    """What is known of a run besides its events; of its generations, the latest one's facts.
+    """Facts of a run besides its events; of several generations, those of the latest.
 
     Args:
         name: of the run.
@@ -194,7 +194,7 @@ class RunInfo(GenerationInfo, frozen=True, omit_defaults=True, kw_only=True):
     clocks_disagree: str = ""
 
     def rank(self, rank: int) -> RankInfo:
-        """What is known of a rank; its name at least."""
+        """Facts of a rank; its name at least."""
         known = self.ranks.get(rank, RankInfo())
         return known if known.name else structs.replace(known, name=f"rank {rank}")
 

@@ -282,7 +282,7 @@ def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
 
 
 def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:
-    """What a rank that goes on waits in; [] for nothing, or if nobody knows how long."""
+    """Operations that a running rank waits in; [] if none, or if it is unknown since when."""
     waits = record.latest("beat", (0, 0, None))[2]  # in an older file it is something else
     if not isinstance(waits, tuple) or end_of(record, over=over):
         return []

@@ -88,7 +88,7 @@ class Child:
                 self._end.set_result(self.status)
 
     def about(self, name: str, role: str, device: str = "cpu") -> RankInfo:
-        """What is known of it, for a trace."""
+        """Its facts for a trace."""
         return RankInfo(name, role, self.server.host, self.pid, device)
 
     def let_go(self) -> None:

@@ -88,7 +88,7 @@ class RankController:
         """All have ended: have whoever else holds events of the run hand them over."""
 
     def info(self) -> RunInfo:
-        """What is known of the ranks, for a trace."""
+        """Facts of the ranks for a trace."""
         plan, role = self.plan, "worker" if self.plan.servers else "rank"
         ranks = {
             r: child.about(f"{role} {r}", role, plan.devices[r])
@@ -527,15 +527,15 @@ class Conductor:
     def _note_ends(self, outcomes: list[Outcome]) -> None:
         """Add what the ranks said about themselves in the end to the trace."""
 
-        def told(name: str) -> dict[Any, Any]:
+        def reported(name: str) -> dict[Any, Any]:
             return {o.rank: getattr(o, name) for o in outcomes if getattr(o, name)}
 
         lost = {"notebook": self.live.dropped} if self.live.dropped else {}
         self.live.update(
-            dropped=told("dropped") | lost,
-            without_values=told("without_values"),
-            unwaited=told("unwaited"),
-            unseen=told("unseen"),
+            dropped=reported("dropped") | lost,
+            without_values=reported("without_values"),
+            unwaited=reported("unwaited"),
+            unseen=reported("unseen"),
             seconds=self.seconds,
             interrupted=self._interrupted,
             until=self.live.clock(time.monotonic()),
