@@ -76,12 +76,12 @@ def on_ranks(sizes: dict[int, int]) -> dict[str, float]:
     import torch.distributed as dist
 
     import distkit as dk
-    from distkit.algorithms.catalogue import ALL_REDUCES
+    from distkit.algorithms.all_reduce import ALL_REDUCES
 
     contenders: dict[str, Callable[..., Any]] = {
         "gloo": dist.all_reduce,
         "shared_memory": dk.algorithms.shared_memory_all_reduce,
-        **{name: ALL_REDUCES[name].page for name in _REFERENCES},
+        **{name: ALL_REDUCES[name].reference for name in _REFERENCES},
     }
     found = {}
     for size, calls in sizes.items():

@@ -94,10 +94,10 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
     Calibration and measurement alternate on the same ranks, under the same load.
     """
     import distkit as dk
-    from distkit_simulation import cost, finish_times
+    from distkit_simulation import finish_times
     from distkit_simulation.calibration import SIZES, Measured, quiet
 
-    names = list(cost.ALL_REDUCES)
+    names = list(dk.algorithms.ALL_REDUCES)
     results = dk.run_ranks(take_turns_on_rank, n, names, tensors, SIZES, reps, record=False).results
     machine = Measured.of([samples for samples, _ in results])
     return [
@@ -119,7 +119,7 @@ def take_turns_on_rank(
     """On each rank: alternate a batch of the calibration and a batch of every algorithm."""
     import torch
 
-    from distkit.algorithms.catalogue import ALL_REDUCES
+    from distkit.algorithms.all_reduce import ALL_REDUCES
     from distkit_simulation.calibration import joined, probe, times
 
     batches = []
@@ -128,7 +128,7 @@ def take_turns_on_rank(
         batches.append(probe(sizes))
         for name in names:
             for nbytes in tensors:
-                call = partial(ALL_REDUCES[name].page, torch.ones(nbytes // 4))
+                call = partial(ALL_REDUCES[name].reference, torch.ones(nbytes // 4))
                 taken.setdefault(name, {}).setdefault(nbytes, []).append(times(call, nbytes))
     return joined(batches), taken
 

@@ -37,6 +37,8 @@ MOVED = {
     "distkit.simulation": "distkit_simulation",
     "distkit.strategies": "distkit_strategies",
     "distkit.trace.causality": "distkit_hosts.causality",
+    "distkit.algorithms.all_reduces": "distkit.algorithms.all_reduce",
+    "distkit.algorithms.schedules": "distkit.algorithms.all_reduce",
     "distkit.trace.clocks": "distkit.cluster.hosts.clocks",
     "distkit.trace.flight_recorder": "distkit_hosts.foreign.flight_recorder",
     "distkit.trace.foreign": "distkit_hosts.foreign.files",

@@ -221,7 +221,7 @@ def all_reduce(cluster: Cluster | None = None, progress: Progress | None = None)
     """All-reduce: the sum over all ranks, by torch's own call and by a ring on this page."""
     import torch
 
-    from distkit.algorithms.collectives import ring_all_reduce
+    from distkit.algorithms.all_reduce.ring import ring_all_reduce
 
     demo = Demo("all_reduce", "all_reduce: the average digit, from partial sums on every rank")
     with _cluster(cluster) as ranks:

@@ -247,10 +247,11 @@ class Source(Words):
 
 
 def source(function: Callable[..., Any]) -> Source:
-    """The text of a function with the imports that it needs."""
+    """The text of a function with the imports that it needs, without its entry in a catalogue."""
     home = inspect.getmodule(inspect.unwrap(function))
     assert home is not None
-    code = re.sub("  # type: .*", "", inspect.getsource(function)).rstrip()
+    text = inspect.getsource(function)
+    code = re.sub(r"(?ms)^@\w+\.register\(.*?^\)\n|  # type: [^\n]*", "", text).rstrip()
     used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     return Source("\n".join([*_imports(home, used - {function.__name__}), "", "", code]))
 

@@ -265,7 +265,7 @@ def once(nbytes: int) -> dict[str, float]:
         exchange(mine, right, theirs, left, None)
 
     @collective()
-    def page(x: torch.Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
+    def one_exchange(x: torch.Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         combine(x, exchange(x, right, torch.empty_like(x), left, group), op)
 
     in_turn = 2 * (n - 1)  # as many messages as in a ring all-reduce
@@ -275,7 +275,7 @@ def once(nbytes: int) -> dict[str, float]:
         "some": times(lambda: pass_on(half), nbytes, 2) * half / n,
         "all": times(ring, nbytes, in_turn),
         "add": add,
-        "call": times(lambda: page(out), nbytes) - times(ring, nbytes) - add,
+        "call": times(lambda: one_exchange(out), nbytes) - times(ring, nbytes) - add,
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkit._format import human_bytes, human_seconds
+from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.views.scene import figures
 from distkit.views.scene.figures import advance
 from distkit.views.scene.theme import GRAY, rank_color
@@ -47,7 +48,7 @@ def compare(
     Returns:
         A figure of matplotlib; the fastest algorithm of each range of sizes is on top.
     """
-    names = list(algorithms or measured or cost.ALL_REDUCES)
+    names = list(algorithms or measured or ALL_REDUCES)
     sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)
     times = {
         name: [finish_times(name, n, int(k), network).max() for k in sizes]

@@ -21,9 +21,10 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from distkit._format import human_seconds
-from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
-from distkit.algorithms.rounds import Ints
-from distkit.algorithms.schedules import Round, chunk_sizes
+from distkit.algorithms.all_reduce import ALL_REDUCES
+from distkit.algorithms.catalogue import Algorithm
+from distkit.algorithms.collectives import COLLECTIVES
+from distkit.algorithms.rounds import Ints, Round, chunk_sizes
 from distkit.events import Event, Op, State
 from distkit.trace.info import RankEnd, RankInfo, RunInfo
 from distkit.trace.trace import Trace

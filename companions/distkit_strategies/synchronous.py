@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from distkit.algorithms.use import page
+from distkit.algorithms.use import implementation
 from distkit.errors import StrategyError, TrainingError
 from distkit_strategies.replica import ReplicaContext
 from distkit_strategies.strategy import ReplicatedStrategy, Strategy
@@ -195,7 +195,7 @@ class MirroredStrategy(ReplicatedStrategy):
             devices than ranks, ranks share them in turn, with a warning.
         cross_device_ops: how gradients are summed: "native" (the backend's own all-reduce),
             "hierarchical", "reduce_to_one" or TensorFlow's names for them, another name of
-            :data:`~distkit.algorithms.catalogue.ALL_REDUCES`, "auto", "shared_memory", or a
+            :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`, "auto", "shared_memory", or a
             function with the contract of ``dist.all_reduce``.
 
     Raises:
@@ -222,7 +222,7 @@ class MirroredStrategy(ReplicatedStrategy):
         super().__init__()
         self._devices = [] if devices is None else _chosen(devices)
         name = CROSS_DEVICE_OPS.get(cross_device_ops, cross_device_ops)
-        self._add_up = dist.all_reduce if name == "native" else page(name)
+        self._add_up = dist.all_reduce if name == "native" else implementation(name)
 
     def _created(self, made: Made) -> None:
         replicas, devices = self.num_replicas_in_sync, self._devices
@@ -246,7 +246,7 @@ class CommunicationImplementation(str, Enum):
 
     ====  =====================================================================================
     AUTO  NCCL between GPUs; else :func:`~distkit.algorithms.use.auto_all_reduce`
-    RING  our ring, :func:`~distkit.algorithms.collectives.ring_all_reduce`
+    RING  our ring, :func:`~distkit.algorithms.all_reduce.ring.ring_all_reduce`
     NCCL  NCCL's all-reduce; needs GPUs
     ====  =====================================================================================
     """
@@ -326,7 +326,13 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
                 "Start them on GPUs with backend nccl, or choose RING or AUTO."
             )
         ring = chosen is CommunicationImplementation.RING
-        algorithm = page("ring") if ring else dist.all_reduce if on_gpus else page("auto")
+        algorithm = (
+            implementation("ring")
+            if ring
+            else dist.all_reduce
+            if on_gpus
+            else implementation("auto")
+        )
         group = None if limit is None else dist.new_group(timeout=timedelta(seconds=limit))
         return partial(algorithm, group=group)
 

@@ -1,15 +1,19 @@
-"""The pages: collective operations as one rank's program, in ``torch.distributed`` words.
+"""Collectives other than all-reduce: the schedule of each, and its reference implementation.
 
-Each has the contract of ``torch.distributed``'s own call, so that one can be passed for the
-other; :mod:`~distkit.algorithms.contract` sees to that.
+A reference implementation has the contract of ``torch.distributed``'s own call, so that one can be
+passed for the other; :mod:`~distkit.algorithms.contract` sees to that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import torch.distributed as dist
 from torch import Tensor, cat, empty, empty_like
 from torch.distributed.distributed_c10d import _get_default_group
 
+from distkit.algorithms.catalogue import Algorithms
 from distkit.algorithms.contract import (
     SUM,
     Group,
@@ -20,50 +24,10 @@ from distkit.algorithms.contract import (
     recv,
     send,
 )
-from distkit.algorithms.rounds import highest_bit, lowest_bit
+from distkit.algorithms.rounds import Ints, Round, Schedule, bits, highest_bit, lowest_bit, whole
 
-
-@collective()
-def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce ``x`` over all ranks, in place. The contract of ``dist.all_reduce(x)``.
-
-    In n-1 rounds of *reduce-scatter* each rank passes a chunk on to its right neighbour and
-    adds what comes from the left: then rank r holds the complete sum of chunk r+1. In n-1
-    rounds of *all-gather* the complete chunks go round once more::
-
-        rank 0 ── chunk r-s ──► rank 1 ──► … ──► rank n-1 ──► rank 0
-
-    2(n-1)α + 2(n-1)/n Kβ + (n-1)/n Kγ: no algorithm sends fewer bytes.
-
-    Args:
-        x: tensor of any shape, the same on every rank; K bytes.
-        op: SUM, AVG, MIN, MAX or PRODUCT.
-        group: the process group; None is the world.
-
-    Source:
-        Patarasuk & Yuan, 2009; brought to deep learning by Gibiansky (Baidu), 2017.
-
-    Example:
-        >>> import distkit as dk, torch
-        >>> def total():
-        ...     x = torch.arange(6.)
-        ...     dk.algorithms.ring_all_reduce(x)
-        ...     return x.tolist()
-        >>> dk.run_ranks(total, 3).results[0]        # doctest: +SKIP
-        [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
-    """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    left, right = (rank - 1) % n, (rank + 1) % n
-    chunks = x.tensor_split(n)  # views: writing a chunk writes x
-    inbox = empty_like(chunks[0])
-
-    for s in range(n - 1):  # reduce-scatter
-        out, mine = chunks[(rank - s) % n], chunks[(rank - s - 1) % n]
-        combine(mine, exchange(out, right, inbox[: len(mine)], left, group), op)
-
-    for s in range(n - 1):  # all-gather
-        out, into = chunks[(rank + 1 - s) % n], chunks[(rank - s) % n]
-        exchange(out, right, into, left, group)
+#: The collectives by name; "gossip" is none, and only comes near to an average.
+COLLECTIVES = Algorithms()
 
 
 # -- one to all, all to one ------------------------------------------------------------
@@ -76,6 +40,34 @@ def root_and_place(root: int, group: Group) -> tuple[int, int]:
     return start, (dist.get_rank(group) - start) % n
 
 
+def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+    """The edges of a binomial tree, from the root to the leaves.
+
+    Yields:
+        Parents and children; and which ranks are below each child, itself included, counted from
+        the root: the first one and their number.
+    """
+    for bit in reversed(bits(n)):
+        parent = np.arange(0, n - bit, 2 * bit)
+        child = parent + bit
+        yield (parent + root) % n, (child + root) % n, child, np.minimum(bit, n - child)
+
+
+def broadcast_schedule(n: int, root: int = 0) -> Schedule:
+    """Whoever has it sends it on: twice as many have it after each round."""
+    for parent, child, _, _ in _tree(n, root):
+        yield Round(parent, child, np.zeros_like(child), reduce=False)
+
+
+@COLLECTIVES.register(
+    kind="broadcast",
+    title="Broadcast",
+    summary="a binomial tree down from the root",
+    source="Thakur et al., 2005",
+    cost="⌈lg n⌉(α + Kβ)",
+    schedule=broadcast_schedule,
+    chunks=whole,
+)
 @collective()
 def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
     """Give every rank the tensor of rank ``src``. The contract of ``dist.broadcast``.
@@ -108,6 +100,21 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
             send(tensor, (root + place + low) % n, group)
 
 
+def reduce_schedule(n: int, root: int = 0) -> Schedule:
+    """The tree of :func:`broadcast_schedule`, upwards."""
+    for parent, child, _, _ in reversed([*_tree(n, root)]):
+        yield Round(child, parent, np.zeros_like(child), reduce=True)
+
+
+@COLLECTIVES.register(
+    kind="reduce",
+    title="Reduce",
+    summary="a binomial tree up to the root",
+    source="Thakur et al., 2005",
+    cost="⌈lg n⌉(α + Kβ + Kγ)",
+    schedule=reduce_schedule,
+    chunks=whole,
+)
 @collective()
 def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce to rank ``dst``; the other tensors stay as they are. As ``dist.reduce``.
@@ -137,6 +144,20 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
         send(partial, (root + place - low) % n, group)
 
 
+def scatter_schedule(n: int, root: int = 0) -> Schedule:
+    """Each message carries the chunks of a whole subtree; chunk i is for the i-th from the root."""
+    for parent, child, first, count in _tree(n, root):
+        yield Round(parent, child, first, reduce=False, count=count)
+
+
+@COLLECTIVES.register(
+    kind="scatter",
+    title="Scatter",
+    summary="down a binomial tree, each message for a whole subtree",
+    source="Thakur et al., 2005",
+    cost="⌈lg n⌉α + (n-1)/n Kβ",
+    schedule=scatter_schedule,
+)
 @collective(reads="scatter_list")
 def scatter(
     tensor: Tensor, scatter_list: list[Tensor] | None = None, src: int = 0, group: Group = None
@@ -174,6 +195,20 @@ def scatter(
     tensor.copy_(parts[:size])
 
 
+def gather_schedule(n: int, root: int = 0) -> Schedule:
+    """The tree of :func:`scatter_schedule`, upwards; chunk i is of the i-th from the root."""
+    for parent, child, first, count in reversed([*_tree(n, root)]):
+        yield Round(child, parent, first, reduce=False, count=count)
+
+
+@COLLECTIVES.register(
+    kind="gather",
+    title="Gather",
+    summary="up a binomial tree, each message from a whole subtree",
+    source="Thakur et al., 2005",
+    cost="⌈lg n⌉α + (n-1)/n Kβ",
+    schedule=gather_schedule,
+)
 @collective(reads="tensor")
 def gather(
     tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0, group: Group = None
@@ -212,11 +247,26 @@ def gather(
 # -- all to all ------------------------------------------------------------------------
 
 
+def all_gather_schedule(n: int) -> Schedule:
+    """Everybody's chunk goes round the ring."""
+    r = np.arange(n)
+    for s in range(n - 1):
+        yield Round(r, (r + 1) % n, (r - s) % n, reduce=False)
+
+
+@COLLECTIVES.register(
+    kind="all_gather",
+    title="All-gather",
+    summary="every rank's chunk goes round a ring",
+    source="Patarasuk & Yuan, 2009",
+    cost="(n-1)α + (n-1)/n Kβ",
+    schedule=all_gather_schedule,
+)
 @collective(reads="tensor")
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -> None:
     """Give everybody everybody's tensor. The contract of ``dist.all_gather``.
 
-    The second half of :func:`ring_all_reduce`: each rank passes on what came last.
+    The second half of a ring all-reduce: each rank passes on what came last.
     (n-1)α + (n-1)/n Kβ.
 
     Args:
@@ -236,14 +286,29 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
         exchange(out, right, into, left, group)
 
 
+def reduce_scatter_schedule(n: int) -> Schedule:
+    """Chunks are summed on their way round the ring; chunk r arrives at rank r."""
+    r = np.arange(n)
+    for s in range(n - 1):
+        yield Round(r, (r + 1) % n, (r - s - 1) % n, reduce=True)
+
+
+@COLLECTIVES.register(
+    kind="reduce_scatter",
+    title="Reduce-scatter",
+    summary="chunks are reduced on their way round a ring",
+    source="Patarasuk & Yuan, 2009",
+    cost="(n-1)α + (n-1)/n Kβ + (n-1)/n Kγ",
+    schedule=reduce_scatter_schedule,
+)
 @collective(reads="input_list")
 def reduce_scatter(
     output: Tensor, input_list: list[Tensor], op: ReduceOp = SUM, group: Group = None
 ) -> None:
     """Give the i-th rank the reduction of all i-th tensors. As ``dist.reduce_scatter``.
 
-    The first half of :func:`ring_all_reduce`, begun one chunk earlier so that rank r ends
-    with chunk r. (n-1)α + (n-1)/n Kβ + (n-1)/n Kγ.
+    The first half of a ring all-reduce, begun one chunk earlier so that rank r ends with chunk r.
+    (n-1)α + (n-1)/n Kβ + (n-1)/n Kγ.
 
     Args:
         output: receives the result; K/n bytes.
@@ -265,6 +330,23 @@ def reduce_scatter(
     output.copy_(partial)
 
 
+def all_to_all_schedule(n: int) -> Schedule:
+    """Pairwise exchange; chunk n·i + j, of n², is what rank i has for rank j."""
+    r = np.arange(n)
+    for s in range(1, n):
+        to = (r + s) % n
+        yield Round(r, to, n * r + to, reduce=False)
+
+
+@COLLECTIVES.register(
+    kind="all_to_all",
+    title="All-to-all",
+    summary="in round s every rank serves the rank s places to the right",
+    source="Thakur et al., 2005",
+    cost="(n-1)α + (n-1)/n² Kβ",
+    schedule=all_to_all_schedule,
+    chunks=lambda n: n * n,
+)
 @collective(reads="input_tensor_list", uneven=True)
 def all_to_all(
     output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: Group = None
@@ -290,6 +372,22 @@ def all_to_all(
         exchange(input_tensor_list[to], to, output_tensor_list[source], source, group)
 
 
+def barrier_schedule(n: int) -> Schedule:
+    """Dissemination: everybody has heard of 2^k ranks after k rounds, of some more than once."""
+    r = np.arange(n)
+    for bit in bits(n):
+        yield Round(r, (r + bit) % n, np.zeros_like(r), reduce=True)
+
+
+@COLLECTIVES.register(
+    kind="barrier",
+    title="Barrier",
+    summary="every rank tells ranks at distance 1, 2, 4, … who has arrived",
+    source="Hensgen, Finkel & Manber, 1988",
+    cost="⌈lg n⌉α",
+    schedule=barrier_schedule,
+    chunks=whole,
+)
 @collective()
 def barrier(group: Group = None) -> None:
     """Return when every rank has come. The contract of ``dist.barrier``.
@@ -314,3 +412,60 @@ def barrier(group: Group = None) -> None:
     while step < n:
         exchange(nothing, (rank + step) % n, nothing, (rank - step) % n, group)
         step *= 2
+
+
+# -- none ------------------------------------------------------------------------------
+
+
+def gossip_schedule(n: int, rounds: int = 1) -> Schedule:
+    """Neighbours on a ring tell each other what they have; nobody waits for the whole.
+
+    Args:
+        n: number of ranks.
+        rounds: how often.
+    """
+    r = np.arange(n)
+    src, dst = np.tile(r, 2), np.concatenate([(r + 1) % n, (r - 1) % n])
+    for _ in range(rounds if n > 1 else 0):
+        yield Round(src, dst, np.zeros_like(src), reduce=True)
+
+
+@COLLECTIVES.register(
+    kind="",
+    title="Gossip",
+    summary="every rank averages with its neighbours only",
+    source="Lian et al., 2017",
+    cost="2α + 2Kβ per round",
+    schedule=gossip_schedule,
+    chunks=whole,
+)
+@collective()
+def gossip(x: Tensor, group: Group = None, *, rounds: int = 1) -> None:
+    """Average ``x`` with both neighbours on a ring, in place. **No** all-reduce.
+
+    ::
+
+        x_r ← (x_{r-1} + x_r + x_{r+1}) / 3
+
+    Everybody's mean stays what it was, and the ranks come nearer to it from round to round, by
+    a factor of (1 + 2 cos 2π/n)/3. A round takes 2α + 2Kβ, however many ranks there are: that is
+    what decentralised SGD buys with ranks that differ.
+
+    Args:
+        x: floating-point tensor of any shape, the same on every rank; K bytes.
+        group: the process group; None is the world.
+        rounds: how often.
+
+    Source:
+        Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 2017.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    left, right = (rank - 1) % n, (rank + 1) % n
+    if n == 1:
+        return
+
+    from_left, from_right = empty_like(x), empty_like(x)
+    for _ in range(rounds):
+        exchange(x, right, from_left, left, group)
+        exchange(x, left, from_right, right, group)
+        x.add_(from_left).add_(from_right).div_(3)

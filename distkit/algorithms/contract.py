@@ -1,8 +1,8 @@
-"""The contract of ``torch.distributed``'s own calls, and the words that pages are written in.
+"""The contract of ``torch.distributed``'s own calls, and the calls that algorithms are written in.
 
-A page is written for the plain case: flat, contiguous tensors, one of four operations, a rank
-that belongs to the group. :func:`collective` makes every other case plain, or says what is
-wrong with it before anything is sent.
+A reference implementation is written for the plain case: flat, contiguous tensors, one of four
+operations, a rank that belongs to the group. :func:`collective` makes every other case plain, or
+says what is wrong with it before anything is sent.
 
 Lengths that differ between ranks are not compared beforehand: that would cost a message
 that no paper counts. In an all-reduce some rank then receives more than it expects, which
@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from inspect import signature
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from distkit.algorithms.catalogue import Reference
+
 ReduceOp = dist.ReduceOp.RedOpType
 Group = dist.ProcessGroup | None
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
-
-Page = TypeVar("Page", bound=Callable[..., None])
 
 _COMBINE: dict[ReduceOp, Callable[..., Tensor]] = {
     SUM: torch.add,
@@ -86,16 +86,16 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatt
 
 def collective(
     *, reads: str = "", uneven: bool = False, on_device: bool = False
-) -> Callable[[Page], Page]:
-    """Give a page the contract of ``torch.distributed``'s own call.
+) -> Callable[[Reference], Reference]:
+    """Give a reference implementation the contract of ``torch.distributed``'s own call.
 
-    The page gets contiguous, flat tensors without gradients, results are written back; AVG is a
+    It gets contiguous, flat tensors without gradients, results are written back; AVG is a
     SUM that is divided in the end; a rank outside the group is warned and does nothing.
 
     Args:
         reads: the argument that is only read, if there is one; the others are written to.
         uneven: whether the tensors of one call may differ in length.
-        on_device: whether the page takes a GPU's tensors, although gloo's messages do not.
+        on_device: whether it takes a GPU's tensors, although gloo's messages do not.
 
     Raises:
         TypeError: An argument is no dense tensor, tensors differ in dtype or device, or there is no
@@ -105,8 +105,8 @@ def collective(
             send from this device.
     """
 
-    def decorate(page: Page) -> Page:
-        parameters, name = signature(page), page.__name__
+    def decorate(reference: Reference) -> Reference:
+        parameters, name = signature(reference), reference.__name__
         options = {p.name for p in parameters.parameters.values() if p.kind is p.KEYWORD_ONLY}
         names = [p for p in parameters.parameters if p not in _SETTINGS | options]
         positional = [p for p in parameters.parameters if p not in options]
@@ -115,10 +115,10 @@ def collective(
         }
         reduces = positional[1:] == ["op", "group"]
 
-        @wraps(page)
+        @wraps(reference)
         def call(*args: Any, **kwargs: Any) -> None:
             if reduces and len(args) == 3 and not kwargs and _is_plain(name, *args):
-                page(args[0], SUM, args[2])
+                reference(args[0], SUM, args[2])
                 return
             given = defaults.copy()
             given.update(zip(positional, args, strict=False))
@@ -141,7 +141,7 @@ def collective(
             averages = op == AVG
             given.update({} if op is None else {"op": SUM if averages else op})
             with torch.no_grad():
-                page(**given)
+                reference(**given)
                 if "dst" not in given or root == dist.get_rank():  # it gets a result
                     for key in written:
                         _write_back(listed(theirs[key]), listed(given[key]), averages, group)
@@ -240,7 +240,7 @@ def _check_device(name: str, device: torch.device, group: Group) -> None:
 def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -> None:
     if op not in _COMBINE and op != AVG:
         ours = _several(o.name for o in [*_COMBINE, AVG])
-        raise ValueError(f"{name}: op is {op}; pages know {ours} (dist.ReduceOp.SUM, …).")
+        raise ValueError(f"{name}: op is {op}; these are supported: {ours} (dist.ReduceOp.SUM, …).")
     if op == AVG and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(
             f"{name}: the average of {_several([dtype])} numbers is not of that type. Use SUM, or "
@@ -274,7 +274,7 @@ def _plain(value: Any, group: Group, on_device: bool) -> Any:
 def _write_back(
     given: Sequence[Tensor], plain: Sequence[Tensor], averages: bool, group: Group
 ) -> None:
-    """Copy what the page computed into what the caller holds."""
+    """Copy what was computed into what the caller holds."""
     for t, result in zip(given, plain, strict=True):
         if averages:
             result.div_(dist.get_world_size(group))

@@ -1,8 +1,8 @@
 """Pipelines: layers over ranks, activations and gradients as messages.
 
-:func:`split` cuts a model into stages. :func:`pipeline_step` is the page: GPipe and 1F1B in
-``send`` and ``recv``. :class:`TorchPipeline` has ``torch.distributed.pipelining`` run the same
-schedules, and those with several stages a rank.
+:func:`split` cuts a model into stages. :func:`pipeline_step` is the reference implementation: GPipe
+and 1F1B in ``send`` and ``recv``. :class:`TorchPipeline` has ``torch.distributed.pipelining`` run
+the same schedules, and those with several stages a rank.
 """
 
 from __future__ import annotations

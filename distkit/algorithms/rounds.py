@@ -1,9 +1,10 @@
-"""The parts of schedules, what they achieve (:func:`held`) and send (:func:`traffic`)."""
+"""The parts of schedules and cost formulas; what a schedule achieves and sends. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ Ints = NDArray[np.int_]
 Bools = NDArray[np.bool_]
 #: The ranks of each host.
 Hosts = Sequence[Sequence[int]]
+Numbers = Any  # a number or an array
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class Round:
         nth = np.arange(len(row)) - (np.cumsum(count) - count)[row]
         reduce = np.broadcast_to(self.reduce, self.src.shape)[row]
         return self.src[row], self.dst[row], self.chunk[row] + nth, reduce
+
+
+#: The rounds of an algorithm.
+Schedule = Iterator[Round]
 
 
 def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
@@ -131,6 +137,11 @@ def traffic(
     return messages, sent
 
 
+def whole(n: int, **options: Any) -> int:
+    """One chunk: a tensor that is not split."""
+    return 1
+
+
 def neighbours(n: int, devices_per_host: int) -> Hosts:
     """Hosts of neighbouring ranks; the last one may have fewer.
 
@@ -210,3 +221,66 @@ def depth(up: Ints) -> Ints:
         deep += above >= 0
         above = np.where(above >= 0, up[above], -1)
     return deep
+
+
+def pairs(some: list[tuple[int, int]]) -> Ints:
+    """Pairs of ranks as two arrays."""
+    both: Ints = np.array(some, dtype=int).reshape(-1, 2).T
+    return both
+
+
+# -- cost formulas ---------------------------------------------------------------------------
+
+
+class LinkCost(Protocol):
+    """The cost of a message; :class:`distkit_simulation.Link` has it."""
+
+    @property
+    def alpha(self) -> float:
+        """Latency [s]."""
+
+    @property
+    def beta(self) -> float:
+        """Time per byte [s]."""
+
+    @property
+    def gamma(self) -> float:
+        """Time to reduce a byte [s]."""
+
+    @property
+    def switches(self) -> Sequence[tuple[float, float, float]]:
+        """Larger messages than these bytes have this alpha and beta."""
+
+    def seconds(self, nbytes: Numbers) -> Numbers:
+        """The time of a message [s]."""
+
+
+def at_least(least: float, **given: Numbers) -> Numbers:
+    """Convert to an array of floats, and check its minimum.
+
+    Raises:
+        ValueError: a number is below ``least``.
+    """
+    ((name, numbers),) = given.items()
+    array = np.asarray(numbers, float)
+    if not np.all(array >= least):
+        raise ValueError(f"{np.min(array):g} {name}: give {least:g} or more")
+    return array
+
+
+def floor_lg(n: Numbers) -> Numbers:
+    """⌊log2 n⌋ of each number.
+
+    >>> floor_lg(np.array([4, 5, 8])).tolist()
+    [2.0, 2.0, 3.0]
+    """
+    return np.frexp(n)[1] - 1.0
+
+
+def ceil_lg(n: Numbers) -> Numbers:
+    """⌈log2 n⌉ of each number.
+
+    >>> ceil_lg(np.array([4, 5, 8])).tolist()
+    [2.0, 3.0, 3.0]
+    """
+    return np.frexp(n - 0.5)[1] * 1.0

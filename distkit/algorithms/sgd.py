@@ -130,7 +130,7 @@ def sync_sgd_step(
         lr: learning rate η, or an optimizer of ``torch.optim`` with the model's parameters: it
             makes the same update everywhere from the same gradient and the same state.
         all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does; pass
-            :func:`~distkit.algorithms.collectives.ring_all_reduce` and see the same weights.
+            :func:`~distkit.algorithms.all_reduce.ring.ring_all_reduce` and see the same weights.
 
     Returns:
         This rank's loss before the update, a scalar; NaN if it has no examples.

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distkit.algorithms.all_reduces import ring_of
+from distkit.algorithms.all_reduce.ring import ring_of
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
 from distkit.algorithms.hosts import hosts_of
 

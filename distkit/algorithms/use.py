@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from distkit.algorithms.catalogue import ALL_REDUCES, lg
+from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.contract import SUM, Group, ReduceOp
 from distkit.algorithms.hosts import hosts_of
 from distkit.algorithms.shared_memory import shared_memory_all_reduce
 
-#: A page: reduces a tensor in place; the contract of ``dist.all_reduce``.
-Page = Callable[..., Any]
+#: Reduces a tensor in place; the contract of ``dist.all_reduce``.
+AllReduce = Callable[..., Any]
 
 #: What ``register_comm_hook`` takes.
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]
@@ -32,15 +32,16 @@ LARGE = 1 << 16
 
 
 @contextmanager
-def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
+def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
     """While it is open, ``dist.all_reduce`` on this rank runs ``algorithm``, and so does DDP.
 
     Every rank has to open it. The collective stays in the trace; the messages it is made of
     appear inside it.
 
     Args:
-        algorithm: a name of :data:`~distkit.algorithms.catalogue.ALL_REDUCES`, ``"shared_memory"``,
-            ``"auto"``, or a function of yours with the contract ``f(x, op, group)``, in place.
+        algorithm: a name of :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`,
+            ``"shared_memory"``, ``"auto"``, or a function of yours with the contract
+            ``f(x, op, group)``, in place.
             ``"auto"`` takes ``"shared_memory"`` where hosts have several ranks, with a ring between
             the hosts. Where they have not, and for small tensors on many hosts, it takes
             halving-doubling for small tensors and the ring for large ones.
@@ -59,7 +60,7 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
         >>> dk.run_ranks(total, 3).results[0]        # doctest: +SKIP
         [3.0, 3.0]
     """
-    kernel = partial(_all_reduce, page(algorithm))
+    kernel = partial(_all_reduce, implementation(algorithm))
     if not dist.is_initialized():
         raise RuntimeError(
             "dk.algorithms.use_algorithm was opened in a process that is not a rank, where it has "
@@ -76,7 +77,7 @@ def use_algorithm(algorithm: str | Page = "auto") -> Iterator[None]:
         library._destroy()
 
 
-def ddp_hook(algorithm: str | Page = "auto") -> Hook:
+def ddp_hook(algorithm: str | AllReduce = "auto") -> Hook:
     """A communication hook for DDP: averages each bucket of gradients by ``algorithm``.
 
     Args:
@@ -91,7 +92,7 @@ def ddp_hook(algorithm: str | Page = "auto") -> Hook:
     Example:
         >>> ddp.register_comm_hook(None, dk.algorithms.ddp_hook("ring"))        # doctest: +SKIP
     """
-    reduce = page(algorithm)
+    reduce = implementation(algorithm)
 
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         gradients = bucket.buffer().div_(dist.get_world_size())
@@ -104,7 +105,7 @@ def ddp_hook(algorithm: str | Page = "auto") -> Hook:
     return hook
 
 
-def page(algorithm: str | Page) -> Page:
+def implementation(algorithm: str | AllReduce) -> AllReduce:
     """The function behind a name.
 
     Raises:
@@ -117,7 +118,7 @@ def page(algorithm: str | Page) -> Page:
     if algorithm not in ALL_REDUCES:
         names = ", ".join(f'"{name}"' for name in (*_WITHOUT_MESSAGES, *ALL_REDUCES))
         raise ValueError(f'there is no all-reduce "{algorithm}". There are: {names}.')
-    return ALL_REDUCES[algorithm].page
+    return ALL_REDUCES[algorithm].reference
 
 
 def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
@@ -132,12 +133,13 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     if pg is None or dist.get_rank(pg) < 0:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
-    quick = large or hosts - 1 <= lg(n)  # a ring of hosts has as few rounds as halving-doubling
+    rounds = (n - 1).bit_length()  # of halving and doubling
+    quick = large or hosts - 1 <= rounds
     by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # as messages go there, too
     if by_host and (hosts == 1 or (hosts < n and quick)):
         shared_memory_all_reduce(x, op, pg)
     else:
-        ALL_REDUCES["ring" if large else "halving_doubling"].page(x, op, pg)
+        ALL_REDUCES["ring" if large else "halving_doubling"].reference(x, op, pg)
 
 
 #: Those that have no schedule of messages, by name.
@@ -147,7 +149,7 @@ _work: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore
 
 
 def _all_reduce(
-    run: Page,
+    run: AllReduce,
     tensors: list[Tensor],
     group: Any,
     _op: object,
@@ -155,7 +157,7 @@ def _all_reduce(
     _async: bool = True,
     _timeout: int = -1,
 ) -> tuple[list[Tensor], Any]:
-    """The operator ``c10d::allreduce_``, by our page. It has finished when it returns."""
+    """The operator ``c10d::allreduce_``, by our algorithm. It has finished when it returns."""
     op, pg = _reduction(sys._getframe(1)), dist.ProcessGroup.unbox(group)
     for x in tensors:
         run(x, op, pg)

@@ -479,7 +479,7 @@ class _Capsule:
 
 # -- places ---------------------------------------------------------------------
 
-#: Frames of these are machinery; those of other files of algorithms/ and of demos.py are pages.
+#: Frames of these are machinery; those of other files of algorithms/ and of demos.py are shown.
 MACHINERY = (
     f"{OWN[0]}_hosts/",
     f"{OWN[1]}/distkit_hosts/",

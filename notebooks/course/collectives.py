@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import Tensor, arange, cat, empty_like, stack, zeros
 
-from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES, Algorithm
+from distkit.algorithms.all_reduce import ALL_REDUCES
+from distkit.algorithms.catalogue import Algorithm
+from distkit.algorithms.collectives import COLLECTIVES
 from distkit_course.collectives import Call, OnRanks, Right
 from distkit_course.task import Answer, Task
 
@@ -132,13 +134,13 @@ def from_rank_0(x: Tensor, src: int) -> None:
 def gathers_anew(outputs: list[Tensor], x: Tensor) -> list[Tensor]:
     """A list that nobody sees."""
     mine = [empty_like(x) for _ in outputs]
-    COLLECTIVES["all_gather"].page(mine, x)
+    COLLECTIVES["all_gather"].reference(mine, x)
     return mine
 
 
 def forgets_its_own(outputs: list[Tensor], x: Tensor) -> None:
     """What is here needs no message, but a copy."""
-    COLLECTIVES["all_gather"].page(outputs, x)
+    COLLECTIVES["all_gather"].reference(outputs, x)
     outputs[dist.get_rank()].zero_()
 
 
@@ -196,7 +198,7 @@ def _task(
         f"takes {best.rounds(4)} rounds, and a rank sends at most {best.messages(4)} messages."
     )
     trial = OnRanks(best, call, right, parameters.split(", ")[0], parts)
-    return Task(name, signature, goal, details, best.page, hints, trial, wrong, worth=4)
+    return Task(name, signature, goal, details, best.reference, hints, trial, wrong, worth=4)
 
 
 def _all_reduce(name: str, *hints: str) -> Task:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from distkit.algorithms.schedules import ring
+from distkit.algorithms.all_reduce.ring import schedule as ring
 from distkit_course.judges import call_answer
 from distkit_course.task import Answer, Criterion, Mistake, NotAttempted, Task
 

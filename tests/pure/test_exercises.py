@@ -12,8 +12,8 @@ from answers import answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distkit.algorithms.all_reduce.ring import schedule as ring
 from distkit.algorithms.catalogue import PIPELINES
-from distkit.algorithms.schedules import ring
 from distkit_course import values
 from distkit_course.content.models import broadcast_seconds, chunk_sent, crossover, order_1f1b
 from distkit_course.content.parameter_server import STEPS, trained

@@ -9,7 +9,7 @@ from types import TracebackType
 import pytest
 import torch.distributed as dist
 
-from distkit.algorithms.collectives import ring_all_reduce
+from distkit.algorithms.all_reduce.ring import ring_all_reduce
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
 from distkit.ipython import shorten

@@ -51,7 +51,7 @@ LAYERS = {
     "algorithms": WAIST,
     "data": WAIST,
     "recording": WAIST,
-    "views": WAIST + "diagnosis algorithms data",  # a run that equals a schedule is drawn as one
+    "views": WAIST + "diagnosis data",
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
 }

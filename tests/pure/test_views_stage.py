@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_server, ring, summary
 
-from distkit.algorithms import schedules
+from distkit.algorithms.all_reduce.ring import schedule
+from distkit.algorithms.rounds import held as contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import drawing_of, to_svg
@@ -39,7 +40,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
     s, members, at = Script(), members or list(range(n)), 0
     for _ in range(calls):
         have = [[values(r, c) for c in range(n)] for r in range(n)]
-        for round_ in schedules.ring(n):
+        for round_ in schedule(n):
             moving = [have[a][c] for a, c in zip(round_.src, round_.chunk, strict=True)]
             moves = zip(round_.src, round_.dst, round_.chunk, moving, strict=True)
             for a, b, c, payload in moves:
@@ -154,23 +155,23 @@ def test_a_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
 
 
 def test_the_stage_holds_what_the_schedule_says_after_every_round():
-    n, rounds = 4, list(schedules.ring(4))
+    n, rounds = 4, list(schedule(4))
     picture = stage(all_reduce_ring(n))
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, picture["start"] + (k - 0.1) * MS)
-        wanted = schedules.held(rounds[:k], n)
+        wanted = contributions(rounds[:k], n)
         got = [[[int(c in piece["sure"]) for c in range(n)] for piece in held[r]] for r in range(n)]
         assert got == (wanted > 0).astype(int).tolist()
 
 
 def test_on_the_clock_of_rounds_nobody_is_ahead():
     """However late a rank was: after k rounds everybody holds what the schedule says."""
-    rounds, trace = list(schedules.ring(4)), all_reduce_ring(4)
+    rounds, trace = list(schedule(4)), all_reduce_ring(4)
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
     picture = stage(Trace(late, trace.info), clock="rounds")
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
-        wanted = schedules.held(rounds[:k], 4) > 0
+        wanted = contributions(rounds[:k], 4) > 0
         got = [[[c in piece["sure"] for c in range(4)] for piece in held[r]] for r in range(4)]
         assert got == wanted.tolist()
 

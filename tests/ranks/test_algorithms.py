@@ -15,7 +15,8 @@ from recorded import drawn, in_turn, said, telling
 
 import distkit as dk
 from distkit import demos
-from distkit.algorithms.catalogue import ALL_REDUCES, COLLECTIVES
+from distkit.algorithms.all_reduce import ALL_REDUCES
+from distkit.algorithms.collectives import COLLECTIVES
 
 each = pytest.mark.parametrize("name", ALL_REDUCES)
 OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT"]
@@ -55,7 +56,7 @@ def test_every_all_reduce_equals_torchs_own(n: int, cases: list[Any]) -> None:
             random.seed(dist.get_rank() + length)
             ours = numbers(length, dtype, more, turned)
             theirs = ours.clone(memory_format=torch.contiguous_format)
-            ALL_REDUCES[name].page(ours, getattr(dist.ReduceOp, op))
+            ALL_REDUCES[name].reference(ours, getattr(dist.ReduceOp, op))
             dist.all_reduce(theirs, getattr(dist.ReduceOp, op))
             results.append((ours, theirs))
         return results
@@ -78,7 +79,7 @@ def test_all_ranks_round_alike(n: int) -> None:
         found = {}
         for name, algorithm in ALL_REDUCES.items():
             found[name] = x.clone(), theirs
-            algorithm.page(found[name][0])
+            algorithm.reference(found[name][0])
         return found
 
     results = dk.run_ranks(program, n).results
@@ -98,7 +99,7 @@ def test_a_group_counts_by_itself() -> None:
             warnings.simplefilter("always")
             for name, algorithm in ALL_REDUCES.items():
                 x = torch.full((5,), float(dist.get_rank()))
-                algorithm.page(x, group=group)
+                algorithm.reference(x, group=group)
                 found[name] = x.tolist()
         return found, [str(w.message) for w in caught]
 
@@ -124,7 +125,7 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
 
     def program() -> None:
         for algorithm, length in turns:
-            algorithm.page(torch.ones(length, dtype=torch.float64))
+            algorithm.reference(torch.ones(length, dtype=torch.float64))
 
     recorded = said(dk.run_ranks(program, n).trace)
     figure = in_turn(drawn(a.schedule(n), length, a.chunks(n)) for a, length in turns)
@@ -153,7 +154,7 @@ def test_options_are_those_of_the_schedule(name: str, options: dict[str, Any]) -
         right = []
         for length in telling(chunks):
             x = torch.arange(float(length))
-            algorithm.page(x, **options)
+            algorithm.reference(x, **options)
             right.append(torch.equal(x, n * torch.arange(float(length))))
         return right
 
@@ -171,7 +172,7 @@ def test_options_are_those_of_the_schedule(name: str, options: dict[str, Any]) -
 def test_gossip_comes_near_the_average() -> None:
     def program(rounds: int) -> float:
         x = torch.tensor(float(dist.get_rank()))
-        dk.algorithms.COLLECTIVES["gossip"].page(x, rounds=rounds)
+        dk.algorithms.COLLECTIVES["gossip"].reference(x, rounds=rounds)
         return x.item()
 
     assert dk.run_ranks(program, 6, 1).results == pytest.approx([2, 1, 2, 3, 4, 3])
@@ -190,7 +191,7 @@ WRONG = {
     "an unknown operation": (
         lambda: (torch.ones(3), dist.ReduceOp.BXOR),
         ValueError,
-        "op is .*BXOR; pages know AVG, MAX, MIN, PRODUCT, SUM",
+        "op is .*BXOR; these are supported: AVG, MAX, MIN, PRODUCT, SUM",
     ),
     "no order": (
         lambda: (torch.ones(3, dtype=torch.complex64), dist.ReduceOp.MIN),
@@ -229,7 +230,7 @@ def test_bad_input_is_refused_before_anything_is_sent() -> None:
         for name, algorithm in ALL_REDUCES.items():
             for mistake, (make, _, _) in WRONG.items():
                 try:
-                    algorithm.page(*make())
+                    algorithm.reference(*make())
                 except Exception as error:
                     heard.append((name, mistake, type(error).__name__, str(error)))
         return heard
@@ -249,7 +250,7 @@ def test_bad_input_is_refused_before_anything_is_sent() -> None:
 @each
 def test_different_lengths_are_named_and_do_not_hang(name: str) -> None:
     """Gloo ends a rank that receives more than it expects; the run says who sent what to whom."""
-    page = ALL_REDUCES[name].page
+    page = ALL_REDUCES[name].reference
 
     def program() -> None:
         page(torch.ones(24 if dist.get_rank() == 1 else 12))

@@ -9,7 +9,7 @@ import pytest
 
 import distkit as dk
 from benchmarks.simulate import predicted
-from distkit_simulation import Measured, compare, cost
+from distkit_simulation import Measured, compare
 
 SIZES = (4, 1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20)
 
@@ -66,12 +66,12 @@ def test_the_comparison_is_drawn(machine: Measured) -> None:
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["ring", "lower bound"]
     every = compare(machine.n, machine).axes[0].get_legend().get_texts()
-    assert len(every) == len(cost.ALL_REDUCES) + 1
+    assert len(every) == len(dk.algorithms.ALL_REDUCES) + 1
 
 
 def test_the_benchmark_predicts_every_algorithm() -> None:
     rows = predicted(2, [1 << 10], 1)
-    assert {row["algorithm"] for row in rows} == set(cost.ALL_REDUCES)
+    assert {row["algorithm"] for row in rows} == set(dk.algorithms.ALL_REDUCES)
     assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows)
 
 

@@ -15,7 +15,7 @@ from recorded import drawn, in_turn, said, telling
 
 import distkit as dk
 from distkit.algorithms import collectives as ours
-from distkit.algorithms.catalogue import COLLECTIVES
+from distkit.algorithms.collectives import COLLECTIVES
 
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 
@@ -116,7 +116,7 @@ def test_every_collective_equals_torchs_own(n: int, cases: list[Any]) -> None:
         return [
             tuple(
                 CALLS[KINDS[name]](page, dist.get_rank(), n, root % n, length, op)
-                for page in (COLLECTIVES[name].page, getattr(dist, KINDS[name]))
+                for page in (COLLECTIVES[name].reference, getattr(dist, KINDS[name]))
             )
             for name, length, root, op in turns
         ]
@@ -130,7 +130,7 @@ def test_every_collective_equals_torchs_own(n: int, cases: list[Any]) -> None:
 def speak(name: str, n: int, length: int) -> None:
     """Call a page so that all its chunks together have ``length`` elements."""
     x, parts = torch.ones(length), [torch.ones(length // n) for _ in range(n)]
-    part, page, r = torch.ones(length // n), COLLECTIVES[name].page, dist.get_rank()
+    part, page, r = torch.ones(length // n), COLLECTIVES[name].reference, dist.get_rank()
     sizes = torch.ones(length).tensor_split(n * n)  # what i has for j
     arguments: dict[str, tuple[Any, ...]] = {
         "broadcast": (x,),
@@ -170,7 +170,7 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
 @pytest.mark.parametrize("name", BARRIERS)
 def test_a_barrier_waits_for_the_last(name: str) -> None:
     """Nobody passes before everybody has come."""
-    barrier = COLLECTIVES[name].page
+    barrier = COLLECTIVES[name].reference
 
     def program() -> tuple[float, float]:
         import time

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import distkit as dk
 from distkit.algorithms import shared_memory
 from distkit.algorithms.hosts import hosts_of
-from distkit.algorithms.use import LARGE, page
+from distkit.algorithms.use import LARGE, implementation
 from distkit.events import Op
 
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
@@ -111,7 +111,7 @@ def test_one_rank_on_each_host_has_no_inside() -> None:
 
 
 def test_nobody_is_asked_for_hosts_where_all_ranks_are_on_one() -> None:
-    run = dk.run_ranks(lambda: page("hierarchical")(torch.ones(4)), 4)
+    run = dk.run_ranks(lambda: implementation("hierarchical")(torch.ones(4)), 4)
     assert not {event.op for event in run.trace.events} & {Op.STORE_SET, Op.STORE_WAIT}
 
 
@@ -223,7 +223,7 @@ def test_a_function_of_ones_own() -> None:
 
 def test_an_unknown_name() -> None:
     with pytest.raises(ValueError, match=r'no all-reduce "star".*"auto", .*"ring"'):
-        page("star")
+        implementation("star")
 
 
 def test_it_belongs_inside_the_function() -> None:

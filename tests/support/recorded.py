@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from distkit.algorithms.schedules import Round, chunk_sizes
+from distkit.algorithms.rounds import Round, chunk_sizes
 from distkit.trace.trace import Trace
 
 #: For each sender and receiver the sizes of the messages between them, in their order.

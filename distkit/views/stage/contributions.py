@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from distkit.algorithms import schedules
 from distkit.events import COLLECTIVES, P2P, REQUESTS, Message, Op, Span, Summary
 from distkit.trace.log import EventLog
 
@@ -113,11 +112,9 @@ def _rings(members: list[int], messages: list[Message], spans: dict[Key, Span]) 
 def _ring(members: list[int], lanes: list[list[Message]], spans: dict[Key, Span]) -> Ring | None:
     """These messages as a ring all-reduce, or None if they do not fit."""
     n, rounds = len(members), []
-    for number, step in enumerate(schedules.ring(n)):
-        row = [
-            _transfer(lanes[i][number], int(step.chunk[i]), bool(step.reduce), spans)
-            for i in range(n)
-        ]
+    for number in range(2 * n - 2):  # n-1 rounds of reduce-scatter, n-1 of all-gather
+        reduces = number < n - 1
+        row = [_transfer(lanes[i][number], (i - number) % n, reduces, spans) for i in range(n)]
         rounds.append(tuple(t for t in row if t))
         if len(rounds[-1]) < n:
             return None

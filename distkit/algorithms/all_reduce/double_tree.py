@@ -1,0 +1,123 @@
+"""Double binary tree: two trees, each for half of the data, with all links busy both ways."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor, empty_like
+
+from distkit.algorithms.all_reduce import ALL_REDUCES
+from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, isend, recv
+from distkit.algorithms.rounds import (
+    LinkCost,
+    Numbers,
+    Round,
+    Schedule,
+    at_least,
+    ceil_lg,
+    depth,
+    parents,
+)
+
+
+def schedule(n: int, segments: int = 4) -> Schedule:
+    """Two trees, each for half of the data; who is a leaf in one works in the other.
+
+    The halves go up and down in segments. In round t a rank of depth d passes segment t - (D-d)
+    up and segment t - (D+d) down, D being the depth of the tree.
+
+    Args:
+        n: number of ranks.
+        segments: pieces per half.
+    """
+    trees = [parents(n), parents(n, other=True)]
+    depths = [depth(up) for up in trees]
+    deepest = int(depths[0].max())
+    for t in range(segments + 2 * deepest - 1 if n > 1 else 0):
+        moves = []
+        for half, (up, d) in enumerate(zip(trees, depths, strict=True)):
+            child = np.flatnonzero(up >= 0)
+            rising, sinking = t - deepest + d[child], t - deepest - d[child] + 1
+            for src, dst, k, adds in [
+                (child, up[child], rising, True),
+                (up[child], child, sinking, False),
+            ]:
+                now = (k >= 0) & (k < segments)
+                moves.append(
+                    (src[now], dst[now], half * segments + k[now], np.full(now.sum(), adds))
+                )
+        yield Round(*(np.concatenate(column) for column in zip(*moves, strict=True)))
+
+
+def seconds(n: Numbers, nbytes: Numbers, link: LinkCost, *, segments: Numbers = 4) -> Numbers:
+    """(S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma) at most.
+
+    An upper bound up to eight segments: no rank has more than four messages and two sums in a
+    round. With many more, ranks in different rounds wait for each other, for up to half as long
+    again. Sanders, Speck & Träff, 2009.
+    """
+    s = at_least(1, segments=segments)
+    each = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma
+    return (s + 2 * ceil_lg(n) - 1) * each * (n > 1)
+
+
+@ALL_REDUCES.register(
+    title="Double binary tree",
+    summary="two trees, each for half of the data, with all links busy both ways",
+    source="Sanders et al., 2009; NCCL 2.4",
+    cost="at most (S + 2⌈lg n⌉ - 1)(4α + 2K/S β + K/S γ), S ≤ 8 segments",
+    schedule=schedule,
+    seconds=seconds,
+    chunks=lambda n, segments=4: 2 * segments,
+)
+@collective()
+def double_tree_all_reduce(
+    x: Tensor, op: ReduceOp = SUM, group: Group = None, *, segments: int = 4
+) -> None:
+    """Two trees, each for half of the data; who is a leaf in one works in the other.
+
+    ::
+
+        tree 0        0              tree 1              7
+                      └── 4                          3 ──┘
+                      2 ──┴── 6                  1 ──┴── 5
+                    1─┴─3   5─┴─7              0─┴─2   4─┴─6
+
+    Each half goes up its tree and down again in S segments, one level in each round, both ways
+    at the same time: some S + 2⌈lg n⌉ rounds, a number that grows with lg n and not with n.
+
+    Args:
+        x: tensor of any shape, the same on every rank; K bytes.
+        op: SUM, AVG, MIN, MAX or PRODUCT.
+        group: the process group; None is the world.
+        segments: pieces per half, S.
+
+    Source:
+        Sanders, Speck & Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+        scan", 2009; these trees: Jeaugey, "Massively scale your deep learning training with
+        NCCL 2.4", 2019.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    pieces, trees = x.tensor_split(2 * segments), []
+    for half, up in (pieces[:segments], parents(n)), (pieces[segments:], parents(n, other=True)):
+        children = [r for r in range(n) if up[r] == rank]
+        trees.append((half, depth(up), int(up[rank]), children))
+    deepest, inbox, numbers = max(trees[0][1]), empty_like(pieces[0]), range(segments)
+
+    for t in range(segments + 2 * deepest - 1):
+        sending = []
+        for half, deep, parent, children in trees:
+            rises, sinks = t - deepest + deep[rank], t - deepest - deep[rank]
+            if parent >= 0 and rises in numbers:
+                sending.append(isend(half[rises], parent, group))
+            if sinks in numbers:
+                sending += [isend(half[sinks], c, group) for c in children]
+        for half, deep, parent, children in trees:
+            rises, sinks = t + 1 - deepest + deep[rank], t + 1 - deepest - deep[rank]
+            for child in children if rises in numbers else []:
+                mine = half[rises]
+                combine(mine, recv(inbox[: len(mine)], child, group), op)
+            if parent >= 0 and sinks in numbers:
+                recv(half[sinks], parent, group)
+        for work in sending:
+            work.wait()

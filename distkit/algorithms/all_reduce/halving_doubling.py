@@ -1,0 +1,103 @@
+"""Recursive halving and doubling: exchange halves, quarters, …, and the same way back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+
+from distkit.algorithms.all_reduce import ALL_REDUCES
+from distkit.algorithms.all_reduce.recursive_doubling import fold, folded, folded_seconds, unfold
+from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, exchange
+from distkit.algorithms.rounds import (
+    LinkCost,
+    Numbers,
+    Round,
+    Schedule,
+    bits,
+    floor_lg,
+    highest_bit,
+    offsets,
+)
+
+
+def schedule(n: int) -> Schedule:
+    """Reduce-scatter by halving what is exchanged, all-gather by doubling it.
+
+    Example:
+        >>> [(t.chunk.tolist(), t.count) for t in schedule(4)][:2]
+        [([2, 2, 0, 0], 2), ([1, 0, 3, 2], 1)]
+    """
+    yield from folded(n, _halve_and_double(highest_bit(n)), chunks=highest_bit(n))
+
+
+def _halve_and_double(p: int) -> Schedule:
+    r = np.arange(p)
+    for bit in reversed(bits(p)):  # give away the partner's half
+        yield Round(r, r ^ bit, (r ^ bit) & -bit, reduce=True, count=bit)
+    for bit in bits(p):
+        yield Round(r, r ^ bit, r & -bit, reduce=False, count=bit)
+
+
+def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
+    """2 lg n·alpha + 2(n-1)/n K·beta + (n-1)/n K·gamma; folded like doubling if n is no power.
+
+    Rabenseifner, 2004; in Gloo and in Goyal et al., 2017.
+    """
+    rounds = floor_lg(n)
+    part = 1 - 1 / np.exp2(rounds)
+    if link.switches:
+        each = np.zeros(np.broadcast(n, nbytes).shape)
+        for i in range(1, int(np.max(rounds)) + 1):
+            each += np.where(i <= rounds, 2 * link.seconds(nbytes / 2.0**i), 0.0)
+    else:
+        each = 2 * (rounds * link.alpha + part * nbytes * link.beta)
+    return each + part * nbytes * link.gamma + folded_seconds(n, nbytes, link)
+
+
+@ALL_REDUCES.register(
+    title="Recursive halving and doubling",
+    summary="partners exchange halves, quarters, … to reduce, and the same way back to share",
+    source="Rabenseifner, 2004",
+    cost="2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ",
+    schedule=schedule,
+    seconds=seconds,
+    chunks=highest_bit,
+)
+@collective()
+def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
+    """Halve what is exchanged in each round, then double it again: Rabenseifner's algorithm.
+
+    *Reduce-scatter*: partners at distance n/2, n/4, … give each other the half that the other
+    one keeps. *All-gather*: the same way back. What is complete is in brackets::
+
+        rank 0    0 1 2 3  ──►   0 1  ──►  [0]  ──►  [0 1]  ──►  [0 1 2 3]
+        rank 3    0 1 2 3  ──►   2 3  ──►  [3]  ──►  [2 3]  ──►  [0 1 2 3]
+
+    2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ: a ring's bytes in a tree's rounds. Two rounds of K
+    bytes more when n is no power of two.
+
+    Source:
+        Rabenseifner, "Optimization of collective reduction operations", 2004.
+    """
+    ranks = fold(x, op, group)
+    if not ranks:
+        return
+    place, n = ranks.index(dist.get_rank(group)), len(ranks)
+    start = offsets(len(x), n)
+    inbox = x.new_empty(start[(n + 1) // 2])
+
+    def block(of: int, size: int) -> Tensor:
+        """The block of ``size`` chunks that chunk ``of`` is in."""
+        first = of & -size
+        return x[start[first] : start[first + size]]
+
+    for bit in reversed(bits(n)):  # reduce-scatter
+        partner, out, mine = ranks[place ^ bit], block(place ^ bit, bit), block(place, bit)
+        combine(mine, exchange(out, partner, inbox[: len(mine)], partner, group), op)
+
+    for bit in bits(n):  # all-gather
+        partner = ranks[place ^ bit]
+        exchange(block(place, bit), partner, block(place ^ bit, bit), partner, group)
+
+    unfold(x, group)

@@ -1,0 +1,135 @@
+"""Recursive doubling: partners at distance 1, 2, 4, … exchange everything."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor, empty_like
+
+from distkit.algorithms.all_reduce import ALL_REDUCES
+from distkit.algorithms.contract import (
+    SUM,
+    Group,
+    ReduceOp,
+    collective,
+    combine,
+    exchange,
+    recv,
+    send,
+)
+from distkit.algorithms.rounds import (
+    LinkCost,
+    Numbers,
+    Round,
+    Schedule,
+    bits,
+    floor_lg,
+    highest_bit,
+    whole,
+)
+
+
+def schedule(n: int) -> Schedule:
+    """Partners at distance 1, 2, 4, … exchange everything they have.
+
+    Ranks beyond a power of two are folded in: the first 2(n-p) pair up, and the even one of a pair
+    waits outside.
+    """
+    yield from folded(n, _doubling(highest_bit(n)), chunks=1)
+
+
+def _doubling(p: int) -> Schedule:
+    r = np.arange(p)
+    for bit in bits(p):
+        yield Round(r, r ^ bit, np.zeros_like(r), reduce=True)
+
+
+def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
+    """⌊lg n⌋ (t(K) + K·gamma), plus 2t(K) + K·gamma if n is no power of two.
+
+    Thakur, Rabenseifner & Gropp, 2005.
+    """
+    return floor_lg(n) * (link.seconds(nbytes) + nbytes * link.gamma) + folded_seconds(
+        n, nbytes, link
+    )
+
+
+@ALL_REDUCES.register(
+    title="Recursive doubling",
+    summary="partners at distance 1, 2, 4, … exchange everything",
+    source="Thakur et al., 2005",
+    cost="lg n (α + Kβ + Kγ)",
+    schedule=schedule,
+    seconds=seconds,
+    chunks=whole,
+)
+@collective()
+def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
+    """Exchange everything with partners at distances 1, 2, 4 and so on.
+
+    After k rounds each rank holds the sum of 2^k::
+
+        round 0   0 ◄► 1   2 ◄► 3        round 1   0 ◄───► 2   1 ◄───► 3
+
+    lg n (α + Kβ + Kγ): no algorithm takes fewer rounds. Two more when n is no power of two.
+
+    Source:
+        Thakur, Rabenseifner & Gropp, 2005.
+    """
+    ranks = fold(x, op, group)
+    if not ranks:
+        return
+    place, inbox = ranks.index(dist.get_rank(group)), empty_like(x)
+
+    for bit in bits(len(ranks)):
+        partner = ranks[place ^ bit]
+        combine(x, exchange(x, partner, inbox, partner, group), op)
+
+    unfold(x, group)
+
+
+# -- folding: other numbers of ranks become a power of two ----------------------------------
+
+
+def folded(n: int, inner: Schedule, chunks: int) -> Schedule:
+    """Fold n ranks to p, a power of two, run ``inner`` on them and unfold."""
+    p = highest_bit(n)
+    outside = np.arange(0, 2 * (n - p), 2)
+    inside = np.setdiff1d(np.arange(n), outside)
+    start = np.zeros_like(outside)
+
+    if n > p:
+        yield Round(outside, outside + 1, start, reduce=True, count=chunks)
+    for t in inner:
+        yield Round(inside[t.src], inside[t.dst], t.chunk, t.reduce, t.count)
+    if n > p:
+        yield Round(outside + 1, outside, start, reduce=False, count=chunks)
+
+
+def folded_seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
+    """Ranks beyond a power of two first send everything to a partner, and last receive the sum."""
+    return (n != np.exp2(floor_lg(n))) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
+
+
+def fold(x: Tensor, op: ReduceOp, group: Group) -> list[int]:
+    """Reduce to a power of two of ranks: in the first pairs, the odd rank represents the even one.
+
+    Returns:
+        The remaining ranks; on a rank that is represented, [], after it has received the result.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    pairs = 2 * (n - highest_bit(n))
+    if rank < pairs and rank % 2 == 0:
+        send(x, rank + 1, group)
+        recv(x, rank + 1, group)
+        return []
+    if rank < pairs:
+        combine(x, recv(empty_like(x), rank - 1, group), op)
+    return [*range(1, pairs, 2), *range(pairs, n)]
+
+
+def unfold(x: Tensor, group: Group) -> None:
+    """Send the result to the rank that this one represents, if there is one."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 2 * (n - highest_bit(n)):
+        send(x, rank - 1, group)

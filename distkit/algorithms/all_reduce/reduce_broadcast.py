@@ -1,0 +1,64 @@
+"""Reduce to one, broadcast: one rank reduces for all and sends the result to every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor, empty_like
+
+from distkit.algorithms.all_reduce import ALL_REDUCES
+from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, recv, send
+from distkit.algorithms.rounds import LinkCost, Numbers, Round, Schedule, whole
+
+
+def schedule(n: int) -> Schedule:
+    """Everybody sends everything to rank 0, which sends the result to everybody."""
+    others, root = np.arange(1, n), np.zeros(max(n - 1, 0), dtype=int)
+    if n > 1:
+        yield Round(others, root, root, reduce=True)
+        yield Round(root, others, root, reduce=False)
+
+
+def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
+    """2(n-1) t(K) + (n-1) K·gamma: all ranks send to rank 0 in turn, and back.
+
+    TensorFlow's ``ReductionToOneDevice``.
+    """
+    return (n - 1) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
+
+
+@ALL_REDUCES.register(
+    title="Reduce to one, broadcast",
+    summary="one rank reduces for all and sends the result to every rank",
+    source="TensorFlow's ReductionToOneDevice",
+    cost="2(n-1)(α + Kβ) + (n-1)Kγ",
+    schedule=schedule,
+    seconds=seconds,
+    chunks=whole,
+)
+@collective()
+def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
+    """Reduce on rank 0, which then sends the result to everybody.
+
+    ::
+
+        1 ─┐          ┌─► 1
+        2 ─┼─► 0: Σ ──┼─► 2
+        3 ─┘          └─► 3
+
+    2(n-1)(α + Kβ) + (n-1)Kγ: two rounds, in which everything passes through one rank's link.
+
+    Source:
+        TensorFlow, ``tf.distribute.ReductionToOneDevice``.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if rank > 0:
+        send(x, 0, group)
+        recv(x, 0, group)
+        return
+
+    inbox = empty_like(x)
+    for source in range(1, n):
+        combine(x, recv(inbox, source, group), op)
+    for to in range(1, n):
+        send(x, to, group)
