@@ -24,7 +24,16 @@ from distkit.algorithms.contract import (
     recv,
     send,
 )
-from distkit.algorithms.rounds import Ints, Round, Schedule, bits, highest_bit, lowest_bit, whole
+from distkit.algorithms.rounds import (
+    Ints,
+    Round,
+    Schedule,
+    bits,
+    highest_bit,
+    lowest_bit,
+    ring_trip,
+    whole,
+)
 
 #: The collectives by name; "gossip" is none, and only comes near to an average.
 COLLECTIVES = Algorithms()
@@ -249,9 +258,7 @@ def gather(
 
 def all_gather_schedule(n: int) -> Schedule:
     """Everybody's chunk goes round the ring."""
-    r = np.arange(n)
-    for s in range(n - 1):
-        yield Round(r, (r + 1) % n, (r - s) % n, reduce=False)
+    return ring_trip(n, 0, reduce=False)
 
 
 @COLLECTIVES.register(
@@ -288,9 +295,7 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
 
 def reduce_scatter_schedule(n: int) -> Schedule:
     """Chunks are summed on their way round the ring; chunk r arrives at rank r."""
-    r = np.arange(n)
-    for s in range(n - 1):
-        yield Round(r, (r + 1) % n, (r - s - 1) % n, reduce=True)
+    return ring_trip(n, -1, reduce=True)
 
 
 @COLLECTIVES.register(

@@ -55,6 +55,34 @@ class Round:
 Schedule = Iterator[Round]
 
 
+def ring_trip(n: int, first: int, *, reduce: bool) -> Schedule:
+    """One trip round a ring: rank r passes on chunk r + ``first``, and then what came last.
+
+    >>> [t.chunk.tolist() for t in ring_trip(3, 0, reduce=True)]
+    [[0, 1, 2], [2, 0, 1]]
+    """
+    r = np.arange(n)
+    for s in range(n - 1):
+        yield Round(src=r, dst=(r + 1) % n, chunk=(r + first - s) % n, reduce=reduce)
+
+
+def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Schedule:
+    """Ranks outside send everything to their partners first, and receive the result last.
+
+    Args:
+        inner: the rounds of the other ranks.
+        outside: ranks that take no part in these.
+        partners: the rank that represents each of them.
+        chunks: in how many chunks the tensor is split.
+    """
+    start = np.zeros_like(outside)
+    if len(outside):
+        yield Round(outside, partners, start, reduce=True, count=chunks)
+    yield from inner
+    if len(outside):
+        yield Round(partners, outside, start, reduce=False, count=chunks)
+
+
 def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
     """Whose contributions each rank holds in the end: ``have[rank, chunk, contributor]``.
 

@@ -7,7 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.all_reduce.recursive_doubling import fold, folded, folded_seconds, unfold
+from distkit.algorithms.all_reduce.recursive_doubling import (
+    fold,
+    folded_seconds,
+    to_power_of_two,
+    unfold,
+)
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, exchange
 from distkit.algorithms.rounds import (
     LinkCost,
@@ -28,7 +33,7 @@ def schedule(n: int) -> Schedule:
         >>> [(t.chunk.tolist(), t.count) for t in schedule(4)][:2]
         [([2, 2, 0, 0], 2), ([1, 0, 3, 2], 1)]
     """
-    yield from folded(n, _halve_and_double(highest_bit(n)), chunks=highest_bit(n))
+    return to_power_of_two(n, _halve_and_double(highest_bit(n)), chunks=highest_bit(n))
 
 
 def _halve_and_double(p: int) -> Schedule:

@@ -17,6 +17,7 @@ from distkit.algorithms.rounds import (
     Round,
     Schedule,
     at_least,
+    folded,
     neighbours,
     pairs,
     placed,
@@ -38,14 +39,9 @@ def schedule(n: int, devices_per_host: int = 2, *, hosts: Hosts | None = None) -
     hosts = neighbours(n, devices_per_host) if hosts is None else placed(n, hosts)
     leaders = np.array([host[0] for host in hosts])
     devices, above = pairs([(device, host[0]) for host in hosts for device in host[1:]])
-    m, start = len(leaders), np.zeros(len(devices), dtype=int)
-
-    if len(devices):
-        yield Round(devices, above, start, reduce=True, count=m)
-    for t in ring.schedule(m):
-        yield Round(leaders[t.src], leaders[t.dst], t.chunk, t.reduce)
-    if len(devices):
-        yield Round(above, devices, start, reduce=False, count=m)
+    m = len(leaders)
+    between = (Round(leaders[t.src], leaders[t.dst], t.chunk, t.reduce) for t in ring.schedule(m))
+    yield from folded(between, devices, above, m)
 
 
 def seconds(

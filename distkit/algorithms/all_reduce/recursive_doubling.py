@@ -24,6 +24,7 @@ from distkit.algorithms.rounds import (
     Schedule,
     bits,
     floor_lg,
+    folded,
     highest_bit,
     whole,
 )
@@ -35,7 +36,7 @@ def schedule(n: int) -> Schedule:
     Ranks beyond a power of two are folded in: the first 2(n-p) pair up, and the even one of a pair
     waits outside.
     """
-    yield from folded(n, _doubling(highest_bit(n)), chunks=1)
+    return to_power_of_two(n, _doubling(highest_bit(n)), chunks=1)
 
 
 def _doubling(p: int) -> Schedule:
@@ -91,19 +92,12 @@ def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = 
 # -- folding: other numbers of ranks become a power of two ----------------------------------
 
 
-def folded(n: int, inner: Schedule, chunks: int) -> Schedule:
-    """Fold n ranks to p, a power of two, run ``inner`` on them and unfold."""
-    p = highest_bit(n)
-    outside = np.arange(0, 2 * (n - p), 2)
+def to_power_of_two(n: int, inner: Schedule, chunks: int) -> Schedule:
+    """Fold n ranks to a power of two, which run ``inner``."""
+    outside = np.arange(0, 2 * (n - highest_bit(n)), 2)
     inside = np.setdiff1d(np.arange(n), outside)
-    start = np.zeros_like(outside)
-
-    if n > p:
-        yield Round(outside, outside + 1, start, reduce=True, count=chunks)
-    for t in inner:
-        yield Round(inside[t.src], inside[t.dst], t.chunk, t.reduce, t.count)
-    if n > p:
-        yield Round(outside + 1, outside, start, reduce=False, count=chunks)
+    moved = (Round(inside[t.src], inside[t.dst], t.chunk, t.reduce, t.count) for t in inner)
+    return folded(moved, outside, outside + 1, chunks)
 
 
 def folded_seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:

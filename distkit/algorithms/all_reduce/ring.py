@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch.distributed as dist
 from torch import Tensor, empty_like
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, exchange
-from distkit.algorithms.rounds import LinkCost, Numbers, Round, Schedule
+from distkit.algorithms.rounds import LinkCost, Numbers, Schedule, ring_trip
 
 
 def schedule(n: int) -> Schedule:
@@ -27,11 +26,8 @@ def schedule(n: int) -> Schedule:
         >>> first.src, first.dst, first.chunk
         (array([0, 1, 2, 3]), array([1, 2, 3, 0]), array([0, 1, 2, 3]))
     """
-    r = np.arange(n)
-    for s in range(n - 1):  # reduce-scatter
-        yield Round(src=r, dst=(r + 1) % n, chunk=(r - s) % n, reduce=True)
-    for s in range(n - 1):  # all-gather
-        yield Round(src=r, dst=(r + 1) % n, chunk=(r + 1 - s) % n, reduce=False)
+    yield from ring_trip(n, 0, reduce=True)  # reduce-scatter
+    yield from ring_trip(n, 1, reduce=False)  # all-gather
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:

@@ -14,10 +14,12 @@ from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combin
 from distkit.algorithms.hosts import laid_out
 from distkit.algorithms.rounds import (
     Hosts,
+    Ints,
     LinkCost,
     Numbers,
     Round,
     Schedule,
+    folded,
     neighbours,
     offsets,
     pairs,
@@ -40,15 +42,18 @@ def schedule(
     """
     square = neighbours(n, columns(n, devices_per_host))
     rows, outside = grid(square if hosts is None else placed(n, hosts))
-    place, (extra, partner) = np.array(rows), pairs(outside)
+    place, (extra, partners) = np.array(rows), pairs(outside)
+    yield from folded(_along(place), extra, partners, place.size)
+
+
+def _along(place: Ints) -> Schedule:
+    """The rounds of the ranks of a grid."""
     m, g = place.shape
-    r, start = place.ravel(), np.zeros(len(extra), dtype=int)
+    r = place.ravel()
     right, down = np.roll(place, -1, axis=1).ravel(), np.roll(place, -1, axis=0).ravel()
     row, column = np.divmod(np.arange(m * g), g)
     shard = (column + 1) % g  # what is complete in a row, m chunks
 
-    if len(extra):
-        yield Round(extra, partner, start, reduce=True, count=m * g)
     for s in range(g - 1):
         yield Round(r, right, (column - s) % g * m, reduce=True, count=m)
     for s in range(m - 1):
@@ -57,8 +62,6 @@ def schedule(
         yield Round(r, down, shard * m + (row + 1 - s) % m, reduce=False)
     for s in range(g - 1):
         yield Round(r, right, (column + 1 - s) % g * m, reduce=False, count=m)
-    if len(extra):
-        yield Round(partner, extra, start, reduce=False, count=m * g)
 
 
 def seconds(
