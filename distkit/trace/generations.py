@@ -1,7 +1,7 @@
 """Runs whose ranks were all started anew, as torchrun's agents do when one has ended. Pure.
 
 Each generation has its own processes and process groups. In the trace of the whole, a rank's
-operations are numbered from a multiple of :data:`APART`, the groups of
+operations are numbered from a multiple of :data:`~distkit.trace.info.APART`, the groups of
 the earlier generations have names of their own, and ``info.generations`` has the facts of each.
 """
 
@@ -13,11 +13,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from distkit.events import COLLECTIVES, P2P, Event, Op, State
-from distkit.trace.info import GenerationInfo, Replacement, RunInfo
+from distkit.trace.info import APART, GenerationInfo, Replacement, RunInfo
 from distkit.trace.log import EventLog
 
-#: The operations of each process in a rank's place are numbered from a multiple of this.
-APART = 1 << 32
 _IN_GROUPS = COLLECTIVES | P2P
 
 

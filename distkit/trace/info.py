@@ -10,6 +10,8 @@ from msgspec import Meta, Struct, structs
 MOST_RANKS = 100_000
 #: Whole numbers are smaller than this: JSON and numpy agree on them.
 LARGEST = 2**53
+#: The operations of each process in a rank's place are numbered from a multiple of this.
+APART = 1 << 32
 
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
 Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
