@@ -78,8 +78,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return ByFile(config, log)
 
 
+@cache
+def _preload_compiler() -> None:
+    """Import torch's compiler once; each rank's first optimizer would take two seconds for it."""
+    from distkit.cluster.processes.forkserver import server
+
+    server().preload("torch._dynamo")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Without enough GPUs skip what needs them; where they are required, fail for want of any."""
+    """Preload for ranks, and skip tests without their GPUs, or fail if GPUs are required."""
+    if not item.get_closest_marker("pure"):
+        _preload_compiler()
     mark = item.get_closest_marker("gpu")
     needed = mark.args[0] if mark and mark.args else 1
     if mark and _gpus() < needed:
@@ -140,14 +150,6 @@ def nobody_stays() -> Iterator[None]:
         forkserver._server.close()  # kept warm until this process ends; atexit would do this
     left = left_running(SESSION)
     assert not left, "still running at the end of the tests:\n" + "\n".join(left)
-
-
-@pytest.fixture(scope="session")
-def optimizers() -> None:
-    """Import torch's compiler once: each rank's first optimizer would, for two seconds or more."""
-    from distkit.cluster.processes.forkserver import server
-
-    server().preload("torch._dynamo")
 
 
 @pytest.fixture

@@ -34,8 +34,6 @@ from distkit_strategies import (
     in_cross_replica_context,
 )
 
-pytestmark = pytest.mark.usefixtures("optimizers")
-
 X = torch.randn(30, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = (X.sum(1) > 0).long()
 

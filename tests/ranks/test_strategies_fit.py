@@ -30,8 +30,6 @@ from distkit_strategies import (
     support,
 )
 
-pytestmark = pytest.mark.usefixtures("optimizers")
-
 TRAINED, HELD_OUT = slice(0, 1400), slice(1400, None)
 
 

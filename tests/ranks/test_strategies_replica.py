@@ -24,8 +24,6 @@ from distkit_strategies import (
     synchronize_buffers,
 )
 
-pytestmark = pytest.mark.usefixtures("optimizers")
-
 X = torch.arange(24.0, dtype=torch.float64).view(8, 3) / 10
 
 
