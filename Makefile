@@ -3,7 +3,9 @@ VENV := .venv
 BIN  := $(VENV)/bin
 # on a terminal pip shows its progress, elsewhere only what goes wrong
 PIP  := $(BIN)/python -m pip --disable-pip-version-check \
-        install $$(test -t 2 || echo --quiet) --constraint constraints.txt
+        install $$(test -t 2 || echo --quiet) --no-compile --constraint constraints.txt
+# pip itself would compile one module after the other
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 # What hosts run in tests/cluster/test_laboratory.py. Elsewhere than in CI, where it is not wanted that servers
 # come and start with the machine, these tests are skipped without them.
@@ -34,7 +36,7 @@ test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with AR
 	    echo "Until npm is there and can install it, the tests of a hub are skipped."
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
-	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
+	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder $(ARGS)
 
 stress: $(VENV)/.installed-test ## the suites that `make test` samples, each entry a test; fewer with ARGS="-k misuse"
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest tests/stress $(ARGS)
@@ -77,9 +79,11 @@ $(BIN)/pip:
 $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 	@echo "Installing distkit and what it needs into $(VENV): some minutes the first time ..."
 	@$(PIP) --editable .
+	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	@echo "Installing what the tests need ..."
+$(VENV)/.installed-test: $(BIN)/pip pyproject.toml constraints.txt
+	@echo "Installing distkit and what the tests need into $(VENV): some minutes the first time ..."
 	@$(PIP) --editable ".[test]"
-	@touch $@
+	@$(COMPILE)
+	@touch $(VENV)/.installed $@
