@@ -137,19 +137,21 @@ def test_the_picture_of_a_stepped_run_is_that_of_its_end(executed: NotebookNode)
     assert "before the first step" not in said and "finished" in said
 
 
-@pytest.mark.parametrize("state", [True, False], ids=["with state", "without state"])
 def test_nbconvert_shows_the_pictures_offline(
-    tab: Any, tmp_path: Path, executed: NotebookNode, state: bool
+    tab: Any, tmp_path: Path, executed: NotebookNode
 ) -> None:
-    file = tmp_path / "views.ipynb"
-    nbformat.write(executed if state else without_state(executed), file)
-    convert = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", str(file)]
+    notebooks = {"with-state": executed, "without-state": without_state(executed)}
+    files = [tmp_path / f"{name}.ipynb" for name in notebooks]
+    for file, one in zip(files, notebooks.values(), strict=True):
+        nbformat.write(one, file)
+    convert = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", *map(str, files)]
     ran = subprocess.run(convert, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0 and "not able to be represented" not in ran.stderr, ran.stderr
-    tab.page.goto(file.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
-    wait_for(tab.page, STILL)
     RESULTS.mkdir(exist_ok=True)
-    tab.page.screenshot(path=RESULTS / f"nbconvert-{state}.png", full_page=True)
+    for file in files:
+        tab.page.goto(file.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+        wait_for(tab.page, STILL)
+        tab.page.screenshot(path=RESULTS / f"nbconvert-{file.stem}.png", full_page=True)
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
