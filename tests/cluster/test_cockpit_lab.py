@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from labs import idle, look, outputs, run_cell
+from labs import change_theme, idle, look, outputs, run_cell
 
 from benchmarks.lab import notebook
 
@@ -115,4 +115,5 @@ def test_drive_the_cockpit(page: Any) -> None:
     said = outputs(page, "after [0, 1, 2, 3]")
     assert not any("site-packages" in text or "distkit/cluster" in text for text in said)
     page.locator(".jp-Cell").nth(4).scroll_into_view_if_needed()
-    look(page, {"deadlock": page, "deadlock-cockpit": page.locator(".distkit-cockpit")})
+    change_theme(page, "Dark")
+    look(page, {"deadlock-dark": page, "finished-dark": page.locator(".distkit-cockpit")})

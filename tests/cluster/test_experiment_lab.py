@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from labs import idle, look, outputs, run_cell
+from labs import change_theme, idle, look, outputs, run_cell
 
 from benchmarks.lab import notebook
 
@@ -146,4 +146,5 @@ def test_drive_an_experiment(page: Any) -> None:
     kept.wait_for()
     assert "10 runs" in str(kept.get_attribute("alt"))
     assert kept.locator("xpath=..").locator("table tr").count() == 11
-    look(page, {"experiment-closed": page.locator(".jp-Cell").nth(1)})
+    change_theme(page, "Dark")
+    look(page, {"experiment-closed-dark": page.locator(".jp-Cell").nth(1)})

@@ -76,9 +76,9 @@ def test_guess_run_compare_when_scripts_load_late(lab: Any, tab: Any) -> None:
     forms.nth(1).locator(".dk-pass", has_text="exactly right").wait_for()
     look(page, {"predict-lab": page})
     page.set_viewport_size({"width": 600, "height": 720})
-    look(page, {"predict-narrow": page})
+    change_theme(page, "Dark")
+    look(page, {"predict-narrow-dark": page})
     assert forms.evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth)")
-    change_theme(page, "Light")
     assert forms.get_by_role("button", name="Change").count() == 0
     assert tab.errors == [] and tab.outside == []
 

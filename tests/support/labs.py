@@ -1,4 +1,4 @@
-"""What the tests in a real JupyterLab share: running a cell, and looking in both themes."""
+"""What the tests in a real JupyterLab share: running a cell, changing the theme, pictures."""
 
 from __future__ import annotations
 
@@ -39,12 +39,9 @@ def change_theme(page: Any, name: str) -> None:
     page.wait_for_selector("#jupyterlab-splash", state="detached")
 
 
-def look(page: Any, views: dict[str, Any], after: str = "") -> None:
-    """Write a picture of each view in each theme: ``NAME-THEME[-AFTER].png``."""
+def look(page: Any, views: dict[str, Any]) -> None:
+    """Write a picture of each view as it is: ``NAME.png``."""
     RESULTS.mkdir(exist_ok=True)
-    for theme in ("Light", "Dark"):
-        change_theme(page, theme)
-        settle(page)
-        for name, view in views.items():
-            file = RESULTS / f"{name}-{theme.lower()}{after}.png"
-            view.screenshot(path=file, animations="disabled")
+    settle(page)
+    for name, view in views.items():
+        view.screenshot(path=RESULTS / f"{name}.png", animations="disabled")
