@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from distkit.cluster.processes.folders import is_ours
 from distkit.cluster.rank.release import Releases
 from distkit.cluster.rank.wires import Wires
 from distkit.events import Op
+from distkit_hosts.torchrun import line
 from distkit_hosts.torchrun.line import Line
 
 
@@ -64,6 +66,7 @@ def test_a_line_of_somebody_else_is_none(rank: Rank, tmp_path: Path) -> None:
 
 
 def test_a_reader_that_stands_still_is_left(rank: Rank, monkeypatch: Any) -> None:
+    monkeypatch.setattr(line, "_PATIENCE", struct.pack("ll", 0, 50_000))
     caller = call(rank)
     caller.recv()
     until(lambda: (rank.line.emit("rows", bytes(1 << 20)), not rank.line.heard)[1], within=60)
