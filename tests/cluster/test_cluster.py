@@ -402,32 +402,6 @@ def test_ipyparallels_own_cluster_takes_our_ranks() -> None:
         assert sorted(client[:].apply_sync(both)) == [(0, 2.0), (1, 2.0)]
 
 
-DRIVER = """
-import distkit as dk, sys, time
-cluster = dk.Cluster(3).wait()
-print(cluster._room.folder, *[row[2] for row in cluster.status().rows], flush=True)
-run = cluster.submit(time.sleep, 600)
-sys.stdin.read()
-"""
-
-
-def test_a_killed_kernel_leaves_nothing() -> None:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert driver.stdin is not None and driver.stdout is not None
-    folder, *pids = driver.stdout.readline().split()
-    family = psutil.Process(driver.pid).children(recursive=True)
-    assert {int(p) for p in pids} <= {p.pid for p in family}
-    driver.kill()
-    _, alive = psutil.wait_procs([psutil.Process(driver.pid), *family], timeout=5)
-    driver.stdin.close()
-    driver.stdout.close()
-    driver.wait()
-    assert not alive
-    assert not Path(folder).exists()
-
-
 def test_waiting_for_the_request_of_an_earlier_cell_says_so(usable: dk.Cluster) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="rank 0 never sends"):
         usable.execute("if rank == 1: req = dist.irecv(torch.zeros(2), src=0)")
