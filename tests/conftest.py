@@ -46,6 +46,10 @@ hypothesis.settings.load_profile("distkit")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The files of tests/cluster that take longest start first, so that no worker ends with one alone.
+LONGEST = ("test_notebooks", "test_site_pages", "test_launching", "test_grading", "test_hub")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by its folder; the examples in docstrings count as pure.
 
@@ -57,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(folder if folder in ("ranks", "cluster", "stress") else "pure")
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if not item.get_closest_marker("cluster"):
+        return -1
+    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
 
 @cache
