@@ -36,7 +36,7 @@ test: $(VENV)/.installed-test  ## all tests: pure, ranks, cluster; fewer with AR
 	    echo "Until npm is there and can install it, the tests of a hub are skipped."
 	@[ "$$CI" != true ] || { command -v sshd && command -v slurmctld && command -v mpiexec; } >/dev/null || \
 	    tools/debian-install $(SERVERS) || echo "Until then the tests that need them are skipped."
-	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder $(ARGS)
+	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
 
 stress: $(VENV)/.installed-test ## the suites that `make test` samples, each entry a test; fewer with ARGS="-k misuse"
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest tests/stress $(ARGS)
