@@ -14,6 +14,7 @@ from distkit._format import aligned, count
 from distkit.cluster.notebook import in_notebook
 
 if TYPE_CHECKING:
+    from distkit.cluster.processes.forkserver import Child
     from distkit.cluster.supervisor import Supervisor
 
 _COLUMNS = ("node", "host", "pid", "device", "state")
@@ -60,24 +61,27 @@ def status(room: Supervisor) -> Status:
 
 
 def _rows(room: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
-    running, plan = room.run, room.plan
+    plan, processes = room.plan, room.processes
     rows = []
-    for rank, known in sorted(room.info().ranks.items()):
-        child = room.child(rank)
-        if child.status is not None or room.closed:
-            state = "ended"
-        elif child.stopped[0]:
-            state = "stopped"
-        elif known.role not in ("rank", "worker"):
-            state = "serving"
-        elif not room.reports(rank):
-            state = "starting"
-        else:
-            verb = "stepping" if running and running.stepped else "running"
-            state = f"{verb} {running.name}" if running and rank in running.waiting else "idle"
+    for rank, known in processes.info().ranks.items():
         device = plan.seats[rank].where if rank < plan.ranks else known.device
+        state = _state(room, rank, processes.children.get(rank))
         rows.append((known.name, known.host, known.pid, device, state))
     return rows
+
+
+def _state(room: Supervisor, rank: int, child: Child | None) -> str:
+    running = room.run
+    if room.closed or room.stage == "failed" or (child and child.status is not None):
+        return "ended"
+    if child is None:
+        return "idle" if room.ready.is_set() else "starting"
+    if child.stopped[0]:
+        return "stopped"
+    if rank >= room.plan.ranks:
+        return "serving"
+    verb = "stepping" if running and running.stepped else "running"
+    return f"{verb} {running.name}" if running and rank in running.waiting else "idle"
 
 
 class Card:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from distkit.cluster.processes.forkserver import end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import ENDS_WITHIN, Conductor
+from distkit.cluster.runs.ranks import Ranks
 from distkit.cluster.runs.run import Run, ended_by_interrupt, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
@@ -224,6 +224,7 @@ class Cluster:
             self._end = weakref.finalize(self, Supervisor.close, self._room)
         self._runs = 0
         self._latest: Run | None = None
+        self._ranks: Ranks  # of that
         self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
         self._card.show(self._room)
@@ -244,8 +245,8 @@ class Cluster:
         The function is pickled with everything it captures; ``args`` and ``kwargs`` are the same on
         every rank, and ``dist.get_rank()`` tells the ranks apart. A ``.py`` path runs as
         ``__main__`` with ``args`` as its arguments. Ranks that wait for each other forever
-        are released with an explanation, unless ``wait_forever``. Settings that the function
-        changes in its process, such as the folder or torch's default dtype, end with it.
+        are released with an explanation, unless ``wait_forever``. Each run has processes of its
+        own, as under torchrun: settings, threads and children of the function end with it.
 
         Every rank draws different random numbers, as under torchrun. A run with the same
         ``seed`` draws the same ones again: each rank derives the seeds of torch's, numpy's and
@@ -255,7 +256,7 @@ class Cluster:
         Raises:
             DeadlockError: ranks waited for each other forever; it says which, where and why.
             RankError: the function raised on a rank; the others were released.
-            RankDied: a rank's process ended; another one replaces it.
+            RankDied: a rank's process ended.
             NotPicklableError: an object cannot be pickled; the message names it.
             StoppedError: the cluster was stopped.
         """
@@ -330,8 +331,7 @@ class Cluster:
         if earlier is not None and here is not None and earlier[0] == here:
             earlier[1].stop()  # the cell runs again
         run = self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed, step=True)
-        room = self._room
-        stepper = Stepper(run, partial(room.go, run.number), partial(room.settle, run.number))
+        stepper = Stepper(run, self._ranks.go, self._ranks.settle)
         self._stepper = here, stepper
         try:
             stepper.settle()
@@ -366,18 +366,30 @@ class Cluster:
                 made.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            conductor = Conductor(
-                name,
-                self._runs,
-                sorted(self._room.ranks),
-                structs.replace(self._room.info(), seed=seed),
-                stepped=options.get("step", False),
-                wait_forever=wait_forever,
-                expected_exits=made.kill if made is not None else (),
-            )
-            run = self._latest = Run(conductor)
-            with ended_by_interrupt(run), _uninterrupted():
-                self._room.submit(conductor, payload, {**options, "trouble": made, "seed": seed})
+            is_cell, before = isinstance(fn, Cell), self._latest
+            try:
+                with _uninterrupted():
+                    recording = options.get("record", True)
+                    ranks = self._room.fork(self._runs, cell=is_cell, recording=recording)
+                    conductor = Conductor(
+                        name,
+                        self._runs,
+                        [*range(self.plan.ranks)],
+                        structs.replace(ranks.info(), seed=seed),
+                        stepped=options.get("step", False),
+                        wait_forever=wait_forever,
+                        expected_exits=made.kill if made is not None else (),
+                        is_cell=is_cell,
+                    )
+                    run = self._latest = Run(conductor)
+                    self._ranks = ranks
+                    options = {**options, "trouble": made, "seed": seed}
+                    self._room.submit(ranks, conductor, payload, options)
+            except KeyboardInterrupt:
+                if self._latest is before:
+                    raise
+                with ended_by_interrupt(run):
+                    raise
         return run
 
     def _busy_with(self, run: Conductor) -> str:
@@ -404,7 +416,7 @@ class Cluster:
         if self._room.closed:
             raise self._stopped()
         try:
-            ready = self._room.await_ready(timeout)
+            ready = self._room.ready.wait(timeout)
         except KeyboardInterrupt:
             raise RunStopped(
                 "interrupted while the ranks are starting; nothing ran. They go on starting: the "
@@ -427,9 +439,9 @@ class Cluster:
             run.interrupt()
 
     def kill(self, name: str) -> None:
-        """End a process with SIGKILL, on whichever machine it is: a crash. Another replaces it.
+        """End a process with SIGKILL, on whichever machine it is: a crash.
 
-        It returns when the cluster has heard of the end: the next run has the other process.
+        It returns when the cluster has heard of the end.
 
         Args:
             name: of the process, as the status card has it: "rank 1", "server 0", "scheduler".
@@ -440,11 +452,16 @@ class Cluster:
         Example:
             >>> cluster.kill("server 0")                 # doctest: +SKIP
         """
-        room = self.wait()._room
-        numbers = {known.name: n for n, known in room.info().ranks.items()}
+        processes = self.wait()._room.processes
+        numbers = {known.name: n for n, known in processes.info().ranks.items()}
         if name not in numbers:
             raise ClusterError(f"there is no {name!r} here. There are {', '.join(numbers)}.")
-        child, heard = room.child(numbers[name]), threading.Event()
+        child, heard = processes.children.get(numbers[name]), threading.Event()
+        if child is None:
+            raise ClusterError(
+                f"{name} has no process now: processes start and end with their run. Kill it while "
+                "a run goes on, such as one of cluster.submit()."
+            )
         child.on_exit(lambda status: heard.set())  # after the cluster, which asked before
         end([child])
         heard.wait(ENDS_WITHIN)
@@ -455,14 +472,23 @@ class Cluster:
         return [] if run is None else run.findings
 
     def restart(self) -> Cluster:
-        """Replace every rank by a new process, which loses variables, imports and memory."""
+        """End the run that goes on, and the engines, with the variables of ``%%ranks`` cells."""
         if self._room.closed:
             raise self._stopped()
-        run = self._room.run
-        if run is not None:
-            run.abandon("its ranks have new processes")
         self._room.restart()
         return self.wait()
+
+    @property
+    def client(self) -> Any:
+        """The ``ipyparallel.Client`` of the engines in which ``%%ranks`` cells run.
+
+        Each engine is a rank of one process group. They start with their first use.
+
+        Example:
+            >>> cluster.client[:].apply_sync(dist.get_rank)  # doctest: +SKIP
+            [0, 1, 2, 3]
+        """
+        return self.wait()._room.start_engines().client
 
     def _stopped(self) -> StoppedError:
         if self._room.forked:

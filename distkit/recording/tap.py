@@ -18,7 +18,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from datetime import timedelta
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -52,11 +51,6 @@ from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line,
 from distkit.recording.stores import Stores, count_remote_calls
 from distkit.recording.witness import Witness
 
-#: A signal's handler runs after so long, at the latest, while Python waits for a collective.
-TURN = timedelta(seconds=0.2)
-
-TURN_IS_OVER = "Operation timed out!"
-
 #: What returns before its message has gone or come.
 _REQUESTS = {"isend", "irecv"}
 
@@ -87,7 +81,7 @@ class Tap:
         self.on_threads: Callable[[str], None] = lambda group: None
         #: The groups that this rank communicates in.
         self.groups = Groups()
-        #: Whether collectives are gloo's, whose waits are cut into turns; NCCL's wait in streams.
+        #: Whether collectives are gloo's; NCCL's wait in streams.
         self.on_gloo = False
         #: Whether this process computes on a GPU, and may wait for that.
         self.on_gpu = False
@@ -97,13 +91,10 @@ class Tap:
         self.broken = False
         #: How many collectives were called on each group, by the group's name.
         self.collectives: Counter[str] = Counter()
-        #: The threads that have communicated.
-        self.threads: set[int] = set()
         self._buffers = OpenBuffers()
         #: Asynchronous collectives that nobody has waited for.
         self.unwaited = Unwaited(on_known=self._buffers.remove)
         self._made = MadeGroups()
-        self._earlier: weakref.WeakKeyDictionary[Any, Op] = weakref.WeakKeyDictionary()
         self._stores = Stores(self._hand_over)
         self._undo: ExitStack | None = None  # takes the hooks away
         self._pending: dict[int, tuple[Any, Pending]] = {}
@@ -155,19 +146,12 @@ class Tap:
             if _is_completed(work) or _has_result(work):
                 self._settle(work, pending)
 
-    @property
-    def open(self) -> list[tuple[Any, Op]]:
-        """The requests under way that nobody has waited for: their groups are in use still."""
-        return [(work, pending.op) for work, pending in list(self._pending.values())]
-
     def forget(self) -> None:
         """Let go of operations that nobody waited for."""
         self.broken = False
         self.collectives.clear()
-        self.threads.clear()
         self._threads.clear()
         self.unwaited.clear()
-        self._earlier.update({work: pending.op for work, pending in list(self._pending.values())})
         self._pending.clear()
         self.groups.clear()
         self._limited.clear()
@@ -230,7 +214,6 @@ class Tap:
         self, recorder: Recorder, call: Call, args: tuple[Any, ...], caller: FrameType
     ) -> Pending:
         thread, in_backward = threading.get_ident(), torch._C._current_graph_task_id() >= 0
-        self.threads.add(thread)
         outputs = tensors(args, call.outputs)
         touched = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
         group = self.groups.known(args[call.group], recorder.rank)
@@ -421,26 +404,13 @@ class Tap:
             if found is None:
                 return self._wait_late(partial(wait, work, *args, **kwargs), work)
             limit = next(iter((*args, *kwargs.values())), None)
-            if limit is None and self.on_gloo and found[1].op not in P2P:
-                return self._wait_for([found], False, partial(_in_turns, wait, work))
             return self._wait_for([found], is_limit(limit), partial(wait, work, *args, **kwargs))
 
         return waiting
 
     def _wait_late(self, wait: Callable[[], Any], work: Any) -> Any:
-        """Wait for what is over, or was begun in an earlier run, whose end has closed it."""
-        try:
-            result = wait()
-        except RuntimeError:
-            op = self._earlier.get(work)
-            if op is None:
-                raise
-            called = f"i{op}" if op in P2P else f"{op}(async_op=True)"
-            raise RuntimeError(
-                f"wait() came too late: the {called} belongs to an earlier cell or run, and what "
-                f"is still open is closed when that ends. Call {called} and wait() in the same "
-                "cell."
-            ) from None
+        """Wait for what is over, or was begun in an earlier cell."""
+        result = wait()
         if (pending := self._afloat.pop(work, None)) is not None:
             pending.joins()
         return result
@@ -667,17 +637,6 @@ def _asking_again(capture_end: Callable[..., Any]) -> Callable[..., Any]:
                 asking.release()
 
     return ending
-
-
-def _in_turns(wait: Callable[..., Any], work: Any) -> Any:
-    """Wait so that Python hears signals: gloo may never end the wait for a broken connection."""
-    while not _is_completed(work):
-        try:
-            return wait(work, TURN)
-        except RuntimeError as error:  # a reduce_scatter that has failed is never completed
-            if str(error) != TURN_IS_OVER:
-                raise
-    return wait(work)
 
 
 def _has_result(work: Any) -> bool:

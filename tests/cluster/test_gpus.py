@@ -83,11 +83,8 @@ def test_after_a_failure_on_a_gpu_the_next_cell_runs() -> None:
             dk.errors.RankError, match=r"rank 1 on cpu: it computes on the CPU. Use"
         ):
             cluster.run(full)
-        pids = cluster.run(os.getpid).results
-        with pytest.raises(dk.errors.RankError, match="Its process is replaced by another"):
+        with pytest.raises(dk.errors.RankError, match="rank 1 on cpu: "):
             cluster.run(ruined)
-        after = cluster.run(os.getpid).results
-        assert (after[0] == pids[0], after[1] == pids[1]) == (True, False)
         with pytest.raises(
             dk.errors.RankError, match=r"this tensor is on cpu: move it with x.to\("
         ):
@@ -131,16 +128,14 @@ def test_ranks_share_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_a_failed_kernel_costs_a_process() -> None:
+def test_a_failed_kernel_ends_its_run_alone() -> None:
     def wrong() -> None:
         table = torch.ones(2, device="cuda")
         table[torch.tensor([7 * dist.get_rank()], device="cuda")].sum().item()
 
     with dk.Cluster(2, device="cuda:0") as cluster:
-        pids = cluster.run(os.getpid).results
-        with pytest.raises(dk.errors.RankError, match="Its process is replaced by another"):
+        with pytest.raises(dk.errors.RankError, match="CUDA error"):
             cluster.run(wrong)
-        assert cluster.run(os.getpid).results[1] != pids[1]
         assert cluster.run(on_gpu).results[1][0] == 8.0
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,54 +100,54 @@ OPEN = [
 ]
 
 
+def a_thread_that_communicates() -> None:
+    begun = threading.Event()
+
+    def forever() -> None:
+        while True:
+            dist.all_reduce(torch.ones(1))
+            begun.set()
+
+    threading.Thread(target=forever, daemon=True).start()
+    begun.wait()
+
+
+def processes_and_threads() -> None:
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+def its_process_in_ruins() -> None:
+    os.chdir("/")
+    torch.set_default_device("meta")
+    signal.setitimer(signal.ITIMER_REAL, 60)
+    sys.modules["torch"].left = True  # type: ignore[attr-defined]
+    os.environ.clear()
+
+
+def state() -> list[object]:
+    handlers = [signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)]
+    return [str(Path.cwd()), torch.ones(1).device.type, len(os.environ) > 3, *handlers]
+
+
+def clean() -> bool:
+    """True if torch is as it was imported, and no thread of a run goes on."""
+    return not hasattr(torch, "left")
+
+
+LEAVES = [*OPEN, a_thread_that_communicates, processes_and_threads, its_process_in_ruins]
+
+
 @pytest.mark.filterwarnings("ignore::distkit.errors.CommunicationWarning")
-@pytest.mark.parametrize("program", OPEN)
-def test_the_next_run_meets_in_a_new_group(
+@pytest.mark.parametrize("program", LEAVES)
+def test_nothing_that_a_run_leaves_reaches_the_next(
     cluster: dk.Cluster, program: Callable[[], None]
 ) -> None:
-    pids = [row[2] for row in cluster.wait().status().rows]
-    for _ in range(3):
-        cluster.run(program)
-        run = cluster.submit(sum_of_ones).wait(10)
-        assert run.results == [2.0, 2.0]
-    assert [row[2] for row in cluster.status().rows] == pids
-
-
-def test_what_is_waited_for_leaves_the_group_as_it_is(cluster: dk.Cluster) -> None:
-    cluster.run(sum_of_ones)
-    before = cluster._room.generation
-
-    def program() -> None:
-        x = torch.ones(1000)
-        for _ in range(20):
-            dist.all_reduce(x, async_op=True).get_future().wait()
-        works = [dist.all_reduce(torch.ones(n), async_op=True) for n in range(1, 20)]
-        for work in works:
-            work.wait()
-
-    for _ in range(5):
-        cluster.run(program)
-        cluster.run(sum_of_ones)
-    assert cluster._room.generation == before
-
-
-def test_a_thread_that_goes_on_communicating_does_not_reach_the_next_run(
-    cluster: dk.Cluster,
-) -> None:
-    def program() -> None:
-        begun = threading.Event()
-
-        def forever() -> None:
-            while True:
-                dist.all_reduce(torch.ones(1))
-                begun.set()
-
-        threading.Thread(target=forever, daemon=True).start()
-        begun.wait()
-
-    with pytest.warns(dk.errors.CommunicationWarning, match="Join the thread before the function"):
-        cluster.run(program)
-    assert cluster.submit(sum_of_ones).wait(10).results == [2.0, 2.0]
+    before = cluster.run(state).results
+    cluster.run(program)
+    assert cluster.submit(sum_of_ones).wait(30).results == [2.0, 2.0]
+    assert cluster.run(state).results == before
+    assert cluster.run(clean).results == [True, True]
 
 
 def test_the_groups_of_a_cell_are_for_those_after_it(cluster: dk.Cluster) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import ipyparallel  # noqa: F401  # as in a kernel, before the files were written
@@ -125,18 +123,26 @@ def ended(pids: list[list[int]]) -> bool:
     return not any(psutil.pid_exists(pid) for some in pids for pid in some)
 
 
-@pytest.mark.parametrize("how", ["stop", "restart", "rank killed"])
-def test_what_a_function_started_ends_with_its_rank(how: str) -> None:
+def test_what_a_function_started_ends_with_its_run() -> None:
     with dk.Cluster(2) as cluster:
         pids = cluster.run(daemons).results
-        assert all(psutil.pid_exists(pid) for some in pids for pid in some)
-        if how == "restart":
-            cluster.restart()
-        elif how == "rank killed":
-            psutil.Process(cluster.status().rows[0][2]).kill()
-            until(lambda: ended(pids[:1]))
-            assert all(psutil.pid_exists(pid) for pid in pids[1])  # another rank's live on
-            return
+        until(lambda: ended(pids))
+
+
+def test_what_a_rank_started_ends_with_the_rank(tmp_path: Path) -> None:
+    def program() -> None:
+        Path(tmp_path, f"{dist.get_rank()}").write_text(json.dumps(daemons()))
+        Path(tmp_path, f"{dist.get_rank()}").rename(tmp_path / f"told-{dist.get_rank()}")
+        time.sleep(1000)
+
+    with dk.Cluster(2) as cluster:
+        run = cluster.submit(program)
+        until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
+        pids = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]
+        assert not ended(pids[:1])
+        cluster.kill("rank 0")
+        with pytest.raises(dk.errors.RankDied):
+            run.wait()
     until(lambda: ended(pids))
 
 
@@ -159,25 +165,6 @@ def test_the_zygote_is_killed(fresh: forkserver.ForkServer, when: str) -> None:
     cluster.stop()
 
 
-def test_a_run_asked_for_before_the_end_of_the_zygote_is_known(
-    fresh: forkserver.ForkServer,
-) -> None:
-    """The ranks' lines are broken already: it waits for others in their place."""
-    waits = threading.Event()
-    fresh._on_loss.append(lambda why: waits.wait(10) or None)  # before the cluster hears of it
-    cluster = dk.Cluster(2).wait()
-    room = cluster._room
-    zygote(fresh).kill()
-    until(lambda: all(child.channel.broken() for child in room.ranks.values()))
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(cluster.run, total)
-        until(lambda: not room.ready.is_set())
-        waits.set()
-        with pytest.raises(dk.errors.StartError, match="forked from ended"):
-            asked.result(20)
-    cluster.stop()
-
-
 def groups(folder: str) -> None:
     """Make a group in a folder that rank 0 has removed."""
     if dist.get_rank() == 0:
@@ -187,7 +174,7 @@ def groups(folder: str) -> None:
     dist.new_group([0, 1])
 
 
-@pytest.mark.parametrize("when", ["idle", "in a run", "restart", "a rank ends"])
+@pytest.mark.parametrize("when", ["idle", "in a run"])
 def test_the_folder_is_wiped(when: str) -> None:
     with dk.Cluster(2).wait() as cluster:
         folder = cluster._room.folder
@@ -196,11 +183,8 @@ def test_the_folder_is_wiped(when: str) -> None:
                 cluster.run(groups, folder)
         else:
             shutil.rmtree(folder)
-        if when == "a rank ends":
-            psutil.Process(cluster.status().rows[0][2]).kill()
-        do = cluster.restart if when == "restart" else partial(cluster.run, total)
         with pytest.raises(dk.errors.StartError, match=r"was removed(?s:.*)again: dk.Cluster\(2\)"):
-            do()
+            cluster.run(total)
         until(lambda: "idle" not in str(cluster.status()))
 
 

@@ -35,8 +35,10 @@ CELLS = {
     "lines": "sorted({e.where for e in _.trace})",
     "function": "%%ranks\ndef divide(by):\n    return 1 / by",
     "raises": "%%ranks\n\nif rank == 1:\n    divide(0)",
+    "still": "%%ranks\nx",
     "hangs": "%%ranks\ndist.recv(torch.zeros(1), src=(rank + 1) % 3)",
     "alone": "%%ranks 0\ndist.barrier()",
+    "lost": "%%ranks\n'x' in globals()",
     "data": "data = 3",
     "the notebook's": "%%ranks\ndata + 1",
     "nobody's": "%%ranks\nnowhere",
@@ -47,7 +49,6 @@ CELLS = {
     "half a span": "%%ranks 0-\n1",
     "backwards": "%%ranks 2-1\n1",
     "syntax": "%%ranks\nif rank\n    1",
-    "still": "%%ranks\nx",
     "step": "%%ranks --step\nt = torch.ones(2)\ndist.all_reduce(t, dist.ReduceOp.MAX)\nt[0].item()",
     "stepper": "stepper = _\n[str(s) for s in stepper.moment.standings]",
     "finish": "stepper.finish().results",
@@ -141,6 +142,8 @@ def test_only_some_ranks(cells: dict[str, Cell]) -> None:
 def test_variables_stay_on_their_ranks(cells: dict[str, Cell]) -> None:
     assert "rank 1 raised NameError: name 'y' is not defined" in cells["missing"].error
     assert cells["still"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"], "after errors"
+    assert "the variables of %%ranks cells are lost" in cells["hangs"].usage
+    assert cells["lost"].printed == [f"[rank {r}] False" for r in range(3)]
 
 
 def test_the_run_is_shown_and_its_lines_are_the_cells(cells: dict[str, Cell]) -> None:

@@ -9,12 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 import traces
 
 from distkit.cluster.runs import report
-from distkit.cluster.runs.outcome import DEEPEST, LONGEST, Outcome, describe, printable
-from distkit.recording import tap
+from distkit.cluster.runs.outcome import DEEPEST, LONGEST, Failure, Outcome, describe, printable
 from distkit.trace.trace import Trace
 from tests.stress.misuse import catalogue
 
@@ -105,23 +103,6 @@ def test_what_a_rank_had_caught_is_told_beside() -> None:
 # -- the first cause comes first --------------------------------------------------------
 
 
-def test_a_turn_of_waiting_that_is_over_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release may come while the recorder drops the exception that ended a turn."""
-
-    class Interrupted:
-        def __ne__(self, other: object) -> bool:
-            raise Released
-
-    monkeypatch.setattr(tap, "TURN_IS_OVER", Interrupted())
-    monkeypatch.setattr(tap, "_is_completed", lambda work: False)
-    monkeypatch.setattr(tap, "TURN", 3)
-    wait, work = torch.Tensor.view, torch.zeros(2)  # C's, as that of works: it leaves no frame
-    error = caught(lambda: tap._in_turns(wait, work))
-    assert isinstance(error.__context__, RuntimeError)
-    failure = describe(error, released=True)
-    assert failure.released and not failure.leaving and failure.handled is None
-
-
 def raised(rank: int, error: BaseException | None = None) -> Outcome:
     return Outcome(rank, error=describe(error or caught(catalogue.raise_it), released=False))
 
@@ -135,10 +116,10 @@ def verdict(*outcomes: Outcome) -> str:
 
 
 def test_an_error_comes_before_what_came_of_it() -> None:
-    held = died(0, "it could not be released, and was ended", released=True)
+    held = Outcome(0, error=Failure("Released", released=True))
     for said in (verdict(held, raised(1)), verdict(raised(1), held)):
         assert said.startswith("rank 1 raised ValueError: bad batch at ")
-        assert "have new processes: rank 0" in said
+        assert "The others were released: rank 0" in said
     after = verdict(raised(1), died(0))
     assert after.startswith("rank 1 raised ValueError: bad batch at ")
     assert "After that, the process of rank 0 ended (exit status 3)" in after

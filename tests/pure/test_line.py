@@ -14,8 +14,6 @@ from waiting import until
 
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.folders import is_ours
-from distkit.cluster.rank.release import Releases
-from distkit.cluster.rank.wires import Wires
 from distkit.events import Op
 from distkit_hosts.torchrun import line
 from distkit_hosts.torchrun.line import Line
@@ -25,10 +23,8 @@ class Rank:
     """A rank with a line; ``passed`` counts its communications."""
 
     def __init__(self) -> None:
-        wires = Wires()
-        self.releases = Releases(wires, wires.sever)
-        self.passed, self.stepped = 0, list[bool]()
-        self.line = Line(self.releases, self.stepped.append, self.hurry, lambda: None)
+        self.passed, self.stepped, self.released = 0, list[bool](), list[str]()
+        self.line = Line(self.stepped.append, self.hurry, self.released.append)
 
     def hurry(self) -> None:
         self.line.take_up(7)

@@ -395,13 +395,6 @@ def test_a_release_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_torchs_excepthook_is_not_put_around_itself() -> None:
-    def hooks() -> list[str]:
-        return [sys.excepthook.__module__, threading.excepthook.__module__]
-
-    assert dk.run_ranks(hooks, 2).results == [["distkit.cluster.rank.release"] * 2] * 2
-
-
 def test_a_run_whose_time_is_over_shows_what_was_found() -> None:
     def cross() -> None:
         dist.recv(torch.zeros(1), src=1 - dist.get_rank())

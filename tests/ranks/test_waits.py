@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -261,22 +260,3 @@ def a_thread_of_a_pool() -> None:
 def test_the_main_thread_waits_for_one_that_waits() -> None:
     finding = explained(a_thread_of_a_pool)
     assert (finding.kind, finding.culprits) == ("skipped", (1,))
-
-
-def signalled() -> str:
-    def heard(*_: object) -> None:
-        raise InterruptedError("heard")
-
-    if dist.get_rank() == 0:
-        signal.signal(signal.SIGALRM, heard)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(InterruptedError):
-            dist.all_reduce(torch.ones(1))  # alone, for ever
-        store().set("heard", "")
-    else:
-        store().wait(["heard"])
-    return "ended"
-
-
-def test_python_hears_signals_while_it_waits_for_a_collective() -> None:
-    assert dk.run_ranks(signalled, 2, wait_forever=True).results == ["ended"] * 2

@@ -13,10 +13,11 @@ import os
 import signal
 import socket
 import sys
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,8 +27,6 @@ import torch
 
 from distkit.cluster.hosts.launched import Launched, recognise
 from distkit.cluster.rank.process_group import TIMING
-from distkit.cluster.rank.release import Released, Releases
-from distkit.cluster.rank.wires import Wires
 from distkit.errors import StartError
 from distkit.events import STACK, WORLD
 from distkit.recording import recorder as _recorder
@@ -36,7 +35,7 @@ from distkit.recording.plain import Row, encode_rows
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import Witness, look_after_backward, told
-from distkit_hosts.torchrun.line import RUN, Line
+from distkit_hosts.torchrun.line import Line
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
 #: Where the files of the ranks go, if nobody says it.
@@ -118,7 +117,6 @@ class Attached:
             self._box = BlackBox(self._beside[0])
             self._fault = self._beside[1].open("wb")
             self._recorder = Recorder(place.rank, keep=partial(self._box.note, 1))
-            self._after = ExitStack()
             self._line = self._offer_line()
             about["line"] = "" if self._line is None else self._line.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
@@ -136,23 +134,10 @@ class Attached:
 
     def _offer_line(self) -> Line | None:
         """Let a notebook of this machine take this rank up, if there can be such a line."""
-        handler = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or handler is None:
-            return None  # it has to hear signals
-        wires = Wires()
-        releases = Releases(wires, wires.sever)
         try:
-            line = Line(
-                releases, self._set_stepped, lambda: self._recorder.hurry(), self._defer_sigterm
-            )
+            return Line(self._set_stepped, lambda: self._recorder.hurry(), self._release)
         except (StartError, OSError):  # it is recorded all the same
             return None
-        wires.note_groups()
-        releases.keep_quiet()
-        stock = handler if callable(handler) else lambda number, frame: None
-        self._after.enter_context(releases.releasable(RUN, stock))
-        self._after.callback(line.close)
-        return line
 
     def _set_stepped(self, on: bool) -> None:
         """Stop before each communication, or go on for good."""
@@ -233,7 +218,7 @@ class Attached:
 
     def ended(self, error: BaseException) -> None:
         """Note the exception that ends the rank."""
-        if isinstance(error, (KeyboardInterrupt, Released)):
+        if isinstance(error, KeyboardInterrupt):
             self._end = "released", "", ""
         elif not (isinstance(error, SystemExit) and error.code in (None, 0)):
             self._end = "raised", *told(error)
@@ -248,14 +233,26 @@ class Attached:
         """Print a traceback as without us: it begins in the script."""
         if os.getpid() == self._pid:
             self.ended(error)
-        if isinstance(error, Released):  # all else is of the way out
-            error.__suppress_context__ = True
-            users = [one for one in _links(at) if is_users(one.tb_frame.f_code.co_filename)]
-            for last in users[-1:]:
-                last.tb_next = None
         while at is not None and at.tb_next and not is_users(at.tb_frame.f_code.co_filename):
             at = at.tb_next
         stock(kind, error.with_traceback(at), at)
+
+    def _release(self, why: str) -> None:
+        """End this rank, and print where it is.
+
+        SIGTERM is ignored: a launcher sends it as soon as another rank has exited.
+        """
+        faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        walked = [*traceback.walk_stack(frame)][::-1]
+        users = [one for one in walked if is_users(one[0].f_code.co_filename)]
+        lines = traceback.StackSummary.extract(iter(users)).format()
+        self._end = "released", "", ""
+        self._at_exit()
+        said = "".join([*lines, f"Released: {why}\n"])
+        sys.stderr.write(textwrap.indent(said, f"[rank{self._recorder.rank}]: "))
+        sys.stderr.flush()
+        os._exit(1)
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
@@ -269,7 +266,8 @@ class Attached:
         self._file.note("unwaited", unwaited)
         self._file.note("end", (*self._end, time.monotonic()))
         self._file.close()
-        self._after.close()
+        if self._line is not None:
+            self._line.close()
         self._hear_no_signals()
         for path in self._beside:
             path.unlink(missing_ok=True)
@@ -294,22 +292,12 @@ class Attached:
         for number in _ENDING:
             faulthandler.register(number, self._fault, all_threads=False, chain=True)
 
-    def _defer_sigterm(self) -> None:
-        """Ignore SIGTERM until the exit: a launcher sends it as soon as another rank has exited."""
-        faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
-
     def _hear_no_signals(self) -> None:
         for number in _ENDING:
             faulthandler.unregister(number)
         if self._tells_crashes:
             faulthandler.disable()
         self._fault.close()
-
-
-def _links(at: TracebackType | None) -> Iterator[TracebackType]:
-    while at is not None:
-        yield at
-        at = at.tb_next
 
 
 class _Flusher(Flusher):

@@ -168,7 +168,7 @@ class Following:
         last = split(self._trace)[-1]
         outcomes = [outcome(rank, end) for rank, end in last.info.ends.items()]
         trace = Trace(last.events, last.info)
-        error = report.verdict(self._name, outcomes, trace, replaces=False)
+        error = report.verdict(self._name, outcomes, trace)
         if found := self._deadlock or (_broken_off(last) if error is not None else []):
             raise self._deadlocked(found, "All ranks have ended.") from error
         if error is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.rank.release import Gate, Releases
+from distkit.cluster.rank.gate import Gate
 from distkit.events import Op
 
 #: The number of a rank's only run.
@@ -34,11 +34,10 @@ class Line:
     """The rank's end.
 
     Args:
-        releases: obeys what comes.
         stepped: called with True when the rank is to be paused before each communication, with
             False when that is over.
         hurry: called when somebody waits: has :meth:`take_up` called, and events told.
-        released: called when the notebook ends the program, before anything else.
+        release: called with the reason when the notebook ends the program.
 
     Raises:
         StartError, OSError: there can be no such line here.
@@ -46,16 +45,15 @@ class Line:
 
     def __init__(
         self,
-        releases: Releases,
         stepped: Callable[[bool], None],
         hurry: Callable[[], None],
-        released: Callable[[], None],
+        release: Callable[[str], None],
     ) -> None:
         folders.sweep(tempfile.gettempdir())
         folder, self._held = folders.make()
         self.path = f"{folder}/{_NAME}"
-        self._releases, self._stepped, self._hurry = releases, stepped, hurry
-        self._released = released
+        self._stepped, self._hurry, self._release = stepped, hurry, release
+        self._gate = Gate()
         self._new: Channel | None = None  # taken up, and not greeted
         self._channel: Channel | None = None
         self._is_stepped = False
@@ -66,7 +64,7 @@ class Line:
 
     def pass_by(self, op: Op, nbytes: int) -> None:
         """Stand at the gate: a hook of the tap's."""
-        self._releases.gates[RUN].wait()
+        self._gate.wait()
 
     def take_up(self, written: int) -> None:
         """Tell a new listener how many events are in the file; the others come from now on."""
@@ -123,15 +121,15 @@ class Line:
     def _obey(self, word: str, run: int, *what: Any) -> None:
         if word == "step":
             if not self._is_stepped:
-                gate = self._releases.gates[RUN] = Gate()
-                gate.arrived = self._hurry
+                self._gate = Gate()
+                self._gate.arrived = self._hurry
             self._set_stepped(True)
-            return
-        if word == "release":
-            self._released()
-        self._releases.obey(word, run, *what)
-        if (word, *what) == ("go", None):
-            self._set_stepped(False)
+        elif word == "release":
+            self._release(*what)
+        else:
+            self._gate.allow(*what)
+            if what == (None,):
+                self._set_stepped(False)
 
     def _set_stepped(self, on: bool) -> None:
         self._is_stepped = on

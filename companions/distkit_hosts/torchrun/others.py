@@ -73,7 +73,9 @@ def outcome(rank: int, end: RankEnd | None, *, ended: bool = False) -> Outcome:
     ``ended``: it was ended here.
     """
     if ended or end is None or end.how == "died":
-        return Outcome(rank, died="killed" if end is None else end.text, released=ended)
+        if ended:
+            return Outcome(rank, error=Failure("Released", released=True))
+        return Outcome(rank, died="killed" if end is None else end.text)
     if end.how == "returned":
         return Outcome(rank)
     kind, _, text = end.text.partition(": ")
@@ -128,9 +130,9 @@ class TheirRanks(RankController):
         """Have all ranks stop before each communication."""
         self._tell(self._lines, "step", RUN)
 
-    def release(self, ranks: Iterable[int], run: int) -> None:
-        """RankController: have these ranks raise, wherever they are."""
-        self._tell(ranks, "release", run, self.why)
+    def release(self, ranks: Iterable[int]) -> None:
+        """RankController: end these ranks, wherever they are."""
+        self._tell(ranks, "release", RUN, self.why)
 
     def end(self, ranks: Iterable[int]) -> None:
         """RankController: end these ranks' processes, whose lines are open: they are there."""

@@ -31,10 +31,12 @@ from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
 from distkit.errors import StartError
-from distkit.trace.info import RankInfo
 
 #: A zygote answers within this time [s]; it may be importing torch.
 ANSWER = 60.0
+
+#: A process that was killed has ended within this time [s].
+ENDED = 5.0
 
 #: The signal that has stopped a process, 0 if it goes on; and when [s, monotonic].
 Stop = tuple[int, float]
@@ -86,10 +88,6 @@ class Child:
         if self.status is not None and (self._silent or not self._heard):
             with suppress(futures.InvalidStateError):  # both threads have come here
                 self._end.set_result(self.status)
-
-    def about(self, name: str, role: str, device: str = "cpu") -> RankInfo:
-        """Its facts for a trace."""
-        return RankInfo(name, role, self.server.host, self.pid, device)
 
     def let_go(self) -> None:
         """Break the line to it."""
@@ -147,6 +145,10 @@ class ForkServer:
         """Have modules imported in the zygote now, without waiting."""
         self._send({"do": "import", "modules": list(modules)})
 
+    def preload_later(self, *modules: str) -> None:
+        """Have modules imported in the zygote when it has nothing to do."""
+        self._send({"do": "import_later", "modules": list(modules)})
+
     def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
         """Fork a child running ``run`` ("module:function") and wait for its first word."""
         return self.fork_all(run, [{"folder": folder, "log": log, **arguments}])[0]
@@ -188,6 +190,10 @@ class ForkServer:
     def devices(self) -> dict[str, Any]:
         """The machine's answer of :func:`distkit.cluster.machine.gpus`."""
         return machine.gpus()
+
+    def wait_until_idle(self) -> None:
+        """Wait until the zygote has done what it was asked."""
+        self._ask({"do": "torch"})
 
     def kill(self, children: list[Child]) -> None:
         """End children, and whatever they started."""
@@ -354,6 +360,15 @@ def end(children: Iterable[Child]) -> None:
         of.setdefault(child.server, []).append(child)
     for one, mine in of.items():
         one.kill(mine)
+
+
+def shut(children: Iterable[Child]) -> None:
+    """End processes, wait until they have ended, and break the lines to them."""
+    children = [*children]
+    end(children)
+    for child in children:
+        child.wait(ENDED)
+        child.let_go()
 
 
 def start_zygote(line: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:

@@ -59,8 +59,6 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
                         r, n, self._folder, plan.backend, plan.seats[r], plan.threads, **around
                     ),
                     "connection": connection,
-                    "ident": f"{Path(self._folder).name}-{r}",
-                    "generation": 0,
                     "profile": self.profile_dir,
                     "folder": self._folder,
                     "log": f"rank-{r}.log",

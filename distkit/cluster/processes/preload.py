@@ -30,7 +30,6 @@ import tornado.platform.asyncio  # noqa: E402
 
 import distkit.cluster.processes.roles  # noqa: E402
 import distkit.cluster.rank.rank  # noqa: E402, F401
-from distkit.cluster.rank import interpreter, process_group, settings  # noqa: E402
 from distkit.recording import tap, witness  # noqa: E402
 
 __all__ = ["IPython", "encodings", "ipykernel", "ipyparallel", "numpy", "pydoc", "torch", "tornado"]
@@ -52,8 +51,3 @@ def hook() -> None:
     vars(ipykernel.ipkernel)["sys"] = _WithoutModules()
     tap.tap.install()
     witness.look_after_backward()
-    settings.make_room()
-    settings.functions()
-    settings.modules()
-    interpreter.known_folders()
-    process_group.share_modules()

@@ -11,6 +11,10 @@ from typing import Any
 
 from distkit.cluster.gpus import CPU, Seat
 
+#: What the fork server imports when it has nothing to do: DistributedDataParallel and optimizers
+#: do it otherwise, in each run, for seconds.
+LATER = "torch._dynamo"
+
 #: The exit status of a rank whose program has closed the line to its starter.
 LINE_CLOSED = 86
 
@@ -20,11 +24,10 @@ class Spec:
     """All that a forked rank is told about itself.
 
     ``threads`` is torch's intra-op thread count; ``backend`` and ``seat`` are decided, not
-    "auto"; ``node`` describes its role in a parameter server, if the cluster has servers;
-    ``port`` is a free one, for programs that meet at ``MASTER_PORT`` by themselves, at the
-    ``address`` of rank 0's machine. Of ``hosts`` machines it is number ``host``, and there
-    it is number ``local_rank`` of ``local_world_size``; ``interface`` leads to the others, "" when
-    there are none.
+    "auto"; ``meeting`` names the store in which the group meets; ``port`` is a free one, for
+    programs that meet at ``MASTER_PORT`` by themselves, at the ``address`` of rank 0's machine. Of
+    ``hosts`` machines it is number ``host``, and there it is number ``local_rank`` of
+    ``local_world_size``; ``interface`` leads to the others, "" when there are none.
     """
 
     rank: int
@@ -33,7 +36,7 @@ class Spec:
     backend: str = "gloo"
     seat: Seat = CPU
     threads: int = 1
-    node: Any = None
+    meeting: str = "store"
     environ: dict[str, str] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)
     cwd: str = "."

@@ -79,17 +79,10 @@ def _places(profile: str, folder: str) -> list[str]:
 
 
 def engine(
-    lifeline: Channel,
-    spec: Any,
-    connection: dict[str, Any],
-    ident: str,
-    generation: int | None,
-    profile: str,
-    folder: str,
+    lifeline: Channel, spec: Any, connection: dict[str, Any], profile: str, folder: str
 ) -> None:
-    """Be a rank, and an ipyparallel engine: real IPEngine, real kernel.
+    """Be a rank that runs cells, and an ipyparallel engine: real IPEngine, real kernel.
 
-    ``generation`` is the group to join before registering, None to wait for the first run;
     ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's own.
     """
     from ipykernel.iostream import OutStream
@@ -110,14 +103,12 @@ def engine(
             super().init_signal()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    rank = Rank(spec, lifeline)
+    rank = Rank(spec, lifeline, runs_cells=True)
     rank.start()
-    if generation is not None:
-        rank.group.join(generation)
+    rank.group.join()
     app = Engine.instance(
         enable_nanny=False,
         id=spec.rank,
-        ident=ident,
         work_dir=str(Path.cwd()),  # or it is where ipyparallel was imported
         user_ns=rank.namespace,
         connection_info_env=json.dumps(connection),
@@ -130,7 +121,7 @@ def engine(
 
 
 def execute(payload: bytes, options: dict[str, Any]) -> None:
-    """Run one function on this engine's rank; called through ipyparallel.
+    """Run one cell on this engine's rank; called through ipyparallel.
 
     How it went is told down the rank's lifeline, as are its events and prints.
     """
@@ -140,11 +131,9 @@ def execute(payload: bytes, options: dict[str, Any]) -> None:
 
 
 def plain(lifeline: Channel, spec: Any, folder: str) -> None:
-    """Be a rank without ipyparallel: run one function, and wait to be ended."""
-    from distkit.cluster.rank import settings
+    """Be a rank of one run: run its function, and wait to be ended."""
     from distkit.cluster.rank.rank import Rank
 
-    settings.ends_with_its_run()
     payload, options = pickle.loads(lifeline.recv())
     rank = Rank(spec, lifeline)
     rank.start()
@@ -167,7 +156,7 @@ def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None
 
 
 def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
-    """Be a server or the scheduler of a parameter server; serves run after run."""
+    """Be a server or the scheduler of a parameter server, for one run."""
     from distkit import kvstore
     from distkit.recording import recorder
 
@@ -181,10 +170,7 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
         if isinstance(word, tuple):  # a worker has ended
             service.leave(*word[1:])
             return
-        if word == "flush":
-            flusher.flush()
-        else:
-            recorder.set_current(mine if word == "record" else None)
+        flusher.flush()
         lifeline.send(("flushed", word))
 
     _end_with(lifeline, obey)

@@ -56,6 +56,7 @@ class Zygote:
         self.logs: dict[int, str] = {}  # … and where its low-level output is
         self.folders: dict[str, int | None] = {}  # and what holds their locks
         self.doomed: set[str] = set()  # to be removed when nobody works there any more
+        self.later: list[str] = []  # modules to import when there is nothing to do
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -69,6 +70,8 @@ class Zygote:
             while os.getppid() == self.parent:
                 line = self.channel.fileno()
                 ready, _, _ = select.select([line, self.wakeup], [], [], WATCH)
+                if self.later and not (ready or self.children):
+                    self.do_import(None, [self.later.pop(0)])
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -87,6 +90,10 @@ class Zygote:
             __import__(module)
             if function:
                 getattr(sys.modules[module], function)()
+
+    def do_import_later(self, fd: int | None, modules: list[str]) -> None:
+        """Import these when no child works: they would share the processors, and forks wait."""
+        self.later = list(modules)
 
     def do_torch(self, fd: int | None) -> None:
         """Tell for which CUDA torch is built, and with which NCCL; neither is initialized."""

@@ -108,8 +108,7 @@ def hint(error: BaseException, spec: Spec) -> str:
     if "invalid device ordinal" in said:
         return f"\n{_who(spec)} has no other GPU: torch.device('cuda') means it."
     if "CUDA error" in said:
-        again = " Its process is replaced by another." if is_ruined(error) else ""
-        return f"\n{_who(spec)}: {_remedy(said)}.{again}"
+        return f"\n{_who(spec)}: {_remedy(said)}."
     return ""
 
 
@@ -131,8 +130,7 @@ def is_ruined(error: BaseException) -> bool:
 
 _LESS = (
     "Use smaller batches or fewer ranks, or give a rank more: dk.Cluster(…, memory_fraction=…). "
-    "The cluster is ready for the next run: what its variables still hold is lost with "
-    "cluster.restart()."
+    "cluster.restart() frees what variables of %%ranks cells hold."
 )
 
 

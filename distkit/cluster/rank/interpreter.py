@@ -1,8 +1,4 @@
-"""A run finds the interpreter as a new process does: nothing of earlier runs, and no notebook.
-
-Ranks live on from run to run. The user's modules are imported anew: edits count, and two folders
-may have helpers of the same name. A script is ``__main__`` while it runs. Cells go on where the
-cell before ended. What else a run changes is put back by :mod:`distkit.cluster.rank.settings`.
+"""What a program finds in its rank's interpreter: scripts, launchers, and child processes.
 
 Processes that a program starts are no ranks, and find what a child of a plain Python process
 would: ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's workers print.
@@ -11,6 +7,7 @@ would: ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's wo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import builtins
 import os
 import re
@@ -20,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
@@ -31,89 +28,13 @@ from typing import Any
 import cloudpickle
 import torch
 
-from distkit.cluster.pickling import is_users
-from distkit.cluster.rank import outbox, settings
+from distkit.cluster.rank import outbox
 from distkit.cluster.runs.outcome import slot
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
-_SHELL = "IPython.core.interactiveshell"
-
 #: Whose signal handlers a child goes without; those of the program are inherited, as ever.
 _OURS = ("distkit.", "ipyparallel.", "ipykernel.")
-
-
-class Modules:
-    """The user's modules on a rank."""
-
-    def __init__(self) -> None:
-        self._aside: dict[str, ModuleType] = {}
-
-    @contextmanager
-    def fresh(self) -> Iterator[None]:
-        """Meanwhile the user's modules are imported anew; those of cells come back afterwards."""
-        self._aside = self._take_out()
-        _look_again()
-        try:
-            yield
-        finally:
-            if self._aside is not _STAY:
-                ended = self._take_out()
-                sys.modules.update(self._aside)
-                if ended:
-                    let_go(ended.values())
-
-    def go_on(self) -> None:
-        """A cell runs: it finds what cells before it have imported, and its own stays."""
-        sys.modules.update(self._aside)
-        self._aside = _STAY
-
-    def _take_out(self) -> dict[str, ModuleType]:
-        known = settings.modules()
-        if len(sys.modules) == len(known):  # to look at names copies the pages that they are on
-            return {}
-        new = sys.modules.keys() - known.keys()
-        mine = {name: sys.modules[name] for name in new if _is_users(name, sys.modules[name])}
-        for name in mine:  # only now: a folder's __path__ asks for that of its parent
-            del sys.modules[name]
-        return mine
-
-
-def _look_again() -> None:
-    """Have imports see the user's new files; folders of installed packages stay as they were."""
-    if len(sys.path_importer_cache) == known_folders():
-        return
-    for path, finder in list(sys.path_importer_cache.items()):
-        if finder is None:  # there was no such folder
-            del sys.path_importer_cache[path]
-        elif is_users(f"{path}/") and hasattr(finder, "invalidate_caches"):
-            finder.invalidate_caches()
-
-
-@cache
-def known_folders() -> int:
-    """The number of folders that were imported from before any run."""
-    return len(sys.path_importer_cache)
-
-
-def _is_users(name: str, module: ModuleType) -> bool:
-    """Source of the user's: extension modules cannot be loaded twice."""
-    file = getattr(module, "__file__", None)
-    if name.partition(".")[0] in settings.modules() or name == "__main__":
-        return False
-    if file is None:  # a folder without __init__.py
-        return any(is_users(p) for p in getattr(module, "__path__", ()))
-    return file.endswith((".py", ".pyc")) and is_users(file)
-
-
-_STAY: dict[str, ModuleType] = {}
-
-
-def let_go(modules: Iterable[ModuleType]) -> None:
-    """Take back what modules have registered with torch, which would keep them."""
-    for value in [value for module in modules for value in vars(module).values()]:
-        if isinstance(value, torch.library.Library):
-            value._destroy()
 
 
 def run_script(path: Path, argv: Iterable[str]) -> None:
@@ -136,33 +57,16 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
 
 
 @contextmanager
-def not_interactive() -> Iterator[None]:
-    """Meanwhile nothing says that an IPython engine runs the program: it is no notebook."""
-    told = [(vars(sys), ("ps1", "ps2", "ps3")), (vars(builtins), ("get_ipython", "__IPYTHON__"))]
-    hidden = [(space, {n: space.pop(n) for n in names if n in space}) for space, names in told]
-    shells = getattr(sys.modules.get(_SHELL), "InteractiveShell", None)
-    shell = None if shells is None else shells._instance
-    if shell is not None:
-        type(shell).clear_instance()
+def outside_of_loops() -> Iterator[None]:
+    """Let the function have event loops of its own: an engine's is none of its business."""
+    loop, policy = asyncio._get_running_loop(), asyncio.get_event_loop_policy()
+    asyncio._set_running_loop(None)
+    asyncio.set_event_loop_policy(None)
     try:
         yield
     finally:
-        for of_shell in [] if shell is None else type(shell)._walk_mro():
-            of_shell._instance = shell
-        for space, values in hidden:
-            space.update(values)
-
-
-@contextmanager
-def own_main() -> Iterator[None]:
-    """Meanwhile a script may be ``__main__``; afterwards it is gone."""
-    main = sys.modules["__main__"]
-    try:
-        yield
-    finally:
-        script, sys.modules["__main__"] = sys.modules["__main__"], main
-        if script is not main:
-            let_go([script])
+        asyncio.set_event_loop_policy(policy)
+        asyncio._set_running_loop(loop)
 
 
 #: How programs start processes of their own, as far as an error can tell.

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
@@ -38,7 +38,7 @@ class Outbox:
 
     def __init__(self, lifeline: Channel) -> None:
         self._lifeline = lifeline
-        self._waiting: queue.SimpleQueue[tuple[int, str, Any] | Printed] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._file: io.FileIO | None = None
         self._polled: Printed | None = None
         self._streams: dict[str, io.TextIOWrapper] = {}
@@ -48,11 +48,19 @@ class Outbox:
         """Have it sent, after what came before."""
         self._waiting.put((run, kind, what))
 
+    def drain(self) -> None:
+        """Wait until all that came before is sent."""
+        sent = threading.Event()
+        self._waiting.put(sent)
+        sent.wait()
+
     def _send(self) -> None:
         try:
             while True:
                 item = self._next()
-                if isinstance(item, Printed):
+                if isinstance(item, threading.Event):
+                    item.set()
+                elif isinstance(item, Printed):
                     if text := item.take():
                         self._post((item.run, "text", (item.name, text)))
                 else:
@@ -73,7 +81,7 @@ class Outbox:
             except Exception:  # of a program that clears sys.modules, say: it is put back soon
                 _sleep(AGAIN)
 
-    def _next(self) -> tuple[int, str, Any] | Printed:
+    def _next(self) -> Item:
         while True:
             polled = self._polled
             with suppress(queue.Empty):
@@ -129,6 +137,10 @@ def _text_stream(binary: io.BufferedWriter) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         binary, encoding="utf-8", errors="backslashreplace", line_buffering=True
     )
+
+
+#: A message, output that is taken when its turn comes, or who waits for what came before.
+Item: TypeAlias = "tuple[int, str, Any] | Printed | threading.Event"
 
 
 class Printed:

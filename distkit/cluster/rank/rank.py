@@ -1,8 +1,8 @@
 """The rank's side: what runs in each forked process.
 
 A rank has a lifeline (a :class:`Channel` to the process that started the cluster), a process
-group that it joins anew for each generation, and :func:`execute`, which runs one function.
-When the lifeline breaks, the rank and everything it started are gone at once.
+group, and :func:`execute`, which runs one function. When the lifeline breaks, the rank and
+everything it started are gone at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +27,22 @@ import torch
 from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.rank_spec import Spec
+from distkit.cluster.processes.rank_spec import LATER, Spec
 from distkit.cluster.rank import gpu, interpreter, seeds
+from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
-from distkit.cluster.rank.release import Released, Releases
-from distkit.cluster.rank.settings import Settings, outside_of_loops
-from distkit.cluster.runs.outcome import SIGINT, Failure, Outcome, describe, outline, text
-from distkit.events import P2P, WORLD
+from distkit.cluster.runs.outcome import (
+    SIGINT,
+    Failure,
+    Outcome,
+    Released,
+    describe,
+    outline,
+    released_in,
+    text,
+)
+from distkit.events import WORLD
 from distkit.recording import recorder
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.recorder import Flusher, Recorder
@@ -44,20 +53,30 @@ from distkit.recording.witness import RollCall, Witness, enter_together
 #: The notebook's backend for matplotlib, and the one that takes its place on ranks.
 INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
 
+#: A cell hears a signal within this time [s], unless it waits in C++.
+HEARS = 0.3
+
 #: Tells the starter something about the run: a kind, and what.
 Emit = Callable[[str, Any], None]
 
 
 class Rank:
-    """This process as a rank. There is one: ``Rank.here``."""
+    """This process as a rank. There is one: ``Rank.here``.
+
+    Args:
+        spec: what it is told about itself.
+        lifeline: to the process that started it.
+        runs_cells: it runs ``%%ranks`` cells, one after the other, and keeps their variables;
+            otherwise it runs one function, and a release ends the process.
+    """
 
     here: Rank
 
-    def __init__(self, spec: Spec, lifeline: Channel) -> None:
+    def __init__(self, spec: Spec, lifeline: Channel, *, runs_cells: bool = False) -> None:
         Rank.here = self
         self.spec, self.lifeline, self.outbox = spec, lifeline, Outbox(lifeline)
-        self.group = Group(spec)
-        #: The variables of code that is sent as source; an engine's own, so that %px sees them.
+        self._runs_cells, self.group = runs_cells, Group(spec)
+        #: The variables of cells; an engine's own, so that %px sees them.
         self.namespace: dict[str, Any] = {
             "torch": torch,
             "dist": torch.distributed,
@@ -65,12 +84,15 @@ class Rank:
             "world_size": spec.world_size,
             "__name__": "__main__",
         }
-        self._pid, self._in_cell = os.getpid(), False
-        self.releases = Releases(self.group.wires, self.group.sever)
-        self._shown = 0  # figures of this run
-        self._talking: set[int] = set()  # threads that have communicated in this run
+        self._pid, self._shown = os.getpid(), 0  # figures of this run
         self._box_file = Path(spec.folder, f"rank-{spec.rank}.box")
         self._box = BlackBox(self._box_file)
+        self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
+        self._running: int | None = None  # number of the run whose function is executing
+        self._released = 0  # number of the latest run that the starter has ended
+        self._let_go = threading.Event()  # the run that executes is released
+        self._idle = threading.Event()  # no function is executing
+        self._close_record: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Take on the starter's surroundings, and watch the lifeline from now on."""
@@ -99,9 +121,7 @@ class Rank:
         self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
         builtins.input = _no_keyboard
         interpreter.look_after_children(self._forget)
-        self.releases.keep_quiet()
         interpreter.explain_launchers(spec.rank)
-        self.modules = interpreter.Modules()
         threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
 
     def _forget(self) -> None:
@@ -115,17 +135,64 @@ class Rank:
         """Obey the starter's words; end with the starter."""
         try:
             while True:
-                self.releases.obey(*self.lifeline.recv())
+                self._obey(*self.lifeline.recv())
         except EOFError:
             os.killpg(0, signal.SIGKILL)
+
+    def _obey(self, word: str, run: int, permits: int | None = None) -> None:
+        """Obey a word: "go" with a number of permits or None, or "release"."""
+        if word == "go":
+            self._gates[run].allow(permits)
+        elif not (self._runs_cells and self._pull(run)):
+            self._leave(run)
+
+    def _leave(self, run: int) -> None:
+        """Report where the function is, and end this process."""
+        self._close_record()
+        error = released_in(threading.main_thread().ident or 0)
+        self.outbox.emit(run, "outcome", Outcome(self.spec.rank, error=error))
+        self.outbox.drain()
+        os.killpg(0, signal.SIGKILL)
+
+    def _pull(self, run: int) -> bool:
+        """Have the cell raise; False if it does not, since it waits in C++."""
+        self._released = run
+        self._let_go.set()
+        if run != self._running:
+            return True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return self._idle.wait(HEARS)
+
+    @property
+    def _is_released(self) -> bool:
+        return self._running == self._released
+
+    @contextmanager
+    def _interruptible(self, run: int) -> Iterator[None]:
+        """Have the function hear signals, and the starter's word."""
+
+        def on_signal(*_: Any) -> None:
+            raise Released if self._is_released else KeyboardInterrupt(SIGINT)
+
+        before = signal.signal(signal.SIGINT, on_signal)
+        self._running = run
+        self._idle.clear()
+        try:
+            if self._is_released:  # the word was quicker than the call
+                raise Released
+            yield
+        finally:
+            self._running = None
+            self._idle.set()
+            signal.signal(signal.SIGINT, before)
 
     # -- one run ----------------------------------------------------------------
 
     def show(self, picture: bytes) -> int:
         """Have the notebook show a PNG picture; returns how many this run has shown."""
         self._shown += 1
-        if self.releases.running is not None and self._shown <= sys.modules[FIGURES].MOST:
-            self.outbox.emit(self.releases.running, "figure", picture)
+        if self._running is not None and self._shown <= sys.modules[FIGURES].MOST:
+            self.outbox.emit(self._running, "figure", picture)
         return self._shown
 
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
@@ -137,29 +204,22 @@ class Rank:
         emit("outcome", outcome)
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
-        outcome, run = Outcome(self.spec.rank, intact=True), options["run"]
-        self._talking, self._shown = set(), 0
+        outcome, run, life = Outcome(self.spec.rank, intact=True), options["run"], options["life"]
+        self._shown = 0
         try:
-            if options["generation"] is None:
-                self.group.stay_out()
-            else:
-                self.group.join(options["generation"])
-                self.group.begin_keys(f"run {run}")
+            self.group.alone = life > 0
+            if not self.group.alone:
+                self.group.join()
             with (
-                interpreter.not_interactive(),
-                self.modules.fresh(),
-                ExitStack() as after,
                 self._recording(options, emit, outcome),
-                self._undoing(outcome) as settings,
-                self.releases.releasable(run, _interrupted),
-                outside_of_loops(),
-                self._kvstore(run, options.get("life", 0), emit),
+                self._interruptible(run),
+                interpreter.outside_of_loops(),
+                self._kvstore(options, emit),
             ):
                 if options.get("seed") is not None:
-                    mine = seeds.of_rank(options["seed"], self.spec.rank, options.get("life", 0))
-                    seeds.set_all(mine)
+                    seeds.set_all(seeds.of_rank(options["seed"], self.spec.rank, life))
                 try:
-                    value, outcome.grown = self._call(payload, after, settings)
+                    value, outcome.grown = self._call(payload, run)
                     tap.rest()
                     if FIGURES in sys.modules:
                         sys.modules[FIGURES].show()
@@ -170,18 +230,15 @@ class Rank:
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
             outcome.error = self._tell(error, emit)
-            outcome.gpu_ruined = gpu.is_ruined(error)
+            usable = not (outcome.error.released or gpu.is_ruined(error))
+            outcome.intact = outcome.intact and usable
         gpu.forget_messages()
-        outcome.intact = outcome.intact and not self.releases.pulled and self.group.intact()
-        outcome.groups_made = self.group.made()
-        outcome.zombie_threads = any(
-            self.releases.pulled or t.ident in self._talking for t in recorder.busy_threads()
-        )
+        outcome.imported = LATER in sys.modules
         return outcome
 
     def _tell(self, error: BaseException, emit: Emit) -> Failure:
         """Describe an exception; tell the starter what is known of it as soon as it is."""
-        released = self.releases.pulled or issubclass(type(error), Released)
+        released = issubclass(type(error), Released)
         emit("failing", outline(error, released=released))  # to say more may not end well
         told = describe(error, released=released)
         said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
@@ -189,27 +246,24 @@ class Rank:
         emit("failing", told)  # nor may the end of its variables
         return told
 
-    def _call(self, payload: bytes, after: ExitStack, settings: Settings) -> tuple[Any, list[str]]:
+    def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
         """The function's result, and the copies of the notebook's containers that it has filled.
 
         The latter only if it returns nothing: then they are lost.
         """
         fn, args, kwargs = cloudpickle.loads(payload)
-        self._in_cell = isinstance(fn, Cell)
         if isinstance(fn, Cell):
             fn, args = self._run_cell, (fn,)
         if isinstance(fn, Path):
             recorder.make_users(str(fn))
-            after.enter_context(interpreter.own_main())
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
-        if self.group.generation >= 0:  # who takes a dead one's place comes alone
-            self._enter(self.releases.running or 0)
+        if not self.group.alone:  # who takes a dead one's place comes alone
+            self._enter(run)
         try:
             value = fn(*args, **kwargs)
         finally:
-            sys.settrace(None)  # a call that is traced is the user's again
-            settings.restore(cell=self._in_cell)
+            sys.settrace(None)  # a call that is traced is the user's
             if os.getpid() != self._pid:
                 _end_child()
         return value, [n for n, (one, size) in held.items() if value is None and len(one) > size]
@@ -225,29 +279,17 @@ class Rank:
     def _run_cell(self, cell: Cell) -> Any:
         if self.spec.rank not in cell.ranks:
             raise Dropped("the cell was not run on it")
-        self.group.keep()  # as all that a cell makes
-        self.modules.go_on()
         return cell(self.namespace)
 
     @contextmanager
-    def _undoing(self, outcome: Outcome) -> Iterator[Settings]:
-        """Undo what the function changes in its process; tell what cannot be undone."""
-        settings, self._in_cell = Settings(), False
-        try:
-            yield settings
-        finally:
-            outcome.unrestored = settings.restore(cell=self._in_cell)
-
-    @contextmanager
-    def _kvstore(self, run: int, life: int, emit: Emit) -> Iterator[None]:
+    def _kvstore(self, options: dict[str, Any], emit: Emit) -> Iterator[None]:
         """In a cluster with servers: let the function create its KVStore."""
-        if self.spec.node is None:
+        if options["node"] is None:
             yield
             return
         from distkit import kvstore
 
-        node = replace(self.spec.node, run=run, life=life)
-        kvstore.use(node, partial(emit, "on_crash"))
+        kvstore.use(options["node"], partial(emit, "on_crash"))
         try:
             yield
         except BaseException:
@@ -269,6 +311,7 @@ class Rank:
         flusher = Flusher(
             mine, emit if self.spec.hosts == 1 else self._looking_at_the_network(emit)
         )
+        self._close_record = flusher.close
         witness = tap.witness = self._witness(run, emit)
 
         def on_group(name: str, members: list[int]) -> None:
@@ -278,7 +321,7 @@ class Rank:
         tap.groups.on_group = on_group
         tap.on_threads = partial(emit, "threads")
         if mine.stepped:
-            gate = self.releases.gates[run]
+            gate = self._gates[run]
             gate.arrived = mine.hurry
             tap.before.append(lambda op, nbytes: gate.wait())
         strikes = [] if (made := options.get("trouble")) is None else [OnRank(made, self.spec.rank)]
@@ -291,13 +334,10 @@ class Rank:
             tap.before.clear()
             tap.groups.on_group = tap.witness = None
             witness.close()
-            self.releases.gates.clear()
+            self._gates.clear()
             tap.settle()
-            self.group.busy = [work for work, op in tap.open if op not in P2P]
-            self.group.released = self.releases.pulled
-            outcome.intact = not (tap.broken or tap.open)
+            outcome.intact = not tap.broken
             outcome.unwaited, outcome.collectives = tap.unwaited.calls(), dict(tap.collectives)
-            self._talking = set(tap.threads)
             recorder.set_current(None)
             flusher.close()
             outcome.dropped, outcome.without_values = mine.dropped, mine.without_values
@@ -322,14 +362,10 @@ class Rank:
         spec, rollcall = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # it is in memory that all ranks see
             rollcall = RollCall(Path(spec.folder), run, spec.rank)
-        self.releases.let_go.clear()
-        witness = Witness(emit, rollcall, self.releases.let_go.wait)
+        self._let_go.clear()
+        witness = Witness(emit, rollcall, self._let_go.wait)
         witness.meet(WORLD, list(range(spec.world_size)))  # new_group may be the first call
         return witness
-
-
-def _interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt(SIGINT)
 
 
 def _no_keyboard(prompt: object = "") -> str:

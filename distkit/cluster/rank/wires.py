@@ -1,8 +1,4 @@
-"""The connections of a rank's process groups, and how to cut them.
-
-A blocked gloo call cannot be interrupted, but its connections can be shut down: then it raises at
-once.
-"""
+"""The connections of a rank's process groups, and the machines that do not answer on them."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import os
 import socket
 import stat
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,14 +13,8 @@ from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
-#: How long the threads of a group get to finish what they are doing [s].
-REST = 0.02
-
-#: A group that is to be left while much travels gets this long to come to rest [s].
-MOVING = 0.5
-
-#: TCP_INFO and its size; in it, how many bytes of a connection have arrived, there and here.
-_INFO, _BYTES = (11, 136), slice(120, 136)
+#: TCP_INFO and the size of its part that is read.
+_INFO = (11, 136)
 
 #: In it: how often the oldest packet was repeated, packets under way, how long no news came [ms].
 _ACKNOWLEDGED = struct.Struct("=2xB21xI28xI")
@@ -39,9 +28,8 @@ class Wires:
 
     def __init__(self) -> None:
         self._noted: dict[int, int] = {}  # fd -> inode
-        self.severed = False
 
-    def note_groups(self, made: Callable[[Any], object] = lambda group: None) -> None:
+    def note_groups(self, made: Callable[[Any], object]) -> None:
         """Note those of each group that is made from now on, which ``made`` is called with."""
         helper = c10d._new_process_group_helper
 
@@ -53,11 +41,6 @@ class Wires:
 
         c10d._new_process_group_helper = new_process_group_helper
 
-    def clear(self) -> None:
-        """Forget them: they are closed, and others will be opened."""
-        self._noted.clear()
-        self.severed = False
-
     @contextmanager
     def _noting(self) -> Iterator[None]:
         """Remember the connections that are opened meanwhile: they are the group's."""
@@ -68,32 +51,6 @@ class Wires:
             for fd, inode in _connections():
                 if (fd, inode) not in before:
                     self._noted[fd] = inode
-
-    def sever(self) -> None:
-        """Shut them down, so that a call blocked on them raises.
-
-        Only for reading: gloo then closes them itself, and what it still writes does not fail.
-        Only connected sockets: to shut gloo's listening socket down aborts the process.
-        """
-        for wire in self._wires():
-            with suppress(OSError):
-                wire.shutdown(socket.SHUT_RD)
-        self._noted.clear()
-        self.severed = True
-
-    def rest(self, wait: Callable[[float], bool]) -> None:
-        """Wait until nothing travels on the group's connections, or ``wait`` says to go on.
-
-        gloo forgets what it is writing or reading when a connection breaks, and whoever waits for
-        it waits for ever (``Pair::signalException`` in its ``transport/tcp/pair.cc``).
-        """
-        before, end = None, time.monotonic() + MOVING
-        with suppress(OSError):  # only Linux tells
-            while time.monotonic() < end:
-                now = [w.getsockopt(socket.IPPROTO_TCP, *_INFO)[_BYTES] for w in self._wires()]
-                if now == before or wait(REST):
-                    return
-                before = now
 
     def unreached(self) -> list[str]:
         """The addresses of other machines that do not acknowledge what was sent to them."""

@@ -1,7 +1,7 @@
 """Conducts one run: hears its ranks, counts how they end, and sees all of them to the end.
 
-When one rank fails the others get a moment, are then released, and at last ended. The same for
-a cluster and for the ranks of one call: whoever owns them is a :class:`RankController`.
+When one rank fails the others get a moment, are then released, and at last ended. The processes
+are those of a :class:`RankController`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from msgspec import structs
 
 from distkit import companions
 from distkit.cluster.notebook import place
-from distkit.cluster.plan import Plan
-from distkit.cluster.processes.forkserver import Child, end, server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -42,8 +40,6 @@ from distkit.trace.trace import Trace
 GRACE = 0.3
 #: … and after they were told to let go, this long until their processes are ended [s].
 LET_GO = 2.0
-#: … or only so long, if they wait in what cannot be interrupted.
-QUICK = 0.2
 #: A run that was interrupted is over after this time [s].
 ENDS_WITHIN = GRACE + 2 * LET_GO
 
@@ -53,48 +49,27 @@ LOOKED_AT = 10_000
 #: What is said of a cluster after a run that failed.
 READY = "the cluster is ready for the next run"
 
-#: A rank that has not begun a run after this long [s] never will: its process is replaced.
+#: A rank that has not begun a run after this long [s] never will: its process is ended.
 BEGIN = 30.0
 
 
 class RankController:
-    """The owner of the ranks of a run: it can release, end and replace them.
+    """The owner of a run's ranks."""
 
-    Args:
-        plan: how many ranks there are, and where.
-        hub: whether ipyparallel's controller works in their folder, too.
-    """
-
-    def __init__(self, plan: Plan, *, hub: bool = False) -> None:
-        self.plan, self._fork = plan, server()
-        self.folder = self._fork.make_folder(plan.processes, hub)
-        self.ranks: dict[int, Child] = {}
-
-    def release(self, ranks: Iterable[int], run: int) -> None:
-        """Get these ranks out of whatever they wait in."""
-        for r in ranks:
-            with suppress(OSError):  # it has just ended
-                self.ranks[r].channel.send(("release", run))
+    def release(self, ranks: Iterable[int]) -> None:
+        """End what these ranks do, and have them report where they were."""
+        raise NotImplementedError
 
     def end(self, ranks: Iterable[int]) -> None:
         """End these ranks' processes; their deaths are reported to the run."""
-        end([self.ranks[r] for r in ranks])
+        raise NotImplementedError
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Put another in the place of a rank that has ended: asked for with a parameter server."""
         raise NotImplementedError
 
-    def settle(self, run: int) -> None:
+    def settle(self) -> None:
         """All have ended: have whoever else holds events of the run hand them over."""
-
-    def info(self) -> RunInfo:
-        """Facts of the ranks for a trace."""
-        plan, role = self.plan, "worker" if self.plan.servers else "rank"
-        ranks = {
-            r: child.about(f"{role} {r}", role, plan.devices[r])
-            for r, child in sorted(self.ranks.items())
-        }
-        return RunInfo(world_size=plan.ranks, backend=plan.backend, ranks=ranks)
 
 
 class Conductor:
@@ -108,7 +83,8 @@ class Conductor:
         stepped: every rank is paused before each of its communications.
         wait_forever: do not end it when its ranks wait for each other for ever.
         expected_exits: the ranks that ``dk.trouble`` is going to kill.
-        afterwards: what can be done after it; "" for ranks that end with it.
+        afterwards: what can be done after it.
+        is_cell: it runs a ``%%ranks`` cell, whose processes stay.
     """
 
     def __init__(
@@ -122,9 +98,10 @@ class Conductor:
         wait_forever: bool = False,
         expected_exits: Iterable[int] = (),
         afterwards: str = READY,
+        is_cell: bool = False,
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
-        self.stepped, self.wait_forever = stepped, wait_forever
+        self.stepped, self.wait_forever, self.is_cell = stepped, wait_forever, is_cell
         self._expected_exits = set(expected_exits)
         self.live, self.prints = LiveTrace(structs.replace(info, name=name)), Prints()
         self.figures: list[tuple[int, bytes]] = []  # PNG pictures, not yet shown
@@ -145,7 +122,6 @@ class Conductor:
         #: Two machines, and the ranks that do not reach the other of them.
         self._unreached: dict[frozenset[str], set[int]] = defaultdict(set)
         self._interrupted, self._afterwards = False, afterwards
-        self._replaces = afterwards == READY
         self.forked = False  # it is the run of this process's parent
         self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
         self.changed = threading.Condition()
@@ -186,11 +162,9 @@ class Conductor:
 
     @property
     def intact(self) -> bool:
-        """True if the next run can use the process group: whole on every rank, and in step."""
+        """True if the next cell can use the process group: whole on every rank, and in step."""
         outcomes = self.outcomes
         if self.waiting or not all(o.intact for o in outcomes.values()):
-            return False
-        if len({o.groups_made for o in outcomes.values()}) > 1:
             return False
         return all(
             len({outcomes[r].collectives.get(group, 0) for r in members if r in outcomes}) <= 1
@@ -362,8 +336,7 @@ class Conductor:
             error = report.cut_short(self._failing[rank])
             self.add_outcome(Outcome(rank, error=error))
         elif rank in self._killed:
-            how = "it could not be released, and was ended"
-            self.add_outcome(Outcome(rank, died=how, died_at=at, released=True))
+            self.add_outcome(Outcome(rank, error=Failure("Released", time=at, released=True)))
         else:
             silent = self.silent_for.get(rank, 0.0)
             asked = rank in self._expected_exits
@@ -386,7 +359,7 @@ class Conductor:
         with self.changed:
             if self._on_crash != "replace" or self.life(rank) >= report.MOST_REPLACEMENTS:
                 return False
-            if self.ending or self.failed or self.deadlock:
+            if self.is_cell or self.ending or self.failed or self.deadlock:
                 return False
             self._vacant[rank] = how
             self.changed.notify_all()
@@ -402,7 +375,7 @@ class Conductor:
             self._watch_over(controller)
             if self.waiting:
                 self._release(controller)
-            controller.settle(self.number)
+            controller.settle()
             self._conclude()
         except Exception as error:  # a mistake of ours: nobody may wait for ever because of it
             traceback.print_exc(file=sys.__stderr__)
@@ -449,21 +422,15 @@ class Conductor:
         """Release the ranks that still wait, and end those that do not let go."""
         if not (self._interrupted or self.deadlock):
             self._until(lambda: self._interrupted or not self.waiting, GRACE)
-        controller.release(self.waiting, self.number)
-        self._until_all_ended(QUICK)
-        self._kill(controller, self._beyond_release())
+        controller.release(self.waiting)
+        self._kill(controller, self._stopped() & {*self.waiting})
         self._until_all_ended(LET_GO)
         self._kill(controller, self.waiting)
         self._until_all_ended(LET_GO)
 
-    def _beyond_release(self) -> list[int]:
-        """The ranks that cannot be released: stopped ones, and those that receive from anybody."""
-        beyond = self._stopped() | (self.live.receiving() if self.waiting else set())
-        return [r for r in self.waiting if r in beyond]
-
-    def _kill(self, controller: RankController, ranks: Collection[int]) -> None:
-        self._killed.update(ranks)
-        controller.end(ranks)
+    def _kill(self, controller: RankController, these: Collection[int]) -> None:
+        self._killed.update(these)
+        controller.end(these)
 
     def _until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
         with self.changed:
@@ -506,10 +473,10 @@ class Conductor:
         self._note_ends(outcomes)
         error = self.error
         if self.failed or no_answer:
-            error = report.verdict(self.name, ended, self.trace, replaces=self._replaces)
+            error = report.verdict(self.name, ended, self.trace)
         if self.deadlock and not any(o.error and o.error.leaving for o in outcomes):
             error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
-        if self._interrupted and self._killed.issuperset(self.died):
+        if self._interrupted and not self.died:
             found = self.findings if self.live.arrived <= LOOKED_AT else []
             error = report.interrupted(
                 self.name, self._afterwards, self._who_is_stopped(), outcomes, found

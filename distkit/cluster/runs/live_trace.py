@@ -15,9 +15,8 @@ from distkit.cluster.notebook import place, sources
 from distkit.events import WORLD, Event, Op, State
 from distkit.recording.plain import decode_rows, encode_rows
 from distkit.recording.recorder import to_event
-from distkit.trace.generations import APART
 from distkit.trace.hosts import hosts_of
-from distkit.trace.info import ClockOffset, RankEnd, Replacement, RunInfo
+from distkit.trace.info import APART, ClockOffset, RankEnd, Replacement, RunInfo
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -165,16 +164,6 @@ class LiveTrace:
             if not left:
                 break
         return found
-
-    def receiving(self) -> set[int]:
-        """The ranks in a receive from anybody."""
-        self._unpack()
-        found = set[tuple[int, int]]()
-        for event in self._events:
-            if event.op is Op.RECV:
-                still = event.peer is None and event.state not in (State.COMPLETED, State.FAILED)
-                (found.add if still else found.discard)((event.rank, event.seq))
-        return {rank for rank, _ in found}
 
     # -- subscribers ------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -37,7 +38,6 @@ SIGINT = "signal SIGINT"
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 _MACHINERY = str(Path(__file__).parents[1])
-_RECORDING = str(Path(__file__).parents[2] / "recording")
 
 #: File, line number, function and source of a frame; without a file: what was left out.
 Frame = tuple[str, int, str, "str | None"]
@@ -82,15 +82,11 @@ class Outcome:
         error: what it raised.
         died: how its process ended; "" if it goes on.
         died_at: when that was noticed, in the trace's time [s].
-        released: distkit ended the process, which could not be released otherwise.
         log: the last of what the process wrote, where it ended.
         tolerated: the others go on without it, as the store's ``on_crash="continue"`` says.
-        intact: the next run can use its process group.
-        groups_made: how many groups it has made in this generation.
+        intact: the next cell can use the process.
         collectives: how many it has issued, by group.
-        zombie_threads: threads of the function communicate still, or were released.
-        unrestored: what it changed in its process that cannot be undone.
-        gpu_ruined: CUDA works no more in its process.
+        imported: it has imported what the fork server imports when it has nothing to do.
         grown: containers of the notebook whose copies it has filled.
         missed: what :func:`distkit.trouble` was to do and did not.
         dropped, without_values, unwaited, unseen: of the recorder, for the trace.
@@ -103,15 +99,11 @@ class Outcome:
     error: Failure | None = None
     died: str = ""
     died_at: float | None = None
-    released: bool = False
     log: str = ""
     tolerated: bool = False
     intact: bool = False
-    groups_made: int = 0
     collectives: dict[str, int] = field(default_factory=dict)
-    zombie_threads: bool = False
-    unrestored: list[str] = field(default_factory=list)
-    gpu_ruined: bool = False
+    imported: bool = False
     grown: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     dropped: int = 0
@@ -124,10 +116,9 @@ class Outcome:
         """True if the function came to its end."""
         return self.error is None and not self.died
 
-    @property
-    def unfit(self) -> bool:
-        """True if the process is of no more use."""
-        return self.zombie_threads or self.gpu_ruined or bool(self.unrestored)
+
+class Released(BaseException):
+    """Raised inside a program that is ended because another rank failed, or by interrupt()."""
 
 
 def outline(error: BaseException, *, released: bool) -> Failure:
@@ -146,13 +137,45 @@ def describe(error: BaseException, *, released: bool) -> Failure:
     """
     before = list(_before(error))
     broken = any(BROKEN.search(text(e)) for e in (error, *before))
-    before = [e for e in before if _name(e) != "Released" and not _is_recorders(e)]
-    own = next((e for e in before if not BROKEN.search(text(e))), None)
-    if own is None or not (released or broken):
-        return replace(_alone(error, released), consequence=broken)
-    if _is_leaving(own, error):
+    told = replace(_alone(error, released), consequence=broken)
+    if not (released or broken):
+        return told
+    at = [(one.tb_frame, one.tb_lasti) for one in _links(slot(error, "__traceback__"))]
+    return _after(before, at, told)
+
+
+def released_in(thread: int) -> Failure:
+    """Where a thread is, as if :class:`Released` were raised there.
+
+    Never raises; if the methods of an exception that it handles hang, it hangs.
+    """
+    frame = sys._current_frames().get(thread)
+    walked = [(one, line) for one, line in traceback.walk_stack(frame)][::-1]
+    told = Failure("Released", frames=_ends(walked, DEEPEST), time=time.monotonic(), released=True)
+    handled: Any = sys._current_exceptions().get(thread)
+    error = handled[1] if isinstance(handled, tuple) else handled  # until Python 3.11
+    if error is None:
+        return told
+    return _after([error, *_before(error)], [(one, one.f_lasti) for one, _ in walked], told)
+
+
+def _after(before: list[BaseException], at: list[tuple[Any, int]], told: Failure) -> Failure:
+    """Of a rank that was released while it handled exceptions: the first that is its own.
+
+    Args:
+        before: the exceptions, the latest first.
+        at: the frames it was in, and where.
+        told: what is told of it otherwise.
+    """
+    own = next(
+        (e for e in before if not (_name(e) == "Released" or BROKEN.search(text(e)))),
+        None,
+    )
+    if own is None:
+        return told
+    if _is_leaving(own, at):
         return replace(_alone(own, released=False), leaving=True)
-    return replace(_alone(error, released), consequence=broken, handled=_alone(own, False))
+    return replace(told, handled=_alone(own, released=False))
 
 
 def _alone(error: BaseException, released: bool) -> Failure:
@@ -227,27 +250,25 @@ def _before(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _is_recorders(error: BaseException) -> bool:
-    """True if it never left the recorder: it waits in turns, and a turn's time is up."""
-    walked = [*traceback.walk_tb(slot(error, "__traceback__"))]
-    ours = [frame.f_code.co_filename.startswith(_RECORDING) for frame, _ in walked]
-    return bool(ours) and all(ours)
+def _links(at: Any) -> Iterator[Any]:
+    """The parts of a traceback, the outermost first."""
+    while at is not None:
+        yield at
+        at = at.tb_next
 
 
-def _is_leaving(first: BaseException, then: BaseException) -> bool:
-    """True if ``then`` came while ``first`` left a function: in a ``finally`` or an ``__exit__``.
+def _is_leaving(first: BaseException, then: list[tuple[Any, int]]) -> bool:
+    """True if a rank was at ``then`` while ``first`` left a function: in a ``finally``, say.
 
     Else it was caught, and is perhaps nothing bad. The frame's bytecode tells, from Python 3.11 on.
     """
     begin = slot(first, "__traceback__")
-    at = slot(then, "__traceback__")
-    while at is not None and begin is not None and at.tb_frame is not begin.tb_frame:
-        at = at.tb_next
-    if at is None or begin is None:
+    last = next((at for frame, at in then if begin is not None and frame is begin.tb_frame), None)
+    if last is None:
         return False
     seen: list[str] = []
-    for step in dis.get_instructions(at.tb_frame.f_code):
-        if step.offset >= at.tb_lasti:
+    for step in dis.get_instructions(begin.tb_frame.f_code):
+        if step.offset >= last:
             break
         seen = ["PUSH_EXC_INFO"] if step.opname == "PUSH_EXC_INFO" else [*seen, step.opname]
     caught = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"} & {*seen} or seen[1:2] == ["POP_TOP"]
@@ -256,12 +277,13 @@ def _is_leaving(first: BaseException, then: BaseException) -> bool:
 
 def _frames(error: BaseException) -> list[Frame]:
     """The ends of its traceback, if all of it is long."""
-    walked = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(slot(error, "__traceback__"))
-        if not frame.f_code.co_filename.startswith(_MACHINERY)
-    ]
-    most = RECURSION if issubclass(type(error), RecursionError) else DEEPEST
+    walked = [*traceback.walk_tb(slot(error, "__traceback__"))]
+    return _ends(walked, RECURSION if issubclass(type(error), RecursionError) else DEEPEST)
+
+
+def _ends(walked: list[tuple[Any, int]], most: int) -> list[Frame]:
+    """The user's frames, without those in the middle where there are more than ``most``."""
+    walked = [one for one in walked if not one[0].f_code.co_filename.startswith(_MACHINERY)]
     left_out = len(walked) - most
     if left_out <= 0:
         return _read(walked)

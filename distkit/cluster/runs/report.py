@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
 
 from distkit._format import named, times
 from distkit.cluster.notebook import place
@@ -46,6 +45,11 @@ _GROUP_IS_OVER = (
     "A worker was replaced before. A torch.distributed group ends with any of its ranks, "
     'and a new process cannot join it. With on_crash="replace", let workers communicate '
     "through the store only."
+)
+
+LOST_CELLS = (
+    "the variables of %%ranks cells are lost: their processes have ended. The next cell has new "
+    "ones."
 )
 
 #: The first line of an error shows at most so much of what was raised [characters].
@@ -96,8 +100,7 @@ def ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
 
 def _end(outcome: Outcome) -> RankEnd:
     if outcome.died:
-        how: Literal["released", "died"] = "released" if outcome.released else "died"
-        return RankEnd(how, outcome.died, time=outcome.died_at)
+        return RankEnd("died", outcome.died, time=outcome.died_at)
     error = outcome.error
     if error is None:
         return RankEnd("returned", outcome.remark)
@@ -231,29 +234,6 @@ def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
     ]
 
 
-def of_unrestored(name: str, outcomes: Iterable[Outcome]) -> list[str]:
-    """Processes that are replaced since their functions left what cannot be undone."""
-    return [
-        f"rank {o.rank} has a new process, and the variables of its %%ranks cells are lost: "
-        f"{name} changed what cannot be restored ({', '.join(o.unrestored)})."
-        for o in outcomes
-        if o.unrestored
-    ]
-
-
-def of_threads(name: str, outcomes: Iterable[Outcome]) -> list[str]:
-    """Threads that communicate and that a function left behind when it returned."""
-    ranks = [o.rank for o in outcomes if o.zombie_threads]
-    if not ranks:
-        return []
-    processes = "its process is" if len(ranks) == 1 else "their processes are"
-    return [
-        f"{verb(ranks, 'return')} from {name} while a thread that communicates still runs: "
-        f"{processes} replaced, and variables of %%ranks cells are lost. "
-        "Join the thread before the function returns."
-    ]
-
-
 def of_copies(name: str, outcomes: Iterable[Outcome]) -> list[str]:
     """Containers of the notebook whose copies on the ranks have grown."""
     names = dict.fromkeys(n for o in outcomes for n in o.grown)
@@ -276,9 +256,7 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
         warnings.warn_explicit(text, category, file, int(line))
 
 
-def verdict(
-    name: str, outcomes: list[Outcome], trace: Trace, *, replaces: bool = True
-) -> RunError | None:
+def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
     """The error of a run, None when every rank returned.
 
     The first cause is the one reported; what came of it is told after it. A death explains the
@@ -288,14 +266,13 @@ def verdict(
         name: of the function.
         outcomes: in the order in which the ranks ended.
         trace: of the run.
-        replaces: a rank that died has a new process in the next run.
     """
-    dead = [o for o in outcomes if o.died and not o.released]
+    dead = [o for o in outcomes if o.died]
     raised = [(o, o.error) for o in outcomes if o.error and not o.error.released]
     causes = [(o, e) for o, e in raised if not _is_consequence(e)] or raised[:1]
     others = [o for o in outcomes if not o.returned and o not in [cause for cause, _ in causes]]
     if dead and not (causes and _came_first(*causes[0], dead[0], outcomes)):
-        return _death(name, dead, trace, replaces)
+        return _death(name, dead, trace)
     if causes:
         first = _first(causes)
         also = [o.rank for o, _ in causes if o.rank != first[0]]
@@ -327,7 +304,7 @@ def _is_consequence(error: Failure) -> bool:
     return error.consequence or BROKEN.search(error.text) is not None
 
 
-def _death(name: str, dead: list[Outcome], trace: Trace, replaces: bool) -> RankDied:
+def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
     rank, how, log = dead[0].rank, dead[0].died, dead[0].log
     line, where = _last_place(trace, rank, log)
     others = f" (and so did {named([o.rank for o in dead[1:]])})" if dead[1:] else ""
@@ -342,7 +319,6 @@ def _death(name: str, dead: list[Outcome], trace: Trace, replaces: bool) -> Rank
         mine = (f.remedy for f in found if f.rule is rules.Died and rank in f.culprits)
         remedy = "Nothing is wrong with the program." if ASKED in how else next(mine, search(how))
         said = [ended, _before(trace, rank), remedy, f"[{rules.Died.code}]"]
-    said += ["The next run has a new process."] if replaces else []
     last = f"\nIts last words:\n{words}" if words else ""
     return RankDied(" ".join(filter(None, said)) + last, rank=rank, line=line)
 
@@ -482,15 +458,11 @@ def _in_place(collective: str, tensor: str) -> str:
 def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
     """The ends of the ranks that did not raise it."""
     released = [o.rank for o in others if o.error]
-    held = [o.rank for o in others if o.died and o.released]
     said = [
         f"After that, the process of rank {o.rank} {gone(o.died)} ({o.died})."
         for o in others
-        if o.died and not o.released
+        if o.died
     ]
-    if held:
-        waits = "; ".join(_waited(trace, r) for r in held)
-        said.append(f"These could not be released and have new processes: {waits}.")
     if released:
         waits = "; ".join(_waited(trace, r) for r in released)
         said.append(f"The others were released: {waits}.")

@@ -12,6 +12,7 @@ from distkit.cluster.notebook import in_notebook, show_figures
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import LOOKED_AT, Conductor
 from distkit.cluster.runs.outcome import Outcome
+from distkit.diagnosis import rules
 from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.facts import standings
 from distkit.errors import DeadlockError, RunError, RunStopped
@@ -159,16 +160,22 @@ class Run:
             return
         self._warned = True
         outcomes = self._conductor.outcomes.values()
-        report.warn(report.of_unrestored(self.name, outcomes))
+        if self._conductor.is_cell and not self._conductor.intact:
+            report.warn([report.LOST_CELLS])
         if self.error is not None:
             return
         report.warn(report.of_replacements(self.name, self.replaced))
-        report.warn(report.of_threads(self.name, outcomes))
         report.warn(report.of_copies(self.name, outcomes))
         report.warn([text for o in outcomes for text in o.missed])
         if self._conductor.live.arrived <= LOOKED_AT or self._conductor.died:
             report.warn(report.of_returned(self.name, outcomes, self.trace))
-            report.warn(report.of_findings(self.findings))
+            report.warn(report.of_findings(self._certain))
+
+    @property
+    def _certain(self) -> list[Finding]:
+        """The findings; a message of a cell may be sent or received in one that comes."""
+        later = (rules.NoReceiver, rules.NoSender) if self._conductor.is_cell else ()
+        return [f for f in self.findings if not issubclass(f.rule, later)]
 
     def _read_results(self) -> list[Any]:
         """The results by rank, read where somebody asks for them: their classes are the user's."""

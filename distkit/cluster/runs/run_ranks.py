@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from pickle import dumps
 from typing import Any
 
 from msgspec import structs
 
 from distkit.cluster import limits
 from distkit.cluster.pickling import pack
-from distkit.cluster.plan import Plan, make_plan
-from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
+from distkit.cluster.plan import make_plan
+from distkit.cluster.processes.forkserver import end, server
 from distkit.cluster.rank import seeds
-from distkit.cluster.runs.conductor import Conductor, RankController
+from distkit.cluster.runs.conductor import Conductor
+from distkit.cluster.runs.ranks import Ranks
 from distkit.cluster.runs.run import Run
 from distkit.recording import trouble
 
@@ -68,33 +67,37 @@ def run_ranks(
     made = trouble.current()
     if made is not None:
         made.check(n)
-    gang = _Gang(plan)
+    folder = server().make_folder(n)
+    ranks = Ranks(plan, folder)
     try:
+        server().preload("distkit.cluster.processes.preload:hook")
+        ranks.start(recording=record)
         conductor = Conductor(
             getattr(fn, "__name__", str(fn)),
             1,
             list(range(n)),
-            structs.replace(gang.info(), seed=seed),
+            structs.replace(ranks.info(), seed=seed),
             wait_forever=wait_forever,
             expected_exits=made.kill if made is not None else (),
             afterwards="",
         )
-        gang.submit(
+        ranks.submit(
             conductor, payload, {"record": record, "trouble": made, "seed": seed, "raw": raw}
         )
-        with _ended(within, gang, conductor):
+        with _ended(within, ranks, conductor):
             return Run(conductor, raw=raw).wait()
     finally:
-        gang.close()
+        end(ranks.children.values())
+        server().remove(folder)
 
 
 @contextmanager
-def _ended(within: float | None, gang: _Gang, conductor: Conductor) -> Iterator[None]:
+def _ended(within: float | None, ranks: Ranks, conductor: Conductor) -> Iterator[None]:
     """Kill the ranks when the time is over; a thread does, as those who print may never stop."""
 
     def kill() -> None:
         conductor.abandon(f"it did not end within {within:g} s")
-        gang.end(gang.ranks)
+        ranks.end(ranks.ranks)
 
     timer = threading.Timer(within or 0, kill)
     if within is not None:
@@ -103,41 +106,3 @@ def _ended(within: float | None, gang: _Gang, conductor: Conductor) -> Iterator[
         yield
     finally:
         timer.cancel()
-
-
-class _Gang(RankController):
-    """The forked ranks of one call, each with a line to this process."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self._fork.preload("distkit.cluster.processes.preload:hook")
-        around = {**surroundings(), "port": free_port()}
-        children = self._fork.fork_all(
-            "distkit.cluster.processes.roles:plain",
-            [
-                {
-                    "spec": Spec(r, plan.ranks, self.folder, threads=plan.threads, **around),
-                    "folder": self.folder,
-                    "log": f"rank-{r}.log",
-                }
-                for r in range(plan.ranks)
-            ],
-        )
-        self.ranks = dict(enumerate(children))
-
-    def submit(self, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
-        """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
-        for r, child in self.ranks.items():
-            child.hear(partial(self._hear, run, r))
-            child.on_exit(partial(run.add_death, r, folder=self.folder))
-            child.on_stop = partial(run.hear, r, "stopped")
-            child.channel.send(dumps((payload, {**options, "run": run.number, "generation": 0})))
-        threading.Thread(target=run.conduct, args=(self,), daemon=True).start()
-
-    def _hear(self, run: Conductor, rank: int, message: tuple[int, str, Any]) -> None:
-        _, kind, what = message
-        run.hear(rank, kind, what)
-
-    def close(self) -> None:
-        self.end(self.ranks)
-        self._fork.remove(self.folder)
