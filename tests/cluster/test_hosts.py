@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def die() -> None:
 
 
 def agent_of(cluster: dk.Cluster) -> psutil.Process:
-    return psutil.Process(cluster._room._places[0].server.facts["pid"])
+    return psutil.Process(cluster._room.places[0].server.facts["pid"])
 
 
 def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> None:
@@ -63,9 +64,12 @@ def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> Non
 
 
 def test_a_process_is_killed_by_its_name(cluster: dk.Cluster) -> None:
-    pids = {row[0]: row[2] for row in cluster.wait().status().rows}
+    run = cluster.submit(time.sleep, 60)
+    pids = {row[0]: row[2] for row in cluster.status().rows}
     cluster.kill("rank 2")
     assert not psutil.pid_exists(pids["rank 2"])
+    with pytest.raises(RankDied, match="process of rank 2 ended"):
+        run.wait(30)
     assert cluster.run(total).results == [3.0, 3.0, 3.0]
     with pytest.raises(ClusterError, match="no 'rank 3' here"):
         cluster.kill("rank 3")
@@ -94,7 +98,7 @@ def test_all_processes_end_with_the_cluster() -> None:
         cluster.run(total)
         agent = agent_of(cluster)
         everybody = [agent, *agent.children(recursive=True)]
-        folder = cluster._room._places[0].folder
+        folder = cluster._room.places[0].folder
     _, alive = psutil.wait_procs(everybody, timeout=10)
     assert not alive
     until(lambda: not Path(folder).exists())
@@ -133,7 +137,7 @@ KERNEL = """
 import sys, distkit as dk
 cluster = dk.Cluster(2, engines="local")
 cluster.wait()
-print(cluster._room._places[0].server.facts["pid"], flush=True)
+print(cluster._room.places[0].server.facts["pid"], flush=True)
 sys.stdin.read()
 """
 
