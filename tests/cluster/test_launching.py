@@ -157,11 +157,16 @@ def test_a_machine_with_addresses_of_ipv6_only(head: Head, hosts: Laboratory) ->
     refused(head, SSH, "beta: IPv6 addresses only, and ranks connect by IPv4")
 
 
-def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory) -> None:
+@pytest.mark.parametrize("when", ["between two runs", "in a run"])
+def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory, when: str) -> None:
     assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")
+    if when == "between two runs":
+        hosts.drop("alpha", "beta")
     head.do("run = cluster.submit(lambda: [total() for _ in range(10**9)])")
     heard = "''.join(run.output)"
-    hosts.drop("alpha", "beta")
+    if when == "in a run":
+        until(lambda: head.get("len(run.trace.events)"), within=SOON)
+        hosts.drop("alpha", "beta")
     until(lambda: "doctor --hosts" in head.get(heard), within=SOON)
     said = head.get(heard)
     assert "the link between alpha and beta loses messages" in said

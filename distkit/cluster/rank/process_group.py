@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.cluster.hosts.store import StoreClient
-from distkit.cluster.rank.wires import Wires
 from distkit.recording.witness import LATE
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Group:
     """The default process group of this rank, and every group made beside it."""
 
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.wires = spec, Wires()
+        self.spec = spec
         self.alone = False  # this rank has a dead one's place in the middle of a run
         self._joins = 0  # how often it was joined, should a script leave and return
         self._claimed = False  # a script called init_process_group and was given this group
@@ -131,7 +130,17 @@ class Group:
 
         for module in (dist, c10d):
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
-        self.wires.note_groups(self._kept.append)
+        self._keep_groups()
+
+    def _keep_groups(self) -> None:
+        helper = c10d._new_process_group_helper
+
+        def new_process_group_helper(*args: Any, **options: Any) -> Any:
+            made = helper(*args, **options)
+            self._kept.append(made)
+            return made
+
+        c10d._new_process_group_helper = new_process_group_helper
 
     def leave_user_calls(self) -> None:
         """Let ``init_process_group`` be torch's own again."""

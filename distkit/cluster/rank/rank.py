@@ -28,7 +28,7 @@ from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import LATER, Spec
-from distkit.cluster.rank import gpu, interpreter, seeds
+from distkit.cluster.rank import gpu, interpreter, seeds, wires
 from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
@@ -199,7 +199,7 @@ class Rank:
         """Run one pickled ``(fn, args, kwargs)`` and tell the starter how it went; never raises."""
         emit = partial(self.outbox.emit, options["run"])
         emit("begun", None)
-        with self.outbox.printing(options["run"]):
+        with self.outbox.printing(options["run"]), self._watching_the_network(emit):
             outcome = self._perform(payload, options, emit)
         emit("outcome", outcome)
 
@@ -308,9 +308,7 @@ class Rank:
         mine = Recorder(
             self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
         )
-        flusher = Flusher(
-            mine, emit if self.spec.hosts == 1 else self._looking_at_the_network(emit)
-        )
+        flusher = Flusher(mine, emit)
         self._close_record = flusher.close
         witness = tap.witness = self._witness(run, emit)
 
@@ -344,18 +342,17 @@ class Rank:
             outcome.unseen = dict(mine.unseen)
             tap.forget()
 
-    def _looking_at_the_network(self, emit: Emit) -> Emit:
-        """Tell also which machines this rank does not reach, when that changes."""
-        known = list[str]()
-
-        def emit_more(kind: str, what: Any) -> None:
-            nonlocal known
-            emit(kind, what)
-            if kind in ("rows", "waits") and (now := self.group.wires.unreached()) != known:
-                known = now
-                emit("unreached", now)
-
-        return emit_more
+    @contextmanager
+    def _watching_the_network(self, emit: Emit) -> Iterator[None]:
+        """Tell which machines this rank does not reach, when that changes."""
+        over = threading.Event()
+        watching = threading.Thread(
+            target=wires.watch, args=(partial(emit, "unreached"), over), daemon=True
+        )
+        if self.spec.hosts > 1:
+            watching.start()
+        yield
+        over.set()
 
     def _witness(self, run: int, emit: Emit) -> Witness:
         """Whoever looks at this run's collectives before they go to the backend."""

@@ -1,4 +1,4 @@
-"""The connections of a rank's process groups, and the machines that do not answer on them."""
+"""The other machines of a run that do not answer a rank."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 import socket
 import stat
 import struct
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from torch.distributed import distributed_c10d as c10d
 
 #: TCP_INFO and the size of its part that is read.
 _INFO = (11, 136)
@@ -22,70 +20,46 @@ _ACKNOWLEDGED = struct.Struct("=2xB21xI28xI")
 #: A machine that acknowledges nothing for so long [s], and of so many repetitions, is not reached.
 UNHEARD, REPEATED = 1.0, 3
 
-
-class Wires:
-    """The connections that the process groups of this rank have opened."""
-
-    def __init__(self) -> None:
-        self._noted: dict[int, int] = {}  # fd -> inode
-
-    def note_groups(self, made: Callable[[Any], object]) -> None:
-        """Note those of each group that is made from now on, which ``made`` is called with."""
-        helper = c10d._new_process_group_helper
-
-        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            with self._noting():
-                result = helper(*args, **kwargs)
-            made(result[0] if isinstance(result, tuple) else result)
-            return result
-
-        c10d._new_process_group_helper = new_process_group_helper
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Remember the connections that are opened meanwhile: they are the group's."""
-        before = set(_connections())
-        try:
-            yield
-        finally:
-            for fd, inode in _connections():
-                if (fd, inode) not in before:
-                    self._noted[fd] = inode
-
-    def unreached(self) -> list[str]:
-        """The addresses of other machines that do not acknowledge what was sent to them."""
-        lost = set()
-        for wire in self._wires():
-            with suppress(OSError, struct.error):  # only Linux tells; or it has just been closed
-                repeated, unacknowledged, silent = _ACKNOWLEDGED.unpack(
-                    wire.getsockopt(socket.IPPROTO_TCP, *_INFO)[: _ACKNOWLEDGED.size]
-                )
-                if repeated >= REPEATED and unacknowledged and silent > 1000 * UNHEARD:
-                    lost.add(str(wire.getpeername()[0]))
-        return sorted(lost)
-
-    def _wires(self) -> Iterator[socket.socket]:
-        """The group's connections that are open, each while it is looked at."""
-        open_now = dict(_connections())
-        for fd, inode in list(self._noted.items()):
-            if open_now.get(fd) == inode:
-                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as wire:
-                    yield wire
+#: How often to look for such machines [s].
+LOOK = 0.5
 
 
-def _connections() -> list[tuple[int, int]]:
-    """``(fd, inode)`` of this process's connected TCP sockets."""
-    found = []
+def watch(report: Callable[[list[str]], None], over: threading.Event) -> None:
+    """Until ``over``, call ``report`` when other machines are not reached, or are again.
+
+    Args:
+        report: called with the addresses of all that are not reached.
+        over: ends the call.
+    """
+    known = list[str]()
+    while not over.wait(LOOK):
+        if (now := unreached()) != known:
+            known = now
+            report(now)
+
+
+def unreached() -> list[str]:
+    """The addresses that do not acknowledge what this process sends, or do not accept."""
+    lost = {fd for fd in _sockets() if _is_lost(fd)}
+    if not lost:
+        return []
+    import psutil  # which also knows the peers of connections that are not made yet
+
+    connections = psutil.Process().net_connections("tcp")
+    return sorted({c.raddr.ip for c in connections if c.fd in lost and c.raddr})
+
+
+def _is_lost(fd: int) -> bool:
+    with suppress(OSError, struct.error), socket.socket(fileno=os.dup(fd)) as one:
+        if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+            info = one.getsockopt(socket.IPPROTO_TCP, *_INFO)  # only Linux has it
+            repeated, unacknowledged, silent = _ACKNOWLEDGED.unpack(info[: _ACKNOWLEDGED.size])
+            return bool(repeated >= REPEATED and unacknowledged and silent > 1000 * UNHEARD)
+    return False
+
+
+def _sockets() -> Iterator[int]:
     for name in Path("/dev/fd").iterdir():
-        fd = int(name.name)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISSOCK(status.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(fd)) as s:
-                if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
-                    s.getpeername()
-                    found.append((fd, status.st_ino))
-        except OSError:  # closed meanwhile, or not connected
-            continue
-    return found
+        with suppress(OSError):  # closed meanwhile
+            if stat.S_ISSOCK(os.fstat(int(name.name)).st_mode):
+                yield int(name.name)
