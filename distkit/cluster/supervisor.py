@@ -150,6 +150,7 @@ class Supervisor:
             self.folder,
             number,
             places=self.places,
+            store=None if self._fleet is None else self._fleet.store,
             heartbeat_timeout=self._heartbeat_timeout,
             on_change=self._on_change,
         )

@@ -94,3 +94,16 @@ def test_ranks_of_several_machines_share_a_store(tmp_path: Path) -> None:
         assert client._channel is not None
         client._channel.close()
     server.close()
+
+
+def test_a_run_that_is_over_leaves_no_values(tmp_path: Path) -> None:
+    server = StoreServer(str(tmp_path))
+    over, next_run = (StoreClient(str(tmp_path), f"store-{run}-0") for run in (1, 11))
+    over.set("k", b"v")
+    next_run.set("k", b"v")
+    server.forget("store-1")
+    assert [over.num_keys(), next_run.num_keys()] == [0, 1]
+    for client in (over, next_run):
+        assert client._channel is not None
+        client._channel.close()
+    server.close()

@@ -211,7 +211,7 @@ class Fleet:
         except StartError:
             self._relay.close()
             raise
-        self._store = StoreServer(folder)
+        self.store = StoreServer(folder)
 
     def _listen(self, endpoint: str, keys: tuple[str, str]) -> Relay:
         given = self.wish.interface
@@ -338,7 +338,7 @@ class Fleet:
                 tunnel.say({"do": "leave"})
         self._relay.close()
         self._launch.stop()
-        self._store.close()
+        self.store.close()
 
 
 def _check_what_is_there(facts: dict[str, Any]) -> None:

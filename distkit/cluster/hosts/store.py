@@ -35,6 +35,12 @@ class StoreServer:
         self._door.listen(128)
         threading.Thread(target=self._accept, name="distkit-store", daemon=True).start()
 
+    def forget(self, run: str) -> None:
+        """Drop what the ranks of a run have told each other, in whichever of its groups."""
+        with self._lock:
+            for group in [known for known in self._groups if known.startswith(f"{run}-")]:
+                del self._groups[group]
+
     def close(self) -> None:
         """Take no more connections."""
         with suppress(OSError):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from distkit.trace.info import RankInfo, RunInfo
 if TYPE_CHECKING:
     from distkit.cluster.hosts.clocks import Offset
     from distkit.cluster.hosts.fleet import Place
+    from distkit.cluster.hosts.store import StoreServer
 
 #: Whose connections broke has ended, or does so within this time [s]; or else it hangs.
 ENDS = 1.0
@@ -40,6 +42,7 @@ class Ranks(RankController):
         folder: where they meet.
         number: of the run.
         places: the other machines, if they are on such.
+        store: where the ranks of those meet.
         heartbeat_timeout: how long a worker or a server may be silent [s].
         on_change: called, from any thread, when a process stops or ends.
     """
@@ -54,6 +57,7 @@ class Ranks(RankController):
         number: int = 1,
         *,
         places: Iterable[Place] = (),
+        store: StoreServer | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -61,6 +65,7 @@ class Ranks(RankController):
         self.ranks: dict[int, Child] = {}
         self.run: Conductor | None = None
         self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
+        self._store = store
         self._port, self._call = 0, (b"", dict[str, Any]())
         self.nodes = self._nodes(number)
         self._meeting = f"store-{number}"
@@ -219,9 +224,13 @@ class Ranks(RankController):
         self.nodes.settle()
 
     def close(self) -> None:
-        """End all processes, and wait until they have ended."""
+        """End all processes, wait until they have ended, and drop what they met by."""
         self.nodes.close()
         shut(self.ranks.values())
+        for file in Path(self.folder).glob(f"{self._meeting}-*"):
+            file.unlink(missing_ok=True)
+        if self._store is not None:
+            self._store.forget(self._meeting)
 
     # -- what they tell ---------------------------------------------------------
 
