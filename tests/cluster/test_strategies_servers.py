@@ -126,7 +126,7 @@ def test_a_server_may_be_killed_if_values_are_on_two(cluster, tmp_path) -> None:
     strategy = ParameterServerStrategy(FixedShardsPartitioner(2), replication=2)
     run = cluster.submit(adds, strategy, str(begun), str(killed))
     until(begun.exists, 60)
-    os.kill(cluster._room.nodes.children[2].pid, signal.SIGKILL)
+    cluster.kill("server 0")
     killed.touch()
     with pytest.warns(dk.errors.CommunicationWarning, match="server 0 ended"):
         assert run.results[0] == [0]
