@@ -195,10 +195,10 @@ class ForkServer:
         """Wait until the zygote has done what it was asked."""
         self._ask({"do": "torch"})
 
-    def kill(self, children: list[Child]) -> None:
-        """End children, and whatever they started."""
+    def kill(self, children: list[Child], over: bool = False) -> None:
+        """End children, and whatever they started; with ``over`` nobody needs their logs."""
         with suppress(OSError):
-            self.channel.send({"do": "kill", "pids": [c.pid for c in children]})
+            self.channel.send({"do": "kill", "pids": [c.pid for c in children], "over": over})
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children worked in."""
@@ -353,19 +353,22 @@ class LocalForkServer(ForkServer):
         self._folders.clear()
 
 
-def end(children: Iterable[Child]) -> None:
-    """End processes, on whichever machines they are, and whatever they started."""
+def end(children: Iterable[Child], over: bool = False) -> None:
+    """End processes, on whichever machines they are, and whatever they started.
+
+    With ``over`` nobody needs their logs any more, and other machines do not send them.
+    """
     of: dict[ForkServer, list[Child]] = {}
     for child in children:
         of.setdefault(child.server, []).append(child)
     for one, mine in of.items():
-        one.kill(mine)
+        one.kill(mine, over)
 
 
 def shut(children: Iterable[Child]) -> None:
     """End processes, wait until they have ended, and break the lines to them."""
     children = [*children]
-    end(children)
+    end(children, over=True)
     for child in children:
         child.wait(ENDED)
         child.let_go()

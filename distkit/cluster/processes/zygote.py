@@ -127,9 +127,14 @@ class Zygote:
         self.children[pid] = folder
         self.logs[pid] = f"{folder}/{log}"
 
-    def do_kill(self, fd: int | None, pids: list[int]) -> None:
-        """End children and all that they started. Only our own, not yet reaped: pids get reused."""
+    def do_kill(self, fd: int | None, pids: list[int], over: bool = False) -> None:
+        """End children and all that they started. Only our own, not yet reaped: pids get reused.
+
+        With ``over`` nobody needs their logs any more.
+        """
         for pid in pids:
+            if over and pid in self.logs:
+                self.logs[pid] = ""
             for end in (os.killpg, os.kill) if pid in self.children else ():
                 with suppress(ProcessLookupError):  # it has no group of its own yet
                     end(pid, signal.SIGKILL)
@@ -139,7 +144,8 @@ class Zygote:
 
         Some may have been forked while the kernel told whom to kill.
         """
-        self.do_kill(None, [pid for pid, where in self.children.items() if where == folder])
+        pids = [pid for pid, where in self.children.items() if where == folder]
+        self.do_kill(None, pids, over=True)
         self.doomed.add(folder)
         self._remove_doomed()
 
