@@ -34,7 +34,7 @@ ASKED = "dk.trouble"
 
 #: How a rank fails that only waited for another one.
 _CONSEQUENCE = re.compile(
-    r"Connection (closed|reset) by peer|[Tt]imed out|did not let go|could not be released|"
+    r"Connection (closed|reset) by peer|[Tt]imed out|"
     rf"waits for .* which (has ended|{SILENT})"
 )
 

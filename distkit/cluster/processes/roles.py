@@ -24,9 +24,6 @@ from distkit.cluster.processes.channel import Channel
 #: How many numbers the controller may use for its sockets; it uses 18.
 PORTS = 20
 
-#: The exit status of the controller when its heart monitor has ended.
-CHILD_ENDED = 90
-
 
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
     """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
@@ -67,7 +64,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     def end_with_monitor(number: int, frame: object) -> None:
         """Without a heart monitor calls still reach ranks, but no new rank registers."""
         if not app.heartmonitor_process.is_alive():
-            os._exit(CHILD_ENDED)
+            os._exit(1)
 
     signal.signal(signal.SIGCHLD, end_with_monitor)  # before start(), which forks the monitor
     app.start()
