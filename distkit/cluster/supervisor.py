@@ -180,8 +180,10 @@ class Supervisor:
 
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
-        self.run, self.ranks = run, ranks
         self.settled.clear()
+        self.run, self.ranks = run, ranks
+        if self.stage == "failed":  # since the ranks were forked
+            run.cluster_failure = self.failure
         ranks.submit(run, payload, options, self._on_settled)
         self._on_change()
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from waiting import until
 
 import distkit as dk
 from distkit.cluster import Run
+from distkit.cluster.runs.ranks import Ranks
 from distkit.events import Op, State, Summary
 from distkit.recording.recorder import summarize
 from distkit.views.timeline.columns import Columns
@@ -422,6 +424,21 @@ def test_raw_results_are_the_bytes_that_the_function_returned() -> None:
     assert run.results == [b"rank 0", b"rank 1"]
     with pytest.raises(dk.errors.RankError, match="bytes-like object is required, not 'int'"):
         dk.run_ranks(dist.get_rank, 2, raw=True)
+
+
+def test_a_rank_that_ends_before_it_gets_its_function_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit = Ranks.submit
+
+    def submit_late(self: Ranks, *args: Any) -> None:
+        self.end([1])
+        assert self.children[1].wait(10)
+        submit(self, *args)
+
+    monkeypatch.setattr(Ranks, "submit", submit_late)
+    with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
+        dk.run_ranks(sum_of_ranks, 2, within=20)
 
 
 def test_numpy_numbers_are_recorded_as_numbers() -> None:

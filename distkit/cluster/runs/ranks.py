@@ -162,6 +162,9 @@ class Ranks(RankController):
         for n, child in self.children.items():
             if child.stopped[0]:
                 run.hear(n, "stopped", child.stopped)
+        for r, child in self.ranks.items():
+            if child.status is not None:
+                self._on_exit(r, child, child.status)
         for r in run.ranks:
             self._execute(r)
         told = run, on_settled
