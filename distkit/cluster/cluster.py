@@ -21,7 +21,7 @@ from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
-from distkit.cluster.processes.forkserver import end, server
+from distkit.cluster.processes.forkserver import ANSWER, end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import ENDS_WITHIN, Conductor
@@ -356,7 +356,7 @@ class Cluster:
         with self._busy:
             running = self._room.run
             if running is not None and running.ending:
-                self._room.settled.wait(ENDS_WITHIN)
+                self._room.settled.wait(ANSWER)  # its processes may wait for an import
                 running = self._room.run
             self.wait()
             if running is not None:
