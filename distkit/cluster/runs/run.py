@@ -159,15 +159,15 @@ class Run:
         if self._warned:
             return
         self._warned = True
-        outcomes = self._conductor.outcomes.values()
-        if self._conductor.is_cell and not self._conductor.intact:
+        conductor, outcomes = self._conductor, self._conductor.outcomes.values()
+        if conductor.is_cell and not (conductor.intact or conductor.cluster_failure):
             report.warn([report.LOST_CELLS])
         if self.error is not None:
             return
         report.warn(report.of_replacements(self.name, self.replaced))
         report.warn(report.of_copies(self.name, outcomes))
         report.warn([text for o in outcomes for text in o.missed])
-        if self._conductor.live.arrived <= LOOKED_AT or self._conductor.died:
+        if conductor.live.arrived <= LOOKED_AT or conductor.died:
             report.warn(report.of_returned(self.name, outcomes, self.trace))
             report.warn(report.of_findings(self._certain))
 
