@@ -7,16 +7,13 @@ with a result, an error on rank 1, or the end of its process.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import builtins
 import concurrent.futures
 import ctypes
-import decimal
 import faulthandler
 import gc
 import io
 import json
-import locale
 import multiprocessing
 import os
 import queue
@@ -32,11 +29,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -52,7 +48,6 @@ class Misuse:
         ending: pattern of the first line of the run's error; "" for none.
         value: rank 1's result without an error.
         other: a function that rank 0 runs meanwhile.
-        replaced: rank 1's process is replaced and this is reported; None for either.
         endless: the run ends only by ``interrupt()``.
         isolated: rank 1 can no longer communicate in this run.
     """
@@ -61,7 +56,6 @@ class Misuse:
     ending: str = ""
     value: Any = None
     other: Callable[[], Any] | None = None
-    replaced: bool | None = False
     endless: bool = False
     isolated: bool = False
 
@@ -646,22 +640,7 @@ def runs_coroutines() -> Any:
     return asyncio.run(count())
 
 
-@returns()
-def closes_the_event_loop() -> None:
-    with suppress(RuntimeError):
-        loop = asyncio.get_event_loop()
-        loop.call_soon(raise_it)
-        loop.stop()
-    asyncio.set_event_loop(None)
-
-
 # -- signals and timers -------------------------------------------------------------------
-
-
-@returns()
-def replaces_signal_handlers() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
 
 
 @returns()
@@ -670,34 +649,10 @@ def ignores_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@returns()
-def blocks_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-
 @ends(ending="^program was interrupted", endless=True)
 def ignores_signals_and_waits() -> None:
     ignores_signals()
     time.sleep(1000)
-
-
-@returns()
-def leaves_a_timer() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
-    signal.setitimer(signal.ITIMER_PROF, 1.0)
-
-
-@returns()
-def leaves_a_watchdog() -> None:
-    faulthandler.dump_traceback_later(1.0, exit=True)
-
-
-@returns()
-def leaves_a_wakeup_descriptor() -> None:
-    into, out = socket.socketpair()
-    out.setblocking(False)
-    signal.set_wakeup_fd(out.detach())
-    into.close()
 
 
 # -- descriptors and streams --------------------------------------------------------------
@@ -720,11 +675,6 @@ def replaces_its_streams() -> None:
     sys.stdout = io.StringIO()
     sys.stderr = sys.stdin = None
     sys.__stdout__ = None  # type: ignore[misc]
-
-
-@returns()
-def leaves_stdout_redirected() -> None:
-    redirect_stdout(io.StringIO()).__enter__()
 
 
 @dies("signal SIGABRT|.*closed")
@@ -781,42 +731,9 @@ def removes_its_working_directory() -> None:
 
 
 @returns()
-def changes_the_environment() -> None:
-    os.environ.clear()
-    os.environ["RANK"] = "7"
-
-
-@returns()
-def changes_the_umask() -> None:
-    os.umask(0o777)
-
-
-@returns()
 def lowers_its_limits() -> None:
     for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(which, (4, resource.getrlimit(which)[1]))
-
-
-@returns(replaced=None)
-def lowers_its_hard_limits() -> None:
-    for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(which, (0, 0))
-
-
-@returns(replaced=None)
-def lowers_its_priority() -> None:
-    os.nice(5)
-
-
-@returns()
-def pins_itself_to_one_cpu() -> None:
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
-@returns()
-def changes_the_locale() -> None:
-    locale.setlocale(locale.LC_ALL, "C")
-    decimal.getcontext().prec = 3
 
 
 @returns()
@@ -874,31 +791,8 @@ def changes_torch() -> None:
 
 
 @returns()
-def leaves_a_dual_level() -> None:
-    torch.autograd.forward_ad.enter_dual_level()
-
-
-@returns(replaced=True)
-def leaves_torch_in_a_mode() -> None:
-    mode = torch.inference_mode()
-    mode.__enter__()
-    vars(torch)["left"] = mode
-
-
-@returns()
 def sets_the_default_socket_timeout() -> None:
     socket.setdefaulttimeout(0.001)
-
-
-@returns()
-def changes_numpy() -> None:
-    np.seterr(all="raise")
-    np.set_printoptions(precision=1)
-
-
-@returns()
-def registers_an_exit_handler() -> None:
-    atexit.register(os._exit, 5)
 
 
 @returns(isolated=True)
