@@ -92,6 +92,7 @@ class Rank:
         self._released = 0  # number of the latest run that the starter has ended
         self._let_go = threading.Event()  # the run that executes is released
         self._idle = threading.Event()  # no function is executing
+        self._failed = False  # the function has raised, and this is being described
         self._close_record: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -147,7 +148,9 @@ class Rank:
             self._leave(run)
 
     def _leave(self, run: int) -> None:
-        """Report where the function is, and end this process."""
+        """Report where the function is, and end this process, unless it has raised."""
+        if self._failed:
+            return
         self._close_record()
         error = released_in(threading.main_thread().ident or 0)
         self.outbox.emit(run, "outcome", Outcome(self.spec.rank, error=error))
@@ -205,7 +208,7 @@ class Rank:
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
         outcome, run, life = Outcome(self.spec.rank, intact=True), options["run"], options["life"]
-        self._shown = 0
+        self._shown, self._failed = 0, False
         try:
             self.group.alone = life > 0
             if not self.group.alone:
@@ -239,6 +242,7 @@ class Rank:
     def _tell(self, error: BaseException, emit: Emit) -> Failure:
         """Describe an exception; tell the starter what is known of it as soon as it is."""
         released = issubclass(type(error), Released)
+        self._failed = True
         emit("failing", outline(error, released=released))  # to say more may not end well
         told = describe(error, released=released)
         said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
