@@ -250,6 +250,7 @@ class Conductor:
                 self.live.forget("stopped", rank)
                 self._begin_life(rank, how, time.monotonic())
             case "outcome":
+                self.live.forget("stopped", rank)  # whoever speaks continues
                 self.add_outcome(msgspec.convert(what, Outcome))
             case "begun" | "failing" | "waits":
                 self._hear_state(rank, kind, what)
@@ -322,8 +323,6 @@ class Conductor:
             if rank not in self.outcomes:
                 outcome.tolerated = bool(outcome.died) and self._on_crash == "continue"
                 self.outcomes[rank] = outcome
-                if not outcome.died:  # whoever speaks continues
-                    self.live.forget("stopped", rank)
                 self.changed.notify_all()
         self.on_end()
 
