@@ -795,7 +795,7 @@ def sets_the_default_socket_timeout() -> None:
     socket.setdefaulttimeout(0.001)
 
 
-@returns(isolated=True)
+@dies("exit status 1", isolated=True)
 def replaces_builtins() -> None:
     builtins.print = builtins.open = builtins.__import__ = None  # type: ignore[assignment]
     builtins.len = builtins.isinstance = None  # type: ignore[assignment]
@@ -819,7 +819,7 @@ def sets_modules_to_none() -> None:
         sys.modules[name] = None  # type: ignore[assignment]
 
 
-@returns(isolated=True)
+@dies("exit status 1", isolated=True)
 def replaces_module_functions() -> None:
     time.sleep = time.monotonic = raise_it  # type: ignore[assignment]
     os.getpid = json.dumps = raise_it  # type: ignore[assignment]

@@ -18,5 +18,5 @@ def trial() -> Iterator[Trial]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_misuse_is_reported_and_harms_no_later_run(trial: Trial, name: str) -> None:
+def test_misuse_is_reported_and_next_run_works(trial: Trial, name: str) -> None:
     assert trial.faults(ALL[name]) == []
