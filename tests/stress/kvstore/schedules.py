@@ -1,9 +1,9 @@
 """Schedules of faults: does each acknowledged push count exactly once?
 
 The scheduler, servers and backups are state machines, the connections between them are queues, and
-a schedule is a sequence of events at any of them, over several runs. The invariants: each
-acknowledged push counts exactly once, on the server and on its backup; no worker waits forever;
-every worker is notified of each lost server.
+a schedule is a sequence of events at any of them. The invariants: each acknowledged push counts
+exactly once, on the server and on its backup; no worker waits forever; every worker is notified
+of each lost server.
 """
 
 from __future__ import annotations
@@ -56,20 +56,14 @@ class Network:
 
     def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
         self.terms = Terms(mode, 100, replication=replication, on_crash=on_crash)
-        self.scheduler, self.run = Scheduler(W, S), 0
-        self.sessions: dict[int, ServerSession] = {}
+        self.scheduler = Scheduler(W, S)
+        self.sessions = {n: ServerSession(Node("server", n - W, W, S, "f", run=0)) for n in SERVERS}
         self.queues: dict[tuple[int, int], deque[tuple[Message, int]]] = defaultdict(deque)
         self.inbox: dict[int, list[Message]] = defaultdict(list)
-        self.begin()
-
-    def begin(self) -> None:
-        """Start missing servers, and register all nodes for the run."""
-        for n in SERVERS:
-            if n not in self.sessions:
-                self.sessions[n] = ServerSession(Node("server", n - W, W, S, "f", run=self.run))
-                self.send(n, SCHEDULER, self.sessions[n].register())
+        for n, session in self.sessions.items():
+            self.send(n, SCHEDULER, session.register())
         for worker in range(W):
-            self.send(worker, SCHEDULER, Register(self.run, worker, 0, "", self.terms))
+            self.send(worker, SCHEDULER, Register(0, worker, 0, "", self.terms))
         self.deliver_all()
         self.inbox.clear()
 
@@ -115,11 +109,11 @@ class Network:
         for src, dst in [*self.queues]:
             if dst == server:
                 self.queues[src, dst].clear()
-        self.send(server, SCHEDULER, Leave(self.run, server, 0, "signal SIGKILL", 0))
+        self.send(server, SCHEDULER, Leave(0, server, 0, "signal SIGKILL", 0))
 
     def leave(self, worker: int) -> None:
         """End a worker's process."""
-        self.send(worker, SCHEDULER, Leave(self.run, worker, 0, "signal SIGKILL", 0))
+        self.send(worker, SCHEDULER, Leave(0, worker, 0, "signal SIGKILL", 0))
 
     def store(self, server: int) -> KVServer | None:
         """The store of a server's values, wherever it is."""
@@ -146,9 +140,6 @@ class Schedule:
     def __init__(self, mode: str, replication: int) -> None:
         self.net, self.replication = Network(mode, replication), replication
         self.wrong: list[str] = []
-        self._begin()
-
-    def _begin(self) -> None:
         self.workers = list(range(W))
         self.numbers = Counter[int]()
         self.sent: dict[tuple[int, int], tuple[int, Push]] = {}
@@ -164,7 +155,7 @@ class Schedule:
         self._settle()
 
     def _request(self, worker: int, server: int, kind: type[Request], *fields: object) -> Request:
-        request = kind(self.net.run, worker, self.numbers[worker], *fields)
+        request = kind(0, worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.open[worker, request.number] = server, request
         to = self.serving.get((worker, server), server)
@@ -208,13 +199,6 @@ class Schedule:
             self.workers.remove(worker)
             self.net.leave(worker)
 
-    def restart_run(self) -> None:
-        """Finish the run, and begin another on the same cluster."""
-        self.finish()
-        self.net.run += 1
-        self.net.begin()
-        self._begin()
-
     # -- invariants -----------------------------------------------------------
 
     def finish(self) -> list[str]:
@@ -256,7 +240,7 @@ class Schedule:
     def _process_replies(self) -> None:
         for worker, answers in self.net.inbox.items():
             for a in answers:
-                if a.run == self.net.run and worker in self.workers:
+                if worker in self.workers:
                     self._process_reply(worker, a)
             answers.clear()
 
@@ -287,7 +271,7 @@ class Schedule:
 
 
 #: The events, with their weights.
-EVENTS = {"push": 6, "deliver": 6, "pull": 2, "crash": 0.7, "leave": 0.3, "restart": 0.4}
+EVENTS = {"push": 6, "deliver": 6, "pull": 2, "crash": 0.7, "leave": 0.3}
 
 
 def random_schedule_errors(seed: int) -> list[str]:
@@ -313,5 +297,3 @@ def apply_event(schedule: Schedule, event: str, rng: random.Random) -> None:
             schedule.crash(rng)
         case "leave":
             schedule.leave(worker)
-        case "restart":
-            schedule.restart_run()
