@@ -13,17 +13,17 @@ import torch
 
 import distkit as dk
 from distkit import kvstore
-from tests.support.kvstore_nodes import throw
+from tests.support.kvstore_nodes import throw, until
 
 WORKERS, SERVERS = 4, 2
 #: Time of the kill, and duration of the run [s].
 KILL, END = 0.5, 1.5
 
 
-def push_during_kill(server: int | None, **options: Any) -> tuple[float, int, list[float]]:
-    """Push and pull while a server, or else the last worker, is killed.
+def push_for_a_while(dies: int | None, **options: Any) -> tuple[float, int, list[float]]:
+    """Push and pull; worker ``dies`` kills itself meanwhile.
 
-    Returns the longest pause afterwards [s], the pushes of this worker to each key, and the values.
+    Returns the longest pause [s], the pushes of this worker to each key, and the values.
     """
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
@@ -32,18 +32,14 @@ def push_during_kill(server: int | None, **options: Any) -> tuple[float, int, li
     kv.barrier()
     start = last = time.monotonic()
     pause, sent = 0.0, 0
-    kills = kv.rank == (kv.num_workers - 1 if server is None else 0)
     while last < start + END:
-        if kills and last > start + KILL:
-            kills = False
-            os.kill(os.getpid() if server is None else server, signal.SIGKILL)
+        if kv.rank == dies and last > start + KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
         kv.push(keys, [ones] * len(keys))
         kv.pull(keys)
         sent += 1
         now = time.monotonic()
-        if last > start + KILL:
-            pause = max(pause, now - last)
-        last = now
+        pause, last = max(pause, now - last), now
     kv.barrier()
     return pause, sent, [value[0].item() for value in kv.pull(keys)]
 
@@ -51,18 +47,19 @@ def push_during_kill(server: int | None, **options: Any) -> tuple[float, int, li
 def test_killed_worker_stops_no_other_in_dist_async() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
         with pytest.warns(dk.errors.CommunicationWarning, match="rank 3 ended"):
-            found = cluster.run(push_during_kill, None).results
+            found = cluster.run(push_for_a_while, WORKERS - 1).results
     assert found.pop() is None
     assert max(pause for pause, _, _ in found) < 5
 
 
 def test_killed_servers_lose_no_acknowledged_push() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
-        for turn in range(4):
-            victim = cluster.wait()._room.nodes.children[WORKERS + turn % SERVERS].pid
+        for server in range(SERVERS):
+            run = cluster.submit(push_for_a_while, None, replication=2)
+            until(lambda run=run: len(run.trace) > 100)
+            cluster.kill(f"server {server}")
             with pytest.warns(dk.errors.CommunicationWarning, match=r"its backup answered"):
-                found = cluster.run(push_during_kill, victim, replication=2).results
-            cluster._room.settled.wait()  # until its replacement is running
+                found = run.wait().results
             assert max(pause for pause, _, _ in found) < 5
             total = sum(sent for _, sent, _ in found)
             assert [values for _, _, values in found] == [[total] * 8] * WORKERS
@@ -86,9 +83,10 @@ def add_up(flag: str) -> tuple[float, float]:
 
 def test_random_bytes_change_no_value(tmp_path: Path) -> None:
     with dk.Cluster(workers=2, servers=1) as cluster:
-        cluster.wait()
-        paths = [p for p in Path(cluster._room.folder).iterdir() if p.is_socket()]
         run = cluster.submit(add_up, str(tmp_path / "flag"))
+        until(lambda: len(run.trace) > 100)
+        paths = [p for p in Path(cluster._room.folder).iterdir() if p.is_socket()]
+        assert paths
         for path in paths:
             throw(path, 10_000)
         (tmp_path / "flag").touch()
