@@ -16,8 +16,18 @@ import psutil
 from benchmarks.driver import Driver, marked
 from distkit.errors import DistkitError
 
-PROCESSES = ("kernel", "zygote", "controller", "worker 0", "worker 1", "server 0", "scheduler")
-STATES = ("idle", "running", "stepping")
+_KERNEL = ("kernel", "zygote")
+_ENGINES = ("controller", "worker 0", "worker 1")
+_RANKS = ("worker 0", "worker 1", "server 0", "scheduler")
+
+#: What a cluster does, and the processes it then has.
+STATES = {
+    "idle": _KERNEL,
+    "running": (*_KERNEL, *_RANKS),
+    "stepping": (*_KERNEL, *_RANKS),
+    "running a cell": (*_KERNEL, "controller", *_RANKS),
+    "after a cell": (*_KERNEL, *_ENGINES),
+}
 GAPS = (0.0, 0.01)
 
 #: Time for everything to end [s], and for a kernel to reply [s]; the kernel's waits are shorter.
@@ -38,21 +48,22 @@ class Case(NamedTuple):
 
 CASES = [
     Case(*pair, state, gap)
-    for pair in itertools.combinations(PROCESSES, 2)
-    for state in STATES
+    for state, processes in STATES.items()
+    for pair in itertools.combinations(processes, 2)
     for gap in GAPS
 ]
 
 #: The kernel: runs one case after the other until it is killed.
-KERNEL = """
-import tempfile
+KERNEL = '''
+import tempfile, threading
 os.environ["TMPDIR"] = tempfile.tempdir = {temporary!r}
 import distkit
 import psutil
 
-def work(steps):
+WORK = """
+def work(steps, flag):
     import subprocess, time
-    import torch, torch.distributed as dist
+    import distkit, torch, torch.distributed as dist
     from distkit import kvstore
     if steps > 5:  # a killed rank's child must end, too
         subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -64,8 +75,18 @@ def work(steps):
         distkit.algorithms.shared_memory_all_reduce(x)
         store.push("w", x)
         store.pull("w", out=x)
+        if step == 5:
+            open(flag, "w").close()
         time.sleep(0.005)
     return len(x)
+"""
+exec(WORK)
+flag = f"{{folder}}/flag"
+
+def until_working():
+    while not os.path.exists(flag):
+        time.sleep(0.01)
+    os.remove(flag)
 
 def attempt(do):
     try:
@@ -77,7 +98,10 @@ def attempt(do):
     return []
 
 def check(cluster):
-    assert cluster.submit(work, 2).wait(20).results == [20_000, 20_000]
+    assert cluster.submit(work, 2, flag).wait(20).results == [20_000, 20_000]
+
+def run_cell(cluster, steps):
+    attempt(lambda: cluster.execute(f"{{WORK}}\\nwork({{steps}}, {{flag!r}})"))
 
 def started():  # the fork server of the ranks, and its parent
     (parent,) = psutil.Process().children()
@@ -86,16 +110,22 @@ def started():  # the fork server of the ranks, and its parent
 while state := sys.stdin.readline().strip():
     cluster = distkit.Cluster(workers=2, servers=1)
     check(cluster)
-    run = stepper = None
+    run = stepper = cell = None
     if state == "running":
-        run = cluster.submit(work, 10**6)
-        while len(run.trace) < 20:
-            time.sleep(0.01)
+        run = cluster.submit(work, 10**6, flag)
+        until_working()
     if state == "stepping":
-        stepper = cluster.step(work, 10**6)
+        stepper = cluster.step(work, 10**6, flag)
+    if state == "running a cell":
+        cell = threading.Thread(target=run_cell, args=[cluster, 10**6])
+        cell.start()
+        until_working()
+    if state == "after a cell":
+        run_cell(cluster, 2)
     pids = {{name: pid for name, _, pid, *_ in cluster.status().rows}}
     pids["zygote"] = started()[1].pid
-    pids["controller"], = {{c.pid for c in started()[1].children()}} - {{*pids.values()}}
+    for child in {{c.pid for c in started()[1].children()}} - {{*pids.values()}}:
+        pids["controller"] = child
     reply(pids)
     request()
     errors = []
@@ -105,12 +135,16 @@ while state := sys.stdin.readline().strip():
         run.interrupt()
     if run is not None:
         errors += attempt(lambda: run.wait(20))
+    if cell is not None:
+        cluster.interrupt()
+        cell.join(20)
+        errors += ["the cell does not end"] * cell.is_alive()
     errors += attempt(lambda: check(cluster))
     errors += attempt(cluster.stop)
     with distkit.Cluster(2) as another:
         another.wait()
     reply([errors, [os.getpid(), *(p.pid for p in started())]])
-"""
+'''
 
 
 class Kernels:
