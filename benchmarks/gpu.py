@@ -95,24 +95,28 @@ def environment() -> dict[str, Any]:
 
 # -- starting and ending -------------------------------------------------------------------------
 
-#: Replies with the seconds to the first all_reduce and the ranks' pids; each rank holds 64 MiB.
+#: Replies with the seconds to the first all_reduce and the pids of ranks that hold 64 MiB each.
 _CLUSTER = """
 def first(device):
     import torch, torch.distributed as dist
     dist.all_reduce(torch.ones(1, device=device))
 
-def keep(device):
-    global kept
-    import os, torch
-    kept = torch.ones(1 << 24, device=device)
-    return os.getpid()
+def hold(device):
+    import torch, torch.distributed as dist
+    held = torch.ones(1 << 24, device=device)
+    dist.barrier()
+    time.sleep(3600)
 
 import distkit
 device = sys.stdin.readline().strip()
 start = time.monotonic()
 cluster = distkit.Cluster(4, device=device)
 cluster.run(first, device)
-reply([time.monotonic() - start, cluster.run(keep, device).results])
+seconds = time.monotonic() - start
+run = cluster.submit(hold, device, wait_forever=True)
+while sum(event.state == "completed" for event in run.trace) < 4:
+    time.sleep(0.01)
+reply([seconds, [pid for _, _, pid, *_ in cluster.status().rows]])
 request()
 cluster.stop()
 reply(0)
