@@ -75,7 +75,7 @@ def work(steps, flag):
         distkit.algorithms.shared_memory_all_reduce(x)
         store.push("w", x)
         store.pull("w", out=x)
-        if step == 5:
+        if step == 5 and store.rank == 0:
             open(flag, "w").close()
         time.sleep(0.005)
     return len(x)
