@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,6 +62,30 @@ def test_settings_of_a_cell_stay_for_cells_and_reach_no_run(trial: Trial) -> Non
     cluster.restart()
     assert cluster.execute("str(torch.ones(1).dtype)").results == ["torch.float32"] * 2
     cluster.restart()
+
+
+WAITS = """import time; open(f"{folder}/{{rank}}", "w")
+time.sleep(60) if rank else dist.barrier()
+"""
+
+
+def test_cell_in_a_collective_reports_its_line_after_a_failed_cell(
+    trial: Trial, tmp_path: Path
+) -> None:
+    cluster: dk.Cluster = trial.cluster
+    with pytest.raises(dk.errors.RankError, match="ZeroDivisionError"):
+        cluster.execute("1 / 0")
+    with futures.ThreadPoolExecutor() as pool:
+        cell = pool.submit(cluster.execute, WAITS.format(folder=tmp_path), file="cell.py")
+        until(lambda: len([*tmp_path.iterdir()]) == 2)
+        cluster.interrupt()
+        with (
+            pytest.warns(
+                dk.errors.CommunicationWarning, match="variables of %%ranks cells are lost"
+            ),
+            pytest.raises(dk.errors.RunInterrupted, match=r"Ranks 0 and 1 were at cell\.py:2"),
+        ):
+            cell.result(10)
 
 
 def stop() -> None:
