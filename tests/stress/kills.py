@@ -101,7 +101,7 @@ def check(cluster):
     assert cluster.submit(work, 2, flag).wait(20).results == [20_000, 20_000]
 
 def run_cell(cluster, steps):
-    attempt(lambda: cluster.execute(f"{{WORK}}\\nwork({{steps}}, {{flag!r}})"))
+    return attempt(lambda: cluster.execute(f"{{WORK}}\\nwork({{steps}}, {{flag!r}})"))
 
 def started():  # the fork server of the ranks, and its parent
     (parent,) = psutil.Process().children()
@@ -140,6 +140,8 @@ while state := sys.stdin.readline().strip():
         cell.join(20)
         errors += ["the cell does not end"] * cell.is_alive()
     errors += attempt(lambda: check(cluster))
+    if state.endswith("a cell"):
+        errors += run_cell(cluster, 2)
     errors += attempt(cluster.stop)
     with distkit.Cluster(2) as another:
         another.wait()
