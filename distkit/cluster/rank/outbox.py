@@ -78,7 +78,7 @@ class Outbox:
                 return
             except OSError:
                 raise
-            except Exception:  # of a program that clears sys.modules, say: it is put back soon
+            except Exception:  # of a program that replaces builtins, say, for a moment
                 _sleep(AGAIN)
 
     def _next(self) -> Item:
