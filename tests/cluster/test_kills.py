@@ -1,7 +1,8 @@
 """Two processes of a cluster are killed at once; ``make stress`` has every pair, state and gap.
 
-Who notices the death differs: the kernel (what ranks are forked from, while they run), the server
-(two nodes while they are stepped), or the kernel's children (the kernel itself).
+Who notices the death differs: the kernel (what ranks are forked from, while they run; the
+controller of a cell), the server (two nodes while they are stepped), or the kernel's children (the
+kernel itself).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.stress.test_kills import kernels as kernels
         Case("zygote", "worker 0", "running", 0.01),
         Case("worker 1", "server 0", "stepping", 0.0),
         Case("kernel", "zygote", "running", 0.0),
+        Case("controller", "worker 1", "running a cell", 0.01),
     ],
     ids=str,
 )
