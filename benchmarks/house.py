@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_458, 550),
     "distkit/algorithms": Line(1_529, 1_300),
-    "distkit/cluster": Line(6_191, 3_000),
+    "distkit/cluster": Line(6_193, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_688, 1_800),
     "distkit/kvstore": Line(2_399, 1_700),
@@ -41,16 +41,16 @@ LINES = {
     "companions/distkit_simulation": Line(1_851, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
     "notebooks/course": Line(1_183, 1_200),
-    "tests": Line(21_837, 16_000),
-    "tests/stress": Line(3_874, 4_000),
+    "tests": Line(21_833, 16_000),
+    "tests/stress": Line(3_770, 4_000),
     "benchmarks": Line(1_919, 2_000),
 }
 #: Folders that do not count as product.
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(23_573, 15_000),
-    "the whole product": Line(33_939, 25_000),
+    "all of distkit": Line(23_575, 15_000),
+    "the whole product": Line(33_941, 25_000),
     "lines of JavaScript": Line(5_854, 4_300),
     "files in distkit": Line(225, 150),
     "names at the top level": Line(28, 23),
