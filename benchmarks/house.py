@@ -27,7 +27,7 @@ class Line(NamedTuple):
 #: moves keeps it.
 LINES = {
     "distkit": Line(1_458, 550),
-    "distkit/algorithms": Line(1_529, 1_300),
+    "distkit/algorithms": Line(1_664, 1_300),
     "distkit/cluster": Line(6_193, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_688, 1_800),
@@ -35,13 +35,13 @@ LINES = {
     "distkit/recording": Line(2_003, 1_600),
     "distkit/trace": Line(1_087, 700),
     "distkit/views": Line(5_856, 3_800),
-    "companions/distkit_course": Line(1_275, 1_300),
+    "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(804, 800),
     "companions/distkit_hosts": Line(3_464, 3_200),
-    "companions/distkit_simulation": Line(1_851, 1_400),
+    "companions/distkit_simulation": Line(1_781, 1_400),
     "companions/distkit_strategies": Line(1_789, 1_700),
-    "notebooks/course": Line(1_183, 1_200),
-    "tests": Line(21_833, 16_000),
+    "notebooks/course": Line(1_185, 1_200),
+    "tests": Line(21_846, 16_000),
     "tests/stress": Line(3_770, 4_000),
     "benchmarks": Line(1_919, 2_000),
 }
@@ -49,10 +49,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(23_575, 15_000),
-    "the whole product": Line(33_941, 25_000),
+    "all of distkit": Line(23_710, 15_000),
+    "the whole product": Line(34_009, 25_000),
     "lines of JavaScript": Line(5_854, 4_300),
-    "files in distkit": Line(225, 150),
+    "files in distkit": Line(234, 150),
     "names at the top level": Line(28, 23),
 }
 
