@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -490,8 +491,8 @@ class _Server:
 
 
 def _endpoint(node: kvstore.Node) -> str:
-    """Where worker 0 listens in this run, for workers of its host."""
-    return f"ipc://{node.folder}/co{node.run}"
+    """Where worker 0 listens for workers of its host; each run has keys of its own."""
+    return f"ipc://{node.folder}/co{zlib.crc32(repr(node.keys).encode())}"
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class Engines(Ranks):
 
     def begin(self, number: int, recording: bool) -> None:
         """Start the parameter server of the cell that comes, if the cluster has one."""
-        self.nodes = self._nodes(number)
+        self.nodes = self._nodes()
         self.nodes.start(recording)
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:

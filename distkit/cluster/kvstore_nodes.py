@@ -1,10 +1,10 @@
-"""The servers and the scheduler of a run's parameter server: started, watched, ended with it."""
+"""The servers and the scheduler of a run: started, watched, ended with it."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
 from functools import partial
@@ -27,12 +27,11 @@ class Nodes:
     Args:
         plan: how many there are.
         folder: the cluster's own.
-        run: number of the run.
         places: the other machines, if ranks are on such: so are these nodes, the scheduler on the
             first.
         hear: called with a node's id and what it records; with "replaced" and the exit status of
-            one that ends in the middle of the run; and with "missed" and the pid of a process that
-            the scheduler takes for dead.
+            a server that ends in the middle of the run; with "lost" if the scheduler ends before
+            it; and with "missed" and the pid of a process that the scheduler takes for dead.
         heartbeat_timeout: how long a node may be silent before that [s].
     """
 
@@ -40,18 +39,18 @@ class Nodes:
         self,
         plan: Plan,
         folder: str,
-        run: int,
         places: list[Place],
         hear: Callable[[int, str, Any], None],
         heartbeat_timeout: float,
     ) -> None:
-        self._plan, self._folder, self._run, self._hear = plan, folder, run, hear
+        self._plan, self._folder, self._hear = plan, folder, hear
         self._places, self._heartbeat_timeout = places, heartbeat_timeout
         self.closed = self._begun = self._recording = False
         self._starting = threading.Lock()
-        self._chief: futures.Future[str] = futures.Future()  # where the scheduler listens there
+        self._chief: futures.Future[str] = futures.Future()  # where the scheduler listens
         self.children: dict[int, Child] = {}
-        self._losses: Counter[int] = Counter()  # of each node, before the run has begun
+        self._losses: Counter[int] = Counter()  # of each server, before the run has begun
+        self.lost: int | None = None  # exit status of the scheduler, if it ended before that
         self._flushed = threading.Semaphore(0)  # counts nodes that have flushed their events
         #: Public and secret key, known to the nodes of this run alone.
         self._keys: tuple[str, str] | None = None
@@ -65,22 +64,19 @@ class Nodes:
             from distkit.kvstore.transport.sockets import new_keys
 
             self._keys = new_keys()
-            self._start(dict(self.roles))
+            scheduler = max(self.roles)
+            if self._places:  # the others have to know where it listens
+                self._fork([scheduler])
+                self._await_chief(self.children[scheduler])
+            self._fork(self.roles.keys() - self.children.keys())
 
-    def _start(self, missing: dict[int, tuple[str, int]]) -> None:
-        scheduler = max(self.roles)
-        if self._places and scheduler in missing and not self._chief.done():
-            self._fork_all({scheduler: missing.pop(scheduler)})
-            self._await_chief(self.children[scheduler])
-        self._fork_all(missing)
-
-    def _fork_all(self, missing: dict[int, tuple[str, int]]) -> None:
+    def _fork(self, nodes: Iterable[int]) -> None:
         of: dict[ForkServer, list[int]] = {}
-        for n in missing:
+        for n in nodes:
             place = self.place(n)
             of.setdefault(server() if place is None else place.server, []).append(n)
         for fork, mine in of.items():
-            told = [self._arguments(missing[n], self.place(n)) for n in mine]
+            told = [self._arguments(self.roles[n], self.place(n)) for n in mine]
             children = fork.fork_all("distkit.cluster.processes.roles:node", told)
             for n, child in zip(mine, children, strict=True):
                 self.children[n] = child
@@ -101,7 +97,6 @@ class Nodes:
         """Wait until the scheduler reports where it listens to other machines."""
         child.on_exit(lambda status: self._set_chief(""))
         if not self._chief.result():
-            self._chief = futures.Future()
             log = Path(self._folder, "scheduler-0.log")  # from there
             said = log.read_text().splitlines()[-1:] if log.exists() else []
             raise StartError(
@@ -110,7 +105,7 @@ class Nodes:
             )
 
     def _set_chief(self, endpoint: str) -> None:
-        with suppress(futures.InvalidStateError):  # where another was before
+        with suppress(futures.InvalidStateError):  # it has ended after it listened
             self._chief.set_result(endpoint)
 
     def place(self, node: int) -> Place | None:
@@ -133,7 +128,6 @@ class Nodes:
             self._plan.ranks,
             self._plan.servers,
             self._folder if place is None else place.folder,
-            run=self._run,
             keys=self._keys,
             life=life,
             heartbeat_timeout=self._heartbeat_timeout,
@@ -142,28 +136,34 @@ class Nodes:
         )
 
     def _ended(self, node: int, status: int) -> None:
-        """A process has ended: before the run has begun another takes its place, a few times.
+        """A process has ended.
 
-        In a run that has begun, the backup of a server answers for it.
+        Another replaces a server that ends before the run has begun, a few times; later its backup
+        serves in its place. Without a scheduler there is no run: workers that have registered
+        report it, before that nobody can.
         """
         if self.closed:
             return
-        if not self._begun:
-            threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
-        elif node != max(self.roles):
+        if node == max(self.roles):
+            if not self._begun:
+                self.lost = status
+                self._hear(node, "lost", status)
+        elif self._begun:
             self._hear(node, "replaced", status)
+        else:
+            threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
 
     def _start_again(self, node: int) -> None:
         with self._starting, suppress(StartError):
             if not self.closed and self._losses[node] < MOST_REPLACEMENTS:
                 self._losses[node] += 1
-                self._start({node: self.roles[node]})
+                self._fork([node])
 
     def leave(self, worker: int, life: int, how: str) -> None:
         """Tell the scheduler that a worker's process has ended: it may never have met it."""
         if self.roles:
             with suppress(OSError):  # it has ended, and so has the run
-                self.children[max(self.roles)].channel.send(("left", self._run, worker, life, how))
+                self.children[max(self.roles)].channel.send(("left", worker, life, how))
 
     def _said(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message

@@ -149,9 +149,9 @@ class Real:
     def __init__(self, sync: bool, workers: int) -> None:
         self.rule = Synchronous() if sync else Asynchronous()
         self.server = KVServer(self.rule, range(workers))
-        self.server.handle(SetOptimizer(0, 0, 0, "sgd", {"learning_rate": -1.0}))
+        self.server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": -1.0}))
         size = (workers * ROUNDS,)
-        self.server.handle(Init(0, 0, 1, "w", size, "float32", torch.zeros(size)))
+        self.server.handle(Init(0, 1, "w", size, "float32", torch.zeros(size)))
         self.sync, self.workers, self._asked = sync, workers, 0
 
     def take(self, pull: bool, worker: int, number: int, again: bool) -> Step:
@@ -159,11 +159,11 @@ class Real:
         self._asked += 1
         entry = self.server.entries["w"]
         if pull:
-            answers = self.server.handle(Pull(0, worker, 1000 + self._asked, "w"))
+            answers = self.server.handle(Pull(worker, 1000 + self._asked, "w"))
         else:
             x = push_of(self.workers, worker, number)
             answers = self.server.handle(
-                Push(0, worker, number, "w", tuple(x.shape), entry.version, x)
+                Push(worker, number, "w", tuple(x.shape), entry.version, x)
             )
         pulls = frozenset(a.node for a in answers if getattr(a, "value", None) is not None)
         missing = tuple(w for w in range(self.workers) if self.sync and w not in entry.arrived)
@@ -523,8 +523,8 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
         ahead of the slowest one when it had its answer.
     """
     server = KVServer(Asynchronous(bound), range(WORKERS))
-    server.handle(SetOptimizer(0, 0, 0, "sgd", {"learning_rate": 0.1}))
-    server.handle(Init(0, 0, 1, "w", (1,), "float32", torch.zeros(1)))
+    server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": 0.1}))
+    server.handle(Init(0, 1, "w", (1,), "float32", torch.zeros(1)))
     usual, longer = Fraction(str(step)), Fraction(str(pause))  # no rounding: ties are ties
     clocks, since, waited, ahead = [0] * WORKERS, dict[int, Fraction](), Fraction(0), 0
     heap = [(usual, PUSH, w) for w in range(WORKERS)]  # when a worker has its gradient
@@ -534,11 +534,11 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
         number += 1
         if what == PUSH:
             clocks[w] += 1
-            answers = server.handle(Push(0, w, number, "w", (1,), 0, torch.ones(1)))
+            answers = server.handle(Push(w, number, "w", (1,), 0, torch.ones(1)))
             heapq.heappush(heap, (now, PULL, w))
         else:
             since[w] = now
-            answers = server.handle(Pull(0, w, number, "w"))
+            answers = server.handle(Pull(w, number, "w"))
         for done in (a.node for a in answers if getattr(a, "value", None) is not None):
             waited = max(waited, now - since.pop(done))
             ahead = max(ahead, clocks[done] - min(clocks))

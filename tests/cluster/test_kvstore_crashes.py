@@ -315,6 +315,15 @@ def test_a_server_that_ends_before_the_beginning_is_waited_for(cluster, tmp_path
     assert run.wait(60).results == [100, 100]
 
 
+def test_a_scheduler_that_ends_before_the_beginning_ends_the_run(cluster, tmp_path) -> None:
+    run = cluster.submit(begins_late, str(tmp_path / "go"))
+    until(lambda: any(e.op is Op.REGISTER and e.rank == 0 for e in run.trace.events))
+    cluster.kill("scheduler")
+    with pytest.raises(dk.errors.RunError, match="the scheduler has ended"):
+        run.wait(60)
+    assert cluster.run(adds, "dist_sync").results == [100, 100]
+
+
 # -- silence ------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ class Adding:
 
     def ask(self, kind, node, *fields) -> list[Answer]:
         self.asked += 1
-        return self.heard(self.server.handle(kind(0, node, self.asked, *fields)))
+        return self.heard(self.server.handle(kind(node, self.asked, *fields)))
 
     def heard(self, answers: list[Answer]) -> list[Answer]:
         for a in answers:
@@ -201,7 +201,7 @@ def test_each_push_counts_once_however_often_and_late_it_comes(echoes: list[int]
 
 
 def push(number: int, value: float, once: tuple[int, ...] = (), worker: int = 1) -> Push:
-    return Push(0, worker, number, "w", (1,), 0, torch.full((1,), value), once=once)
+    return Push(worker, number, "w", (1,), 0, torch.full((1,), value), once=once)
 
 
 def test_a_function_that_runs_again_on_another_worker_counts_once() -> None:

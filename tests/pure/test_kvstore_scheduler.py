@@ -1,4 +1,4 @@
-"""The scheduler and a server's life from run to run."""
+"""The scheduler, and a server's answers around its beginning and its backup's end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from distkit.kvstore.protocol.messages import (
     NoteStored,
     Register,
     Reply,
-    RollCall,
     error,
 )
 from distkit.kvstore.protocol.terms import Terms
@@ -30,18 +29,19 @@ from distkit.kvstore.transport.session import ServerSession
 W, S = 2, 2
 
 
-def worker(node: int, run: int = 0, mode: str = "dist_sync", life: int = 0) -> Register:
-    return Register(run, node, LIFE * life, "", Terms(mode, 100))
+def worker(node: int, life: int = 0, **options: object) -> Register:
+    return Register(node, LIFE * life, "", Terms("dist_sync", 100, **options))
 
 
-def server(node: int, run: int = 0) -> Register:
-    return Register(run, node, 0, f"ipc://{node}")
+def server(node: int) -> Register:
+    return Register(node, 0, f"ipc://{node}")
 
 
-def complete(run: int = 0) -> Scheduler:
-    scheduler = Scheduler(W, S, run)
-    for r in (worker(0, run), worker(1, run), server(2, run), server(3, run)):
-        scheduler.handle(r)
+def complete(**options: object) -> Scheduler:
+    """A scheduler of nodes that have all registered, whose workers agreed on these options."""
+    scheduler = Scheduler(W, S)
+    for register in (worker(0, **options), worker(1, **options), server(2), server(3)):
+        scheduler.handle(register)
     return scheduler
 
 
@@ -57,45 +57,32 @@ def test_everybody_is_told_when_the_last_has_registered(order: list[Register]) -
         assert book.terms == Terms("dist_sync", 100)
 
 
-def test_a_newer_run_calls_the_servers_and_forgets_the_rest() -> None:
-    scheduler = complete(run=3)
-    calls = scheduler.handle(worker(0, run=4))
-    assert [(type(c), c.run, c.node) for c in calls] == [(RollCall, 4, 2), (RollCall, 4, 3)]
-    (refused,) = scheduler.handle(worker(1, run=3))
-    assert "stale node of run 3, the cluster is at run 4" in refused.text
-    (called,) = scheduler.handle(server(2, run=3))
-    assert isinstance(called, RollCall)
-    scheduler.handle(server(2, run=4))
-    scheduler.handle(server(3, run=4))
-    assert len(scheduler.handle(worker(1, run=4))) == 4
-
-
-# -- a server through its runs --------------------------------------------------
+# -- a server ---------------------------------------------------------------------
 
 NODE = Node("server", 0, workers=W, servers=S, folder="f")
 
 
-def book(run: int, mode: str = "dist_sync") -> AddressBook:
-    return AddressBook(run, 2, 1, Terms(mode, 100), {0: "", 1: ""})
+def book(**options: object) -> AddressBook:
+    return AddressBook(2, 0, Terms("dist_sync", 100, **options), {0: "", 1: ""})
 
 
-def init(run: int, node: int = 0) -> Init:
-    return Init(run, node, 7, "w", (1,), "float32", torch.ones(1))
+def init(node: int = 0) -> Init:
+    return Init(node, 7, "w", (1,), "float32", torch.ones(1))
 
 
 def test_requests_that_overtake_the_address_book_are_kept() -> None:
     shard = ServerSession(NODE)
-    assert shard.handle(init(0), 2) == []
-    (reply,) = shard.hear(book(0))
+    assert shard.handle(init(), 2) == []
+    (reply,) = shard.hear(book())
     assert isinstance(reply, Reply)
 
 
 def test_a_failed_backup_is_reported_to_every_worker_that_asks() -> None:
     shard = ServerSession(NODE)
-    shard.hear(AddressBook(0, 2, 1, Terms("dist_sync", 100, replication=2), {0: "", 1: ""}))
-    (copy,) = shard.handle(init(0), 2)
+    shard.hear(book(replication=2))
+    (copy,) = shard.handle(init(), 2)
     assert isinstance(copy, Copy)
-    answers = [*shard.hear(error(copy, "server 1 is out of memory")), *shard.handle(init(0, 1), 2)]
+    answers = [*shard.hear(error(copy, "server 1 is out of memory")), *shard.handle(init(1), 2)]
     assert [(type(a), a.node) for a in answers] == [(Error, 0), (Error, 1)]
     assert all("server 0 cannot go on: server 1 is out of memory" in a.text for a in answers)
 
@@ -103,42 +90,37 @@ def test_a_failed_backup_is_reported_to_every_worker_that_asks() -> None:
 # -- nodes that end -----------------------------------------------------------------
 
 
-def leave(node: int, run: int = 0, life: int = 0) -> Leave:
-    return Leave(run, node, 0, "signal SIGKILL", life)
-
-
-def terms(**options: object) -> Scheduler:
-    """A complete cluster whose workers agreed on these terms."""
-    given = Terms("dist_sync", 100, **options)
-    scheduler = Scheduler(W, S)
-    for node in (0, 1):
-        scheduler.handle(worker_of(given, node))
-    for node in (2, 3):
-        scheduler.handle(server(node))
-    return scheduler
-
-
-def worker_of(given: Terms, node: int, life: int = 0) -> Register:
-    return Register(0, node, LIFE * life, "", given)
+def leave(node: int, life: int = 0) -> Leave:
+    return Leave(node, 0, "signal SIGKILL", life)
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_each_end_of_a_node_counts_once(known: bool) -> None:
-    """Its connection breaks, and whoever watches its process reports it: in any order."""
-    scheduler = terms(on_crash="replace")
+    """Its connection breaks, and the cluster reports the end of its process: in any order."""
+    scheduler = complete(on_crash="replace")
     if known:
         assert len(scheduler.handle(leave(1))) == 2
         assert scheduler.handle(leave(1)) == []
-    told = scheduler.handle(worker_of(Terms("dist_sync", 100, on_crash="replace"), 1, life=1))
+    told = scheduler.handle(worker(1, life=1, on_crash="replace"))
     assert [type(t) for t in told] == [Departed, Departed, AddressBook][2 * known :]
     assert scheduler.handle(leave(1)) == []
     assert len(scheduler.handle(leave(1, life=1))) == 2
 
 
+def test_a_server_that_hangs_before_the_beginning_is_missed_and_replaced() -> None:
+    scheduler, missed = Scheduler(W, S), list[tuple[int, int]]()
+    scheduler.lost = lambda node, pid, how: missed.append((node, pid)) or how
+    for register in (Register(2, 0, "ipc://before", pid=7), server(3), worker(0)):
+        scheduler.handle(register)
+    assert scheduler.handle(leave(2)) == [] and missed == [(2, 7)]
+    assert scheduler.handle(worker(1)) == []
+    books = scheduler.handle(server(2))
+    assert [b.endpoints[2] for b in books] == ["ipc://2"] * 4
+
+
 def test_notes_are_kept_for_the_run() -> None:
     scheduler = complete()
-    (stored,) = scheduler.handle(Note(0, 0, 1, "where", "here"))
+    (stored,) = scheduler.handle(Note(0, 1, "where", "here"))
     assert isinstance(stored, NoteStored)
-    assert [a.text for a in scheduler.handle(Note(0, 1, 1, "where"))] == ["here"]
-    scheduler.handle(worker(0, run=1))
-    assert [a.text for a in scheduler.handle(Note(1, 1, 1, "where"))] == [""]
+    assert [a.text for a in scheduler.handle(Note(1, 1, "where"))] == ["here"]
+    assert [a.text for a in scheduler.handle(Note(1, 2, "elsewhere"))] == [""]

@@ -47,7 +47,7 @@ class Store:
 
     def ask(self, kind: type[Request], node: int, *fields: object) -> list[Answer]:
         self.asked += 1
-        return self.server.handle(kind(0, node, self.asked, *fields))
+        return self.server.handle(kind(node, self.asked, *fields))
 
     def push(self, worker: int, value: float, version: int = 0) -> list[Answer]:
         return self.ask(Push, worker, "w", (2,), version, torch.full((2,), value))

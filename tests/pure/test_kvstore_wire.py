@@ -64,7 +64,6 @@ KINDS = [
     m.Register,
     m.Barrier,
     m.AddressBook,
-    m.RollCall,
     m.Init,
     m.Push,
     m.Pull,
@@ -85,7 +84,7 @@ def declared(kind: type) -> list[str]:
 
 BUILT = {kind: st.builds(kind, *(BY_TYPE[f] for f in declared(kind))) for kind in KINDS}
 COPIED = [BUILT[kind] for kind in (m.Push, m.AtBarrier, m.Assign, m.Departed, m.Init)]
-COPIES = st.builds(m.Copy, COUNTS, COUNTS, COUNTS, st.one_of(COPIED))
+COPIES = st.builds(m.Copy, COUNTS, COUNTS, st.one_of(COPIED))
 MESSAGES = st.one_of(*BUILT.values(), COPIES)
 
 
@@ -112,7 +111,7 @@ def test_round_trip(sent: list[m.Message]) -> None:
 
 
 def large(n: int = LARGE) -> m.Push:
-    return m.Push(0, 0, 0, "w", (n,), 0, torch.arange(float(n)))
+    return m.Push(0, 0, "w", (n,), 0, torch.arange(float(n)))
 
 
 def test_nothing_large_is_copied() -> None:
@@ -137,7 +136,7 @@ def test_what_is_lent_is_not_sent() -> None:
     pool = Pool()
     near, far = Exchange(pool, writable=False), Exchange(pool, writable=False)
     value = pool.empty(LARGE, torch.float32).fill_(7)
-    frames = encode(m.Push(0, 0, 0, "w", (LARGE,), 0, value[10:]), lend=near.lend)
+    frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), lend=near.lend)
     assert len(frames) == 1
     (push,), *_ = decode(frames, far.borrow)
     assert push.value.shape == (LARGE - 10,)
@@ -209,7 +208,7 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
 
 def said_of(*place: object) -> bytes:
     """A header that says of its one tensor that it is there."""
-    return header(["Assign", 0, 0, 0, "w", place])
+    return header(["Assign", 0, 0, "w", place])
 
 
 def header(*bodies: object) -> bytes:
@@ -230,12 +229,12 @@ def header(*bodies: object) -> bytes:
         [msgpack.encode([0, ["w"], []])],
         [msgpack.encode([0, [], [], []])],
         [header([])],
-        [header(["Pull", 0, 0, 0, "w"]) + b"more"],
-        [header(["Pull", 0, 0, 0, "w"]), b"more"],
-        [header(["Pull", 0, 0, 0, True])],
-        [header(["Pull", 0, 0, "w"])],
-        [header(["Pull", 0, 0, 0, "w", "y"])],
-        [header(["Pickle", 0, 0, 0])],
+        [header(["Pull", 0, 0, "w"]) + b"more"],
+        [header(["Pull", 0, 0, "w"]), b"more"],
+        [header(["Pull", 0, 0, True])],
+        [header(["Pull", 0, "w"])],
+        [header(["Pull", 0, 0, "w", "y"])],
+        [header(["Pickle", 0, 0])],
         [said_of("float32")],
         [said_of("float32"), b"abc"],
         [said_of("float32", b"abc")],

@@ -61,7 +61,7 @@ class Shop:
         return request
 
     def sends(self, worker, kind, *fields, **more):
-        request = kind(0, worker, self.numbers[worker], *fields, **more)
+        request = kind(worker, self.numbers[worker], *fields, **more)
         self.numbers[worker] += 1
         self.at(worker)
         self.asking[request.match] = Asking(request, self.node)

@@ -39,12 +39,12 @@ def crew(warm: None) -> Iterator[Nodes]:
 
 def flag(kv: KVStore, word: str) -> Path:
     """A file by which the workers of a test tell each other and the test how far they are."""
-    return Path(gettempdir(), f"kv-{kv._requests._run}-{os.getppid()}-{word}")
+    return Path(gettempdir(), f"kv-{os.getppid()}-{word}")
 
 
 def of(nodes: Nodes, word: str) -> Path:
     parent = psutil.Process(nodes.processes[0].pid).ppid()
-    return Path(gettempdir(), f"kv-{nodes.runs}-{parent}-{word}")
+    return Path(gettempdir(), f"kv-{parent}-{word}")
 
 
 # -- a server that ends -------------------------------------------------------------
@@ -97,7 +97,7 @@ def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
 
 def test_what_optimizers_keep_survives_a_server(crew: Nodes) -> None:
     (expected, _), before = InProcess(2, 2, bound=100).run(adapts_while_a_server_ends), os.getppid()
-    Path(gettempdir(), f"kv-0-{before}-now").unlink()
+    Path(gettempdir(), f"kv-{before}-now").unlink()
     crew.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
     now = of(crew, "now")
     until(now.exists)

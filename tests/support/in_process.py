@@ -67,7 +67,7 @@ class InProcess:
 
     def store(self, rank: int = 0, **options: Any) -> KVStore:
         """The store of a worker."""
-        requests = Requests(_Line(self, rank), 0, rank)
+        requests = Requests(_Line(self, rank), rank)
         return KVStore(
             requests,
             type=self.mode,
@@ -99,7 +99,7 @@ class InProcess:
         self._waiting.append(barrier)
         if len(self._waiting) == self.workers:
             for b in self._waiting:
-                self.answers[b.node].append(Reply(b.run, b.node, b.number, b.nth + 1))
+                self.answers[b.node].append(Reply(b.node, b.number, b.nth + 1))
             self._waiting.clear()
 
 

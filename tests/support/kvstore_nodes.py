@@ -58,8 +58,9 @@ def keeps_on(flag: str, end: str, **options) -> float:
 # -- in the nodes ----------------------------------------------------------------
 
 
-def serving(node: Node, line: Connection) -> None:
+def serving(node: Node, line: Connection, record: bool) -> None:
     """A server's process: obeys the test from a second thread."""
+    _rows(node, "record" if record else "stop")
     service = kvstore.Service(node)
     threading.Thread(target=_obey, args=(node, line, service), daemon=True).start()
     try:
@@ -83,18 +84,18 @@ def _rows(node: Node, word: str) -> list[recorder.Row]:
     return last.drain() if last else []
 
 
-def working(node: Node, line: Connection) -> None:
+def working(node: Node, line: Connection, record: bool) -> None:
     """A worker's process: one function after the other."""
     torch.set_num_threads(1)
     while True:
         try:
-            run, mode, function, options, word, life = line.recv()
+            mode, function, options, word, life = line.recv()
         except EOFError:
             return
         _rows(node, word)
         try:
             line.send("begun")
-            kvstore.use(replace(node, run=run, life=life))
+            kvstore.use(replace(node, life=life))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:
@@ -107,25 +108,32 @@ def working(node: Node, line: Connection) -> None:
 
 
 class Nodes:
-    """W workers, S servers and a scheduler; ``run`` runs a function on every worker."""
+    """W workers that stay, and S servers and a scheduler of each run.
+
+    ``run`` runs a function on every worker.
+    """
 
     def __init__(self, workers: int, servers: int, folder: str, **others: Any) -> None:
-        self.workers, self.servers, self.folder, self.runs = workers, servers, folder, 0
+        self.workers, self.servers, self.folder = workers, servers, folder
         self.others = others  # fields of every Node
         self.lines: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
-        self.start("scheduler", 0)
-        for i in range(servers):
-            self.start("server", i)
         for i in range(workers):
             self.start("worker", i)
 
-    def start(self, role: str, index: int, **other: Any) -> int:
+    def renew(self, record: bool) -> None:
+        """Start the servers and the scheduler of a run, when those of the last have ended."""
+        self.end([n for n in self.processes if n >= self.workers])
+        self.start("scheduler", 0, record)
+        for i in range(self.servers):
+            self.start("server", i, record)
+
+    def start(self, role: str, index: int, record: bool = False, **other: Any) -> int:
         fields = {"workers": self.workers, "servers": self.servers} | self.others | other
-        node = Node(role, index, folder=self.folder, run=0, **fields)
+        node = Node(role, index, folder=self.folder, **fields)
         mine, theirs = START.Pipe()
         target = working if role == "worker" else serving
-        process = START.Process(target=target, args=(node, theirs), daemon=True)
+        process = START.Process(target=target, args=(node, theirs, record), daemon=True)
         process.start()
         theirs.close()
         self.lines[node.id], self.processes[node.id] = mine, process
@@ -138,14 +146,16 @@ class Nodes:
         *,
         record: bool = False,
         only: list[int] | None = None,
+        join: bool = False,
         life: int = 0,
         **options: Any,
     ) -> None:
-        """Start a run, without waiting for its end."""
-        self.runs += 1
+        """Start a run, or join the one that has started, without waiting for its end."""
+        if not join:
+            self.renew(record)
         word = "record" if record else "stop"
         for worker in range(self.workers) if only is None else only:
-            self.lines[worker].send((self.runs, mode, function, options, word, life))
+            self.lines[worker].send((mode, function, options, word, life))
             assert self.receive(worker) == "begun"
 
     def result(self, worker: int) -> Any:
@@ -162,8 +172,6 @@ class Nodes:
     def trace(self, mode: str, function: Function) -> tuple[list[Any], Trace]:
         """A recorded run."""
         services = range(self.workers, self.workers + self.servers + 1)
-        for node in services:
-            self.tell(node, "record")
         self.begin(mode, function, record=True)
         answers = [self.receive(w) for w in range(self.workers)]
         rows = {w: rows for w, (_, rows) in enumerate(answers)}
@@ -175,10 +183,11 @@ class Nodes:
         self.lines[node].send(word)
         return self.receive(node)
 
-    def stop(self) -> None:
-        for line in self.lines.values():
-            line.close()
-        for process in self.processes.values():
+    def end(self, nodes: list[int]) -> None:
+        for node in nodes:
+            self.lines.pop(node).close()
+        for node in nodes:
+            process = self.processes.pop(node)
             process.join(WAIT)
             assert not process.is_alive()
 
@@ -199,7 +208,7 @@ def started(workers: int, servers: int, *, broken: bool = False, **others: Any) 
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         nodes = Nodes(workers, servers, folder, **others)
         yield nodes
-        nodes.stop()
+        nodes.end([*nodes.processes])
         assert broken or list(Path(folder).iterdir()) == []
 
 

@@ -46,7 +46,7 @@ class Child:
     """A forked process: its pid, its lifeline, and what to do when it ends."""
 
     def __init__(self, channel: Channel, server: ForkServer) -> None:
-        self.channel, self.server, self.forked = channel, server, time.monotonic()
+        self.channel, self.server = channel, server
         self.pid = int(channel.recv()[1])
         self.status: int | None = None  # exit status, negative for a signal
         self.stopped: Stop = (0, 0.0)

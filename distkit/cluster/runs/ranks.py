@@ -7,7 +7,6 @@ process that has imported torch, and they end with it, whatever they leave behin
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan
 from distkit.cluster.processes.forkserver import Child, Stop, end, server, shut
 from distkit.cluster.processes.rank_spec import LATER, Spec, free_port, surroundings
-from distkit.cluster.runs.conductor import Conductor, RankController
+from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
 from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
@@ -67,12 +66,12 @@ class Ranks(RankController):
         self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
         self._store = store
         self._port, self._call = 0, (b"", dict[str, Any]())
-        self.nodes = self._nodes(number)
+        self.nodes = self._nodes()
         self._meeting = f"store-{number}"
 
-    def _nodes(self, number: int) -> Nodes:
+    def _nodes(self) -> Nodes:
         timeout = self._heartbeat_timeout
-        return Nodes(self.plan, self.folder, number, self.places, self._hear_node, timeout)
+        return Nodes(self.plan, self.folder, self.places, self._hear_node, timeout)
 
     # -- starting ---------------------------------------------------------------
 
@@ -167,6 +166,8 @@ class Ranks(RankController):
                 self._on_exit(r, child, child.status)
         for r in run.ranks:
             self._execute(r)
+        if self.nodes.lost is not None:
+            self._lose_scheduler(self.nodes.lost)
         told = run, on_settled
         threading.Thread(target=self._conduct, args=told, name="distkit-run", daemon=True).start()
 
@@ -250,20 +251,26 @@ class Ranks(RankController):
         """Pass on what a server or the scheduler records."""
         if kind == "missed":
             threading.Thread(target=self._missed, args=what, daemon=True).start()
+        elif kind == "lost":
+            self._lose_scheduler(what)
         elif self.run is not None:
             self.run.hear(node, kind, what)
+
+    def _lose_scheduler(self, status: int) -> None:
+        """The scheduler has ended before all had registered: the others would wait forever."""
+        if self.run is not None:
+            silent = self.run.silent_for.get(max(self.nodes.roles), 0.0)
+            how = cause(status, silent_for=silent)
+            self.run.cluster_failure = f"the scheduler has ended ({how}). Run again."
+            self.run.abandon(READY)
 
     def _missed(self, node: int, pid: int) -> None:
         """A process is taken for dead; if it is not, it hangs, and is ended.
 
-        Without a ``pid`` it is the one that is there, if it has had time to give a sign of life.
+        Without a ``pid`` it is the scheduler.
         """
         child = self.children.get(node)
-        if child is None or (pid or child.pid) != child.pid:
-            return
-        if not pid and time.monotonic() < child.forked + self._heartbeat_timeout:
-            return
-        if child.wait(ENDS):
+        if child is None or pid not in (0, child.pid) or child.wait(ENDS):
             return
         if self.run is not None:
             self.run.silent_for[node] = self._heartbeat_timeout

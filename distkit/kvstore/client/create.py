@@ -75,7 +75,7 @@ def create(
     spelled, name = name.lower(), canonical(name)
     if name in ("local", "device"):
         _hint(name)
-        local = Requests(LocalLink(), 0, 0, local=True, servers=[0])
+        local = Requests(LocalLink(), 0, local=True, servers=[0])
         return KVStore(
             local, type=spelled, num_workers=1, servers=[0], scheduler=None, bound=bigarray_bound
         )
@@ -123,7 +123,6 @@ def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
     link, servers = ZmqLink(node.keys, node.way), range(node.workers, node.scheduler)
     requests = Requests(
         link,
-        node.run,
         node.id,
         first=LIFE * node.life,
         name=node.name,
@@ -159,9 +158,7 @@ def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
 
 
 def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> None:
-    """Make this process a worker of a cluster, for the run that ``node`` names.
-
-    What is left of an earlier run is closed.
+    """Make this process a worker of a cluster, until :func:`release`.
 
     Args:
         node: its place.
@@ -169,7 +166,6 @@ def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> Non
             ``on_crash`` says.
     """
     global _here, _tell
-    release(flush=False)
     _here, _tell = node, tell
 
 

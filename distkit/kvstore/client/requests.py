@@ -44,7 +44,6 @@ class Requests:
 
     Args:
         link: carries them.
-        run: number of the run.
         node: id of the node that asks.
         first: number of its first request.
         local: the other end is this process: the trace shows no message.
@@ -57,7 +56,6 @@ class Requests:
     def __init__(
         self,
         link: LocalLink | ZmqLink,
-        run: int,
         node: int,
         *,
         first: int = 0,
@@ -67,7 +65,7 @@ class Requests:
         servers: Sequence[int] = (),
         replication: int = 1,
     ) -> None:
-        self.node, self._run, self._link, self._local, self._name = node, run, link, local, name
+        self.node, self._link, self._local, self._name = node, link, local, name
         self._scheduler, self._servers, self._replication = scheduler, servers, replication
         #: The keys of which a server has a part.
         self.held_by: Callable[[int], list[Key]] = lambda server: []
@@ -225,12 +223,12 @@ class Requests:
     def _put(self, call: Call) -> int:
         if self._closed:
             raise KVStoreError(
-                f"this store belongs to run {self._run}, which has ended. "
+                "this store belongs to a run that has ended. "
                 "Make a new one with kvstore.create(...) inside the function that is run."
             )
         number, step = self._next, self.step
         self._next, self.step = number + 1, None
-        request = call.kind(self._run, self.node, number, *call.fields)
+        request = call.kind(self.node, number, *call.fields)
         asking = Asking(request, None if self._local else call.to, step)
         size = request.value.nbytes if isinstance(request, Push) else 0
         self._in_flight[number] = _InFlight(call.to, request, asking, size)
@@ -247,7 +245,7 @@ class Requests:
         for message in self._link.receive(wait=wait):
             if isinstance(message, Departed):
                 self.depart(message.who, message.how)
-            elif isinstance(message, Answer) and message.run == self._run:
+            elif isinstance(message, Answer):
                 flight = self._in_flight.get(message.number)
                 if flight is not None:  # else nobody waits for it
                     self._settle(flight, message)

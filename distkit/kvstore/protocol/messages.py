@@ -1,8 +1,8 @@
 """Messages between workers, servers and the scheduler.
 
-A :class:`Request` is asked by a node, and answered by one :class:`Answer` that carries the same
-``run``, ``node`` and ``number``. Nothing here knows how messages travel (:mod:`.wire`,
-:mod:`.transport`) or what they do (:mod:`.server`, :mod:`.scheduler`).
+A node sends a :class:`Request`; one :class:`Answer` with the same ``node`` and ``number`` comes
+back. Nothing here knows how messages travel (:mod:`.wire`, :mod:`.transport`) or what they do
+(:mod:`.server`, :mod:`.scheduler`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Key: TypeAlias = int | str
 #: The change of an optimizer that counts whenever it comes.
 ALWAYS = -1
 
-#: A process that takes the place of another in a run counts its requests from here, the next one
-#: from twice this.
+#: A worker that replaces one that ended numbers its requests from here, the next one from twice
+#: this: the number of a request tells the life that sent it.
 LIFE = 1 << 40
 
 
@@ -31,18 +31,16 @@ class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=
 
     Nobody changes one that was sent; to enforce that would triple the cost of making it.
 
-    ``run`` counts the runs of the cluster, ``node`` is the id of the node that asks, ``number``
-    counts what that node asked in this run.
+    ``node`` is the id of the node that asks, ``number`` counts its requests.
     """
 
-    run: int
     node: int
     number: int
 
     @property
     def match(self) -> str:
         """The identifier that a request shares with its answer, unique in a trace."""
-        return f"kv:{self.run}:{self.node}:{self.number}"
+        return f"kv:{self.node}:{self.number}"
 
 
 class Request(Message):
@@ -60,7 +58,7 @@ class Register(Request):
     """Take part in the run: as which node, and where it listens.
 
     Workers listen nowhere; servers leave it to the workers to choose the ``terms``. ``number`` is
-    :data:`LIFE` times how many processes had this place in the run before. ``pid`` is its process.
+    :data:`LIFE` times the number of processes that were this node before. ``pid`` is its process.
     """
 
     endpoint: str
@@ -78,7 +76,7 @@ class Barrier(Request):
 
 
 class Note(Request):
-    """Store a text under a name for this run; without a text, return the one that is stored."""
+    """Store a text under a name; without a text, return the one that is stored."""
 
     name: str
     text: str | None = None
@@ -117,10 +115,6 @@ class AddressBook(Answer):
     terms: Terms
     endpoints: dict[int, str]
     barriers: int = 0
-
-
-class RollCall(Answer):
-    """A run has begun: the server is asked to register for it."""
 
 
 # -- to a server ----------------------------------------------------------------
@@ -221,17 +215,6 @@ class Error(Answer):
     text: str
 
 
-def stale(request: Message, run: int) -> Error:
-    """The answer to a node of an earlier run."""
-    return Error(
-        request.run,
-        request.node,
-        request.number,
-        f"stale node of run {request.run}, the cluster is at run {run}. "
-        "Make a new store with kvstore.create(...) inside the current run.",
-    )
-
-
 def ended(how: str) -> str:
     """That a node is gone, after its name in a sentence: it has crashed, or hung.
 
@@ -243,4 +226,4 @@ def ended(how: str) -> str:
 
 def error(request: Message, text: object) -> Error:
     """A refusal of this request."""
-    return Error(request.run, request.node, request.number, str(text))
+    return Error(request.node, request.number, str(text))

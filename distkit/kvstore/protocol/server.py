@@ -108,8 +108,8 @@ class Entry(Struct, eq=False):
 
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
         """Done, at the present version."""
-        head, who = (request.run, request.node, request.number), request.node
-        return Reply(*head, self.version, value, self.dropped.get(who, 0), self.clocks.get(who, 0))
+        who, dropped = request.node, self.dropped.get(request.node, 0)
+        return Reply(who, request.number, self.version, value, dropped, self.clocks.get(who, 0))
 
 
 #: Called with a key and the gradients of an update: entered before it is computed, left after.
@@ -133,13 +133,13 @@ class KVServer:
     >>> from distkit.consistency import Synchronous
     >>> server = KVServer(Synchronous(), workers=range(2))
     >>> one = torch.ones(1)
-    >>> [r.version for r in server.handle(Init(0, 0, 0, "w", (1,), "float32", one))]
+    >>> [r.version for r in server.handle(Init(0, 0, "w", (1,), "float32", one))]
     [0]
-    >>> server.handle(Push(0, 0, 1, "w", (1,), 0, 3 * one))[0].version   # waits for worker 1
+    >>> server.handle(Push(0, 1, "w", (1,), 0, 3 * one))[0].version   # waits for worker 1
     0
-    >>> server.handle(Pull(0, 0, 2, "w"))                                # so does this
+    >>> server.handle(Pull(0, 2, "w"))                                # so does this
     []
-    >>> [str(r.value) for r in server.handle(Push(0, 1, 0, "w", (1,), 0, 4 * one))]
+    >>> [str(r.value) for r in server.handle(Push(1, 0, "w", (1,), 0, 4 * one))]
     ['None', 'tensor([7.])']
     """
 
@@ -319,7 +319,7 @@ class KVServer:
         if self.on_crash == "replace":
             self.at_barrier.add(request.node)
             self.members.discard(request.node)
-        return [Reply(*_head(request)), *self._go_on()]
+        return [Reply(request.node, request.number), *self._go_on()]
 
     def _go_on(self) -> list[Answer]:
         for entry in self.entries.values():
@@ -366,7 +366,7 @@ class KVServer:
             )
         self.optimizers |= {k: spec for k in now if k not in known}
         self._changes |= Counter(dict.fromkeys(now, request.change))
-        return [Reply(*_head(request))]
+        return [Reply(request.node, request.number)]
 
     def _assign(self, request: Assign) -> Reply:
         entry = self._entry("new value of", request.key)
@@ -419,7 +419,3 @@ def _failed(entry: Entry, failure: Exception) -> KVStoreError:
         f"({type(failure).__name__}: {failure}). The value is as before. Look at the optimizer's "
         "options, and at how many steps its scheduler has."
     )
-
-
-def _head(request: Request) -> tuple[int, int, int]:
-    return request.run, request.node, request.number

@@ -32,7 +32,6 @@ _AnyMessage = (
     messages.Register
     | messages.Barrier
     | messages.AddressBook
-    | messages.RollCall
     | messages.Init
     | messages.Push
     | messages.Pull
@@ -72,8 +71,8 @@ def encode(
         lend: tells where the node finds a tensor; None if it must be sent.
         to: the server that is asked.
 
-    >>> encode(messages.Pull(0, 1, 2, "w"))
-    [b'\x93\x00\x90\x91\x95\xa4Pull\x00\x01\x02\xa1w']
+    >>> encode(messages.Pull(1, 2, "w"))
+    [b'\x93\x00\x90\x91\x94\xa4Pull\x01\x02\xa1w']
     """
     large: list[Frame] = []
 

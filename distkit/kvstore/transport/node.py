@@ -17,9 +17,8 @@ class Node:
         servers: how many servers there are, S.
         folder: shared by the nodes of one cluster and readable by its user alone (0700): the
             sockets in it are protected by its permissions.
-        run: number of the present run of the cluster; -1 before the first one.
-        keys: public and secret key of the cluster (CurveZMQ); None to rely on the folder alone.
-        life: how many processes had its place in this run before.
+        keys: public and secret key of the run (CurveZMQ); None to rely on the folder alone.
+        life: how many processes were this node before.
         heartbeat_timeout: a node whose heartbeats are missing for this long counts as dead [s],
             and none before half of it. Heartbeats come from ZeroMQ's own thread: a process that
             computes, whatever lock it holds, goes on sending them.
@@ -35,7 +34,6 @@ class Node:
     workers: int
     servers: int
     folder: str
-    run: int = 0
     keys: tuple[str, str] | None = field(default=None, repr=False)
     life: int = 0
     heartbeat_timeout: float = 30.0

@@ -86,7 +86,7 @@ class Asking:
         self.op, self.seq, self.done = op, rec.next_seq(), False
         facts, tensor, match = _facts(request), _tensor(request), request.match
         if isinstance(request, Barrier):
-            peer, match = None, f"kv:{request.run}:barrier:{request.nth}"
+            peer, match = None, f"kv:barrier:{request.nth}"
         where, called = recorder.user_line(), time.monotonic()
         values, begins = _values(rec, tensor), Step() if step is None else step
         self.fields = _fields(peer, tensor, facts, match, where)

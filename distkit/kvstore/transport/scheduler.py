@@ -19,10 +19,8 @@ from distkit.kvstore.protocol.messages import (
     Register,
     Reply,
     Request,
-    RollCall,
     ended,
     error,
-    stale,
 )
 from distkit.kvstore.protocol.terms import Terms
 
@@ -31,38 +29,32 @@ _UNASKED = -1
 
 
 class Scheduler:
-    """Registration and barriers of one cluster, run after run: messages in, answers out, no I/O.
+    """Registration and barriers of one run: messages in, answers out, no I/O.
 
-    Node ids are 0 to W−1 for workers, W to W+S−1 for servers. The first request of a newer run
-    clears everything and calls the servers to register again.
+    Node ids are 0 to W−1 for workers, W to W+S−1 for servers.
 
     Args:
         workers: how many there are, W.
         servers: how many must register, S.
-        run: number of the present run.
 
     >>> scheduler = Scheduler(workers=1, servers=1)
-    >>> scheduler.handle(Register(0, 1, 0, "ipc://port-of-the-server"))
+    >>> scheduler.handle(Register(1, 0, "ipc://port-of-the-server"))
     []
-    >>> [(a.node, a.endpoints) for a in
-    ...  scheduler.handle(Register(0, 0, 0, "", Terms("dist_sync")))]
+    >>> [(a.node, a.endpoints) for a in scheduler.handle(Register(0, 0, "", Terms("dist_sync")))]
     [(0, {0: '', 1: 'ipc://port-of-the-server'}), (1, {0: '', 1: 'ipc://port-of-the-server'})]
     """
 
-    def __init__(self, workers: int, servers: int, run: int = 0) -> None:
-        self.workers, self.servers, self.run = workers, servers, run
+    def __init__(self, workers: int, servers: int) -> None:
+        self.workers, self.servers = workers, servers
         #: Called with a node that is taken for dead, its pid, and how it was lost: the caller may
         #: know better.
         self.lost: Callable[[int, int, str], str] = lambda node, pid, how: how
-        #: Called with a run that begins: all its nodes are there.
-        self.began: Callable[[int], None] = lambda run: None
-        self._clear()
-
-    def _clear(self) -> None:
-        self.begun = False  # all were there, and were told
+        #: Called when all nodes have registered.
+        self.on_begin: Callable[[], None] = lambda: None
+        self.begun = False  # all nodes have the address book
         self.terms: Terms | None = None  # as the first worker gave them
-        self.present: dict[int, Register] = {}  # who has registered for this run
-        self.gone: dict[int, str] = {}  # who has ended, and how; nobody has its place yet
+        self.present: dict[int, Register] = {}  # nodes that have registered and not ended
+        self.gone: dict[int, str] = {}  # how a node has ended, until another replaces it
         self.finished: set[int] = set()  # workers that have ended in order
         self.at_barrier: dict[int, Barrier] = {}
         self.barriers = 0  # how many were passed
@@ -71,36 +63,20 @@ class Scheduler:
 
     def handle(self, request: Request, to: int = 0) -> list[Answer]:
         """Answers to this request, and to others that waited for it; ``to`` is this node."""
-        calls = self._begin(request.run) if request.run > self.run else []
         try:
-            return [*calls, *self._handle(request)]
+            match request:
+                case Register():
+                    return self._register(request)
+                case Barrier():
+                    self.at_barrier[request.node] = request
+                    return self._pass()
+                case Leave():
+                    return self._leave(request)
+                case Note():
+                    return [self._note(request)]
+            raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
         except KVStoreError as refusal:
-            return [*calls, error(request, refusal)]
-
-    def _handle(self, request: Request) -> list[Answer]:
-        if request.run < self.run:
-            is_server = request.node >= self.workers
-            return [self._call(request.node) if is_server else stale(request, self.run)]
-        match request:
-            case Register():
-                return self._register(request)
-            case Barrier():
-                self.at_barrier[request.node] = request
-                return self._pass()
-            case Leave():
-                return self._leave(request)
-            case Note():
-                return [self._note(request)]
-        raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
-
-    def _begin(self, run: int) -> list[Answer]:
-        """A newer run: forget the last one and call the roll."""
-        self.run = run
-        self._clear()
-        return [self._call(server) for server in range(self.workers, self.workers + self.servers)]
-
-    def _call(self, server: int) -> RollCall:
-        return RollCall(self.run, server, 0)
+            return [error(request, refusal)]
 
     # -- registration -----------------------------------------------------------
 
@@ -109,17 +85,17 @@ class Scheduler:
         if node < self.workers:
             self._check(register)
         elif self.begun:
-            return []  # it serves from the next run on
-        told: list[Answer] = []
-        if life > self._lives[node]:  # quicker than the news of the end of the one before
-            told = self._leave(Leave(self.run, node, 0, "it was replaced", life - 1))
+            return []  # its backup serves in its place until the run ends
+        notices: list[Answer] = []
+        if life > self._lives[node]:  # it registers before the end of the one before is known
+            notices = self._leave(Leave(node, 0, "it was replaced", life - 1))
         self.present[node] = register
         self.gone.pop(node, None)
         self.finished.discard(node)
-        return [*told, *([self._book(register)] if self.begun else self._introduce())]
+        return [*notices, *([self._book(register)] if self.begun else self._introduce())]
 
     def _introduce(self) -> list[Answer]:
-        """Tell all about all, as soon as all are there; or that this cannot be."""
+        """Send the address book as soon as all are there; refuse if they never will be."""
         dead = [n for n in self.gone if n < self.workers]
         if dead and self._aftermath == "halt":
             text = self._missing("the beginning", dead)
@@ -128,7 +104,7 @@ class Scheduler:
         if self.terms is None or len(self.present) < wanted:
             return []
         self.begun = True
-        self.began(self.run)
+        self.on_begin()
         return [self._book(self.present[node]) for node in sorted(self.present)]
 
     def _check(self, register: Register) -> None:
@@ -146,14 +122,13 @@ class Scheduler:
 
     def _book(self, register: Register) -> AddressBook:
         assert self.terms is not None
-        head = register.run, register.node, register.number
         endpoints = {node: self.present[node].endpoint for node in sorted(self.present)}
-        return AddressBook(*head, self.terms, endpoints, self.barriers)
+        return AddressBook(register.node, register.number, self.terms, endpoints, self.barriers)
 
     # -- barrier ----------------------------------------------------------------
 
     def _pass(self) -> list[Answer]:
-        """Let them go on if all are there; refuse them if that can never be."""
+        """Release the barrier if all workers are there; refuse it if they never will be."""
         waiting = [self.at_barrier[n] for n in sorted(self.at_barrier)]
         dead = {n for n in self.gone if n < self.workers}
         if dead and self._aftermath == "halt":
@@ -164,44 +139,45 @@ class Scheduler:
             return []
         self.at_barrier = {}
         self.barriers += 1
-        return [Reply(b.run, b.node, b.number, self.barriers) for b in waiting]
+        return [Reply(b.node, b.number, self.barriers) for b in waiting]
 
     def _note(self, note: Note) -> NoteStored:
         if note.text is not None:
             self._notes[note.name] = note.text
-        return NoteStored(note.run, note.node, note.number, self._notes.get(note.name, ""))
+        return NoteStored(note.node, note.number, self._notes.get(note.name, ""))
 
     # -- nodes that end ---------------------------------------------------------
 
     def _leave(self, leave: Leave) -> list[Answer]:
-        """Tell the servers, and those who would wait for ever."""
+        """Notify the servers of a node's end, and refuse what would wait for it forever."""
         node = leave.node
         if leave.life < self._lives[node] or node in self.gone:
             return []
-        there = self.present.pop(node, None)
-        if node >= self.workers and (there is None or not self.begun):
-            return []  # another is on its way
-        self._lives[node] = leave.life + 1
-        self.gone[node] = leave.how if there is None else self.lost(node, there.pid, leave.how)
+        there, how = self.present.pop(node, None), leave.how
+        if there is not None:
+            how = self.lost(node, there.pid, how)
+        if node >= self.workers and not self.begun:
+            return []  # another server takes its place
+        self._lives[node], self.gone[node] = leave.life + 1, how
         self.at_barrier.pop(node, None)
-        first, hears = LIFE * self._lives[node], sorted(self.present)
-        told: list[Answer] = [
-            Departed(self.run, to, _UNASKED, node, self.gone[node], first)
-            for to in hears
+        first = LIFE * self._lives[node]
+        notices: list[Answer] = [
+            Departed(to, _UNASKED, node, how, first)
+            for to in sorted(self.present)
             if to >= self.workers or node >= self.workers
         ]
-        return [*told, *(self._pass() if self.begun else self._introduce())]
+        return [*notices, *(self._pass() if self.begun else self._introduce())]
 
-    def bye(self, node: int, run: int, last: int) -> list[Answer]:
-        """A node of this run has ended in order: it will not be missed."""
-        if run != self.run or node not in self.present:
+    def bye(self, node: int, last: int) -> list[Answer]:
+        """A node has ended in order: no barrier waits for it."""
+        if node not in self.present:
             return []
         self.finished.add(node)
         return self._pass() if self.begun else []
 
     @property
     def _aftermath(self) -> str:
-        """What becomes of the others when a worker ends."""
+        """The effect of a worker's end on the others."""
         return "" if self.terms is None else self.terms.aftermath
 
     def _missing(self, what: str, workers: Collection[int]) -> str:

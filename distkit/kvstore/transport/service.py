@@ -54,15 +54,14 @@ class Peer:
 
     identity: bytes
     exchange: Exchange
-    node: int = -1  # while nobody knows which
-    run: int = -1
+    node: int = -1  # unknown before its first request
     last: int = 0
     gone: bool = False  # a letter ended with its memory: order is all, so none after it counts
 
     @property
-    def age(self) -> tuple[int, int]:
-        """Greater for later processes in one place."""
-        return self.run, self.last // LIFE
+    def life(self) -> int:
+        """The number of processes that were this node before."""
+        return self.last // LIFE
 
 
 class Peers:
@@ -94,9 +93,9 @@ class Peers:
 
     def know(self, peer: Peer, latest: Request) -> None:
         """It is the node that asked this."""
-        peer.node, peer.run, peer.last = latest.node, latest.run, latest.number
+        peer.node, peer.last = latest.node, latest.number
         way = self.ways.get(peer.node)
-        if way is None or way.age <= peer.age:
+        if way is None or way.life <= peer.life:
             self.ways[peer.node] = peer
 
     def look(self) -> None:
@@ -119,10 +118,10 @@ _STOP = b""
 
 
 class Service:
-    """A server, or the scheduler, run by this process. It lives through many runs.
+    """A server, or the scheduler, run by this process.
 
     Args:
-        node: its place in the cluster, with the run to begin with.
+        node: its place in the cluster.
 
     Raises:
         KVStoreError: the node is a worker, or cannot listen in its folder.
@@ -134,8 +133,8 @@ class Service:
                 f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
             )
         self.node = node
-        #: Called with "missed", a node that is taken for dead and its pid (0 for whichever is the
-        #: scheduler); by a scheduler with "listens" and where, and "begun" and the run's number.
+        #: Called with "missed", a node that is taken for dead and its pid (0: the scheduler); by a
+        #: scheduler with "listens" and where, and "begun" when all have registered.
         self.report: Callable[[str, Any], None] = lambda what, which: None
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notes = Answering()
@@ -146,9 +145,9 @@ class Service:
         if node.role == "server":
             self._session = ServerSession(node)
         else:
-            self._scheduler = Scheduler(node.workers, node.servers, node.run)
+            self._scheduler = Scheduler(node.workers, node.servers)
             self._scheduler.lost = self._cause
-            self._scheduler.began = lambda run: self.report("begun", run)
+            self._scheduler.on_begin = lambda: self.report("begun", None)
         self._path = node.path(node.id)
 
     def stop(self) -> None:
@@ -156,13 +155,13 @@ class Service:
         with suppress(OSError):
             self._outside.send(_STOP)
 
-    def leave(self, run: int, node: int, life: int, how: str) -> None:
+    def leave(self, node: int, life: int, how: str) -> None:
         """Report to a scheduler that this life of a node has ended, from any thread.
 
         It notices by itself when a connection breaks; a worker may end before it has one.
         """
         with suppress(OSError):
-            self._outside.send(encode(Leave(run, node, 0, how, life))[0])
+            self._outside.send(encode(Leave(node, 0, how, life))[0])
 
     def run(self) -> None:
         """Serve in this thread until :meth:`stop`.
@@ -202,8 +201,7 @@ class Service:
         for end in (self._router, self._inside, self._ends.socket):
             self._poller.register(end, zmq.POLLIN)
         if node.address:
-            before = node.chief.partition(" ")[0] if node.role == "scheduler" else ""
-            endpoint = f"{listen_on(self._router, node.address, before)} {endpoint}"
+            endpoint = f"{listen_on(self._router, node.address)} {endpoint}"
         if self._session is None:
             self.report("listens", endpoint)
         else:
@@ -244,10 +242,7 @@ class Service:
         return message == _STOP
 
     def _ask_around(self, session: ServerSession, ready: dict[Any, int]) -> None:
-        """Handle what comes from the scheduler or the backup.
-
-        A scheduler that hangs is reported; another in its place has to know this server.
-        """
+        """Handle what comes from the scheduler or the backup; report a scheduler that is lost."""
         for line in [line for line in self._lines.values() if line.socket in ready]:
             for answer in line.receive():
                 assert isinstance(answer, Answer)
@@ -256,12 +251,8 @@ class Service:
                     self._registering.answered(answer)
                     self._registering = None
                 self._deliver(found)
-        if self._chief.ends.socket in ready:
-            for how in self._chief.ends.changes():
-                if how is None:
-                    self._deliver([session.register()])
-                else:
-                    self.report("missed", (self.node.scheduler, 0))
+        if self._chief.ends.socket in ready and any(self._chief.ends.changes()):
+            self.report("missed", (self.node.scheduler, 0))
 
     # -- those who ask ----------------------------------------------------------
 
@@ -288,8 +279,8 @@ class Service:
             pass
         names, self._peers.broken = self._peers.broken, []
         for peer in filter(None, map(self._peers.forget, names)):
-            if self._scheduler is not None and peer.run == self._scheduler.run:
-                leave = Leave(peer.run, peer.node, 0, BROKEN, peer.last // LIFE)
+            if self._scheduler is not None:
+                leave = Leave(peer.node, 0, BROKEN, peer.life)
                 self._deliver(self._scheduler.handle(leave))
 
     def _serve(self, frames: list[Any]) -> list[Message]:
@@ -307,7 +298,7 @@ class Service:
         peer.exchange.take_back(batch.back)
         if not requests:  # a goodbye
             last = self._peers.forget(peer.identity)
-            return [] if last is None else [*machine.bye(last.node, last.run, last.last)]
+            return [] if last is None else [*machine.bye(last.node, last.last)]
         self._peers.know(peer, requests[-1])
         answers: list[Message] = []
         for request in requests:
@@ -352,8 +343,7 @@ class Service:
         copies: list[Message] = []
         for message in messages:
             if isinstance(message, Register):
-                if message.run >= 0:  # else it is in no trace
-                    self._registering = Asking(message, self.node.scheduler)
+                self._registering = Asking(message, self.node.scheduler)
                 self._chief.send([message])
             elif isinstance(message, Copy):
                 copies.append(message)

@@ -1,4 +1,4 @@
-"""A server through the runs of its cluster: a fresh :class:`KVServer` for each, and its backup.
+"""A server of a run: its :class:`KVServer`, and its copies of another server's values.
 
 With one backup for each server a crash loses nothing that was acknowledged.
 
@@ -32,9 +32,7 @@ from distkit.kvstore.protocol.messages import (
     Register,
     Reply,
     Request,
-    RollCall,
     error,
-    stale,
 )
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.node import Node
@@ -57,13 +55,12 @@ class Backup:
     """The primary's side: the answers that wait for copies to arrive.
 
     Args:
-        run: number of the run.
-        node: the primary's id.
-        to: the backup's id; None if there is none.
+        node: id of the primary.
+        to: id of its backup, to which copies go; None if there is none.
     """
 
-    def __init__(self, run: int, node: int, to: int | None = None) -> None:
-        self._run, self._node, self.to = run, node, to
+    def __init__(self, node: int, to: int | None = None) -> None:
+        self._node, self.to = node, to
         self._made = self._arrived = 0
         self._held: deque[tuple[int, Message]] = deque()
 
@@ -72,7 +69,7 @@ class Backup:
         if self.to is None or not isinstance(message, Change):
             return []
         self._made += 1
-        return [Copy(self._run, self._node, self._made, message)]
+        return [Copy(self._node, self._made, message)]
 
     def hold(self, answers: Sequence[Message]) -> list[Message]:
         """The answers that may leave now: the others wait until all copies so far have arrived."""
@@ -96,7 +93,7 @@ class Backup:
 
 
 class ServerSession:
-    """Registers a server for each run and hands its requests to the run's KVServer; no I/O.
+    """Registers a server and hands its requests to its KVServer; no I/O.
 
     ``stores`` has its values, by server: with those of a server whose backup it was. ``replicas``
     has its copies of values of servers that are there.
@@ -106,47 +103,38 @@ class ServerSession:
     """
 
     def __init__(self, node: Node) -> None:
-        self.node, self.run = node, node.run
+        self.node = node
         self.endpoint = node.endpoint(node.id)  # where it listens
-        self._clear()
-
-    def _clear(self) -> None:
-        self.begun = False  # the scheduler has said who is there
-        self.refusal = ""  # why it serves nobody in this run
+        self.begun = False  # the address book is here
+        self.refusal = ""  # why it serves nobody any more
         self.stores: dict[int, KVServer] = {}
         self.replicas: dict[int, KVServer] = {}
-        self.backup = Backup(self.run, self.node.id)
+        self.backup = Backup(node.id)
         self.endpoints: dict[int, str] = {}  # of all nodes
         self._departed: list[Departed] = []  # workers
         self._early: list[tuple[Request, int]] = []
 
     def register(self) -> Register:
         """The server's own request to the scheduler, with the endpoint it listens on."""
-        return Register(self.run, self.node.id, 0, self.endpoint, pid=os.getpid())
+        return Register(self.node.id, 0, self.endpoint, pid=os.getpid())
 
     def handle(self, request: Request, to: int) -> list[Message]:
         """Answer a worker's request to server ``to``, or a server whose backup this is."""
-        if request.run != self.run:
-            return [] if isinstance(request, Copy) else [stale(request, self.run)]
         if not self.begun and not self.refusal:
             self._early.append((request, to))
             return []
         return self._serve(request, to)
 
     def hear(self, answer: Answer) -> list[Message]:
-        """Handle what the scheduler says, or that the backup has a copy."""
+        """Handle an answer of the scheduler, or of the backup."""
         match answer:
-            case RollCall() if answer.run > self.run:
-                self.run = answer.run
-                self._clear()
-                return [self.register()]
-            case AddressBook() if answer.run == self.run and not self.begun:
+            case AddressBook():
                 return self._open(answer)
-            case Departed() if answer.run == self.run and self.begun:
+            case Departed() if self.begun:
                 return self._depart(answer)
-            case Reply() if answer.run == self.run:
+            case Reply():
                 return self.backup.arrived(answer.number)
-            case Error() if answer.run == self.run:
+            case Error():
                 return self._refuse(answer.text)
         return []
 
@@ -157,7 +145,7 @@ class ServerSession:
         return [error(m, self.refusal) for m in [*(m for m, _ in early), *self.backup.lost()]]
 
     def _open(self, book: AddressBook) -> list[Message]:
-        """Serve from now on, first those who were told before this server was."""
+        """Serve from now on, first the workers that had the address book before this server."""
         n, terms = self.node, book.terms
         workers = [node for node in book.endpoints if node < n.workers]
         must_update, on_crash = not terms.sync, terms.on_crash
@@ -165,7 +153,7 @@ class ServerSession:
         self.begun, self.endpoints = True, dict(book.endpoints)
         self.stores = {n.id: fresh(watch=updating)}
         if terms.replication > 1:
-            self.backup = Backup(self.run, n.id, n.workers + backup_of(n.index, n.servers))
+            self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
             others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
             self.replicas = {n.workers + i: fresh() for i in others}
         early, self._early = self._early, []
@@ -195,7 +183,7 @@ class ServerSession:
             _depart(replica, message)
         else:
             replica.handle(message)
-        return [Reply(copy.run, copy.node, copy.number)]
+        return [Reply(copy.node, copy.number)]
 
     def _in_place_of(self, server: int) -> KVServer:
         """The store of a server that has ended: its copy, from now on."""
@@ -208,11 +196,11 @@ class ServerSession:
 
     # -- others that end --------------------------------------------------------
 
-    def bye(self, node: int, run: int, last: int) -> list[Message]:
+    def bye(self, node: int, last: int) -> list[Message]:
         """A node has ended in order: its work is done, and this was its last request."""
-        if run != self.run or not self.begun or node >= self.node.workers:
+        if not self.begun or node >= self.node.workers:
             return []
-        return self._depart(Departed(run, self.node.id, 0, node, FINISHED, last))
+        return self._depart(Departed(self.node.id, 0, node, FINISHED, last))
 
     def _depart(self, departed: Departed) -> list[Message]:
         who, mine = departed.who, self.node.id

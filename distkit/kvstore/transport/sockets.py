@@ -173,9 +173,9 @@ def send(sock: Any, frames: Sequence[Any]) -> None:
         sock.send(frame, more, copy=len(frame) < zmq.COPY_THRESHOLD)
 
 
-def listen_on(sock: Any, address: str, endpoint: str = "") -> str:
-    """Have a socket listen to other hosts, too: at a free port of this interface, or there."""
-    sock.bind(endpoint or f"tcp://{address}:*")
+def listen_on(sock: Any, address: str) -> str:
+    """Have a socket listen to other hosts, too: at a free port of this interface."""
+    sock.bind(f"tcp://{address}:*")
     return str(sock.last_endpoint.decode())
 
 

@@ -1,9 +1,9 @@
 """Schedules of faults: does each acknowledged push count exactly once?
 
 The scheduler, servers and backups are state machines, the connections between them are queues, and
-a schedule is a sequence of events at any of them. The invariants: each acknowledged push counts
-exactly once, on the server and on its backup; no worker waits forever; every worker is notified
-of each lost server.
+a schedule is a sequence of events at any of them, in one run. The invariants: each acknowledged
+push counts exactly once, on the server and on its backup; no worker waits forever; every worker is
+notified of each lost server.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Network:
     def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
         self.terms = Terms(mode, 100, replication=replication, on_crash=on_crash)
         self.scheduler = Scheduler(W, S)
-        self.sessions = {n: ServerSession(Node("server", n - W, W, S, "f", run=0)) for n in SERVERS}
+        self.sessions = {n: ServerSession(Node("server", n - W, W, S, "f")) for n in SERVERS}
         self.queues: dict[tuple[int, int], deque[tuple[Message, int]]] = defaultdict(deque)
         self.inbox: dict[int, list[Message]] = defaultdict(list)
         for n, session in self.sessions.items():
             self.send(n, SCHEDULER, session.register())
         for worker in range(W):
-            self.send(worker, SCHEDULER, Register(0, worker, 0, "", self.terms))
+            self.send(worker, SCHEDULER, Register(worker, 0, "", self.terms))
         self.deliver_all()
         self.inbox.clear()
 
@@ -109,11 +109,11 @@ class Network:
         for src, dst in [*self.queues]:
             if dst == server:
                 self.queues[src, dst].clear()
-        self.send(server, SCHEDULER, Leave(0, server, 0, "signal SIGKILL", 0))
+        self.send(server, SCHEDULER, Leave(server, 0, "signal SIGKILL", 0))
 
     def leave(self, worker: int) -> None:
         """End a worker's process."""
-        self.send(worker, SCHEDULER, Leave(0, worker, 0, "signal SIGKILL", 0))
+        self.send(worker, SCHEDULER, Leave(worker, 0, "signal SIGKILL", 0))
 
     def store(self, server: int) -> KVServer | None:
         """The store of a server's values, wherever it is."""
@@ -155,7 +155,7 @@ class Schedule:
         self._settle()
 
     def _request(self, worker: int, server: int, kind: type[Request], *fields: object) -> Request:
-        request = kind(0, worker, self.numbers[worker], *fields)
+        request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.open[worker, request.number] = server, request
         to = self.serving.get((worker, server), server)
