@@ -37,7 +37,7 @@ def test_a_goodbye_reaches_a_node_that_is_slow_to_read(server, link) -> None:
     server.bind("tcp://127.0.0.1:*")
     link.connect(1, server.last_endpoint.decode())
     for n in range(9):
-        link.send(1, [Reply(0, n, value=torch.zeros(1_000_000))])
+        link.send(1, [Reply(0, n, value=torch.zeros(1_000_000))], 1)
     assert decode(server.recv_multipart()[1:]).messages
     leaving = threading.Thread(target=link.close)
     leaving.start()
@@ -54,7 +54,7 @@ def test_an_answer_whose_memory_ended_with_its_sender_is_as_good_as_lost(
 ) -> None:
     server.bind(f"ipc://{tmp_path}/server")
     link.connect(1, f"ipc://{tmp_path}/server")
-    link.send(1, [Pull(0, 7, "w")])
+    link.send(1, [Pull(0, 7, "w")], 1)
     name, *_ = server.recv_multipart()
     nowhere = [1 if lives else 2**22 + 1, 2**20, 4, 0, 4_000, 0]
     value = Reply(0, 7, value=torch.zeros(1_000))

@@ -14,7 +14,6 @@ from distkit.kvstore.protocol.messages import (
     Departed,
     Error,
     Init,
-    Leave,
     Note,
     NoteStored,
     Register,
@@ -90,8 +89,7 @@ def test_a_failed_backup_is_reported_to_every_worker_that_asks() -> None:
 # -- nodes that end -----------------------------------------------------------------
 
 
-def leave(node: int, life: int = 0) -> Leave:
-    return Leave(node, 0, "signal SIGKILL", life)
+SIGKILL = "signal SIGKILL"
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -99,12 +97,12 @@ def test_each_end_of_a_node_counts_once(known: bool) -> None:
     """Its connection breaks, and the cluster reports the end of its process: in any order."""
     scheduler = complete(on_crash="replace")
     if known:
-        assert len(scheduler.handle(leave(1))) == 2
-        assert scheduler.handle(leave(1)) == []
+        assert len(scheduler.leave(1, 0, SIGKILL)) == 2
+        assert scheduler.leave(1, 0, SIGKILL) == []
     told = scheduler.handle(worker(1, life=1, on_crash="replace"))
     assert [type(t) for t in told] == [Departed, Departed, AddressBook][2 * known :]
-    assert scheduler.handle(leave(1)) == []
-    assert len(scheduler.handle(leave(1, life=1))) == 2
+    assert scheduler.leave(1, 0, SIGKILL) == []
+    assert len(scheduler.leave(1, 1, SIGKILL)) == 2
 
 
 def test_a_server_that_hangs_before_the_beginning_is_missed_and_replaced() -> None:
@@ -112,7 +110,7 @@ def test_a_server_that_hangs_before_the_beginning_is_missed_and_replaced() -> No
     scheduler.lost = lambda node, pid, how: missed.append((node, pid)) or how
     for register in (Register(2, 0, "ipc://before", pid=7), server(3), worker(0)):
         scheduler.handle(register)
-    assert scheduler.handle(leave(2)) == [] and missed == [(2, 7)]
+    assert scheduler.leave(2, 0, SIGKILL) == [] and missed == [(2, 7)]
     assert scheduler.handle(worker(1)) == []
     books = scheduler.handle(server(2))
     assert [b.endpoints[2] for b in books] == ["ipc://2"] * 4

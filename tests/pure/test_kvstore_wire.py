@@ -70,7 +70,6 @@ KINDS = [
     m.AtBarrier,
     m.SetOptimizer,
     m.Assign,
-    m.Leave,
     m.Departed,
     m.Reply,
     m.Error,

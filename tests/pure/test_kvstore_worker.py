@@ -41,7 +41,7 @@ class Servers:
         self.letters = 0
         self._answers: deque[Message] = deque()
 
-    def send(self, to: int, requests: Sequence[Request]) -> None:
+    def send(self, node: int, requests: Sequence[Request], to: int) -> None:
         self.asked += [(to, type(request).__name__) for request in requests]
         self.letters += 1
         for sent in decode([bytearray(f) for f in encode(*requests)]).messages:
@@ -113,9 +113,9 @@ def test_what_was_lost_with_a_connection_is_asked_again() -> None:
 
         lose, back = False, False
 
-        def send(self, to: int, requests: Sequence[Request]) -> None:
+        def send(self, node: int, requests: Sequence[Request], to: int) -> None:
             if not self.lose:
-                super().send(to, requests)
+                super().send(node, requests, to)
             self.lose, self.back = False, self.lose
 
         def receive(self, *, wait: bool) -> list[Message]:

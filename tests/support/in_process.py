@@ -109,7 +109,7 @@ class _Line(LocalLink):
     def __init__(self, servers: InProcess, rank: int) -> None:
         self._servers, self._rank, self._answers = servers, rank, servers.answers[rank]
 
-    def send(self, to: int, requests: Sequence[Request]) -> None:
+    def send(self, node: int, requests: Sequence[Request], to: int) -> None:
         """Have them answered at once."""
         for request in requests:
             message, nbytes = _travelled(request)

@@ -163,11 +163,11 @@ class Requests:
     def depart(self, node: int, how: str) -> None:
         """A server has ended: its backup answers for it, or its values are lost."""
         self._departed.add(node)
+        self._link.disconnect(node)
         for server in [n for n, by in self._serving.items() if by == node]:
             backup = self._backup(server)
             if server == node and self._replication > 1 and backup not in self._departed:
                 self._serving[server] = backup
-                self._link.redirect(server, backup)
                 self._repeat(server)
             else:
                 self._lost[server] = how
@@ -176,11 +176,11 @@ class Requests:
         index = backup_of(self._servers.index(server), len(self._servers))
         return self._servers[index]
 
-    def _repeat(self, node: int) -> None:
-        """Ask again what was not answered: it is there again, or its backup is in its place."""
-        again = [f.request for f in self._in_flight.values() if f.to == node]
+    def _repeat(self, to: int) -> None:
+        """Send again what was not answered: the node is there again, or its backup serves."""
+        again = [f.request for f in self._in_flight.values() if f.to == to]
         if again:  # a batch without a request is a goodbye
-            self._link.send(node, again)
+            self._link.send(self._serving.get(to, to), again, to)
 
     def _give_up(self) -> None:
         """Refuse what waits for nodes that are gone: without the scheduler, everything."""
@@ -238,8 +238,8 @@ class Requests:
 
     def _send(self) -> None:
         letters, self._outbox = self._outbox, {}
-        for node, requests in letters.items():
-            self._link.send(node, requests)
+        for to, requests in letters.items():
+            self._link.send(self._serving.get(to, to), requests, to)
 
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
@@ -251,7 +251,8 @@ class Requests:
                     self._settle(flight, message)
         for node, how in self._link.changes():
             if how is None:
-                self._repeat(node)
+                for to in [node, *(s for s, by in self._serving.items() if by == node != s)]:
+                    self._repeat(to)
             elif node == self._scheduler or how == REFUSED:  # of servers the scheduler tells
                 self._lost[node] = how
         self._give_up()

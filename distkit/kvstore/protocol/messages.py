@@ -88,13 +88,6 @@ class NoteStored(Answer):
     text: str
 
 
-class Leave(Request):
-    """``node`` has ended, and how, in this ``life``: from whoever watches its process."""
-
-    how: str
-    life: int
-
-
 class Departed(Answer):
     """``who`` has ended, and how; requests of whoever takes its place count from ``first``.
 

@@ -40,7 +40,6 @@ _AnyMessage = (
     | messages.Assign
     | messages.Note
     | messages.NoteStored
-    | messages.Leave
     | messages.Departed
     | messages.Reply
     | messages.Error

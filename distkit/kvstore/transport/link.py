@@ -79,7 +79,6 @@ class ZmqLink:
         self._keys, self._way = keys, way
         self._poller = zmq.Poller()
         self._lines: dict[int, Line] = {}
-        self._in_place: dict[int, int] = {}  # who answers for nodes that have ended
         self._by_socket: dict[Any, tuple[int, Line]] = {}
         self._changes: list[tuple[int, str | None]] = []
 
@@ -90,20 +89,21 @@ class ZmqLink:
             self._poller.register(sock, zmq.POLLIN)
             self._by_socket[sock] = node, line
 
-    def redirect(self, node: int, by: int) -> None:
-        """Node ``by`` answers in the place of ``node``, which has ended."""
-        self._in_place[node] = by
+    def disconnect(self, node: int) -> None:
+        """Close the connection to a node, which has ended."""
         if (line := self._lines.pop(node, None)) is not None:
             for sock in (line.socket, line.ends.socket):
                 self._poller.unregister(sock)
                 del self._by_socket[sock]
             line.close()
 
-    def send(self, to: int, requests: Sequence[Request]) -> None:
-        """Hand over requests. Their tensors are not copied: they must not change any more."""
-        line = self._lines.get(self._in_place.get(to, to))
-        if line is not None:  # else it had ended before this process began
-            line.send(requests, to)
+    def send(self, node: int, requests: Sequence[Request], to: int) -> None:
+        """Send requests for server ``to`` to the node that serves its values.
+
+        Their tensors are not copied: they must not change any more.
+        """
+        if node in self._lines:  # else it has ended
+            self._lines[node].send(requests, to)
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a connection changed."""
@@ -113,8 +113,7 @@ class ZmqLink:
         for sock, _ in self._poller.poll():
             node, line = self._by_socket[sock]
             if sock is not line.socket:
-                nodes = [node, *(n for n, by in self._in_place.items() if by == node)]
-                self._changes += [(n, how) for how in line.ends.changes() for n in nodes]
+                self._changes += [(node, how) for how in line.ends.changes()]
             found += line.receive()  # also its last answers, before it was lost
         return found
 
@@ -140,7 +139,7 @@ class LocalLink:
         self._server = KVServer(Synchronous(), workers=[0], watch=updating)
         self._answers = deque[Message]()
 
-    def send(self, to: int, requests: Sequence[Request]) -> None:
+    def send(self, node: int, requests: Sequence[Request], to: int) -> None:
         """Have them answered at once."""
         for request in requests:
             self._answers += self._server.handle(request)
@@ -155,8 +154,8 @@ class LocalLink:
         """There is no connection that could end."""
         return []
 
-    def redirect(self, node: int, by: int) -> None:
-        """No other node answers."""
+    def disconnect(self, node: int) -> None:
+        """There is no connection."""
 
     def close(self) -> None:
         """There is nothing to close."""

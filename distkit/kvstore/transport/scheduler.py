@@ -13,7 +13,6 @@ from distkit.kvstore.protocol.messages import (
     Answer,
     Barrier,
     Departed,
-    Leave,
     Note,
     NoteStored,
     Register,
@@ -70,8 +69,6 @@ class Scheduler:
                 case Barrier():
                     self.at_barrier[request.node] = request
                     return self._pass()
-                case Leave():
-                    return self._leave(request)
                 case Note():
                     return [self._note(request)]
             raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
@@ -88,7 +85,7 @@ class Scheduler:
             return []  # its backup serves in its place until the run ends
         notices: list[Answer] = []
         if life > self._lives[node]:  # it registers before the end of the one before is known
-            notices = self._leave(Leave(node, 0, "it was replaced", life - 1))
+            notices = self.leave(node, life - 1, "it was replaced")
         self.present[node] = register
         self.gone.pop(node, None)
         self.finished.discard(node)
@@ -148,17 +145,22 @@ class Scheduler:
 
     # -- nodes that end ---------------------------------------------------------
 
-    def _leave(self, leave: Leave) -> list[Answer]:
-        """Notify the servers of a node's end, and refuse what would wait for it forever."""
-        node = leave.node
-        if leave.life < self._lives[node] or node in self.gone:
+    def leave(self, node: int, life: int, how: str) -> list[Answer]:
+        """Notify the servers of a node's end, and refuse what would wait for it forever.
+
+        Args:
+            node: which has ended.
+            life: the number of processes that were this node before.
+            how: it has ended.
+        """
+        if life < self._lives[node] or node in self.gone:
             return []
-        there, how = self.present.pop(node, None), leave.how
+        there = self.present.pop(node, None)
         if there is not None:
             how = self.lost(node, there.pid, how)
         if node >= self.workers and not self.begun:
             return []  # another server takes its place
-        self._lives[node], self.gone[node] = leave.life + 1, how
+        self._lives[node], self.gone[node] = life + 1, how
         self.at_barrier.pop(node, None)
         first = LIFE * self._lives[node]
         notices: list[Answer] = [

@@ -7,6 +7,7 @@ On one host large tensors go through memory that both ends see (:mod:`.memory`).
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,11 +19,10 @@ import zmq
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
     LIFE,
+    AddressBook,
     Answer,
     Copy,
-    Leave,
     Message,
-    Register,
     Request,
     error,
 )
@@ -113,9 +113,6 @@ class Peers:
 #: How many batches are answered together at most: nobody waits long for the first.
 _AT_ONCE = 8
 
-#: What other threads send to the one that serves, to end it.
-_STOP = b""
-
 
 class Service:
     """A server, or the scheduler, run by this process.
@@ -136,32 +133,37 @@ class Service:
         #: Called with "missed", a node that is taken for dead and its pid (0: the scheduler); by a
         #: scheduler with "listens" and where, and "begun" when all have registered.
         self.report: Callable[[str, Any], None] = lambda what, which: None
+        #: Wakes the thread that serves for each of the notices of other threads: the end of a node,
+        #: or None to stop.
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notices: deque[tuple[int, int, str] | None] = deque()
         self._notes = Answering()
-        self._registering: Asking | None = None
         self._lines: dict[str, Line] = {}  # to the scheduler and the backup, by endpoint
-        self._scheduler: Scheduler | None = None
-        self._session: ServerSession | None = None
-        if node.role == "server":
-            self._session = ServerSession(node)
-        else:
-            self._scheduler = Scheduler(node.workers, node.servers)
-            self._scheduler.lost = self._cause
-            self._scheduler.on_begin = lambda: self.report("begun", None)
+        self._session = ServerSession(node) if node.role == "server" else None
+        self._machine = self._session or self._scheduler()
         self._path = node.path(node.id)
+
+    def _scheduler(self) -> Scheduler:
+        scheduler = Scheduler(self.node.workers, self.node.servers)
+        scheduler.lost = self._cause
+        scheduler.on_begin = lambda: self.report("begun", None)
+        return scheduler
 
     def stop(self) -> None:
         """End :meth:`run`, from any thread or signal handler; twice does no harm."""
-        with suppress(OSError):
-            self._outside.send(_STOP)
+        self._notify(None)
 
     def leave(self, node: int, life: int, how: str) -> None:
         """Report to a scheduler that this life of a node has ended, from any thread.
 
         It notices by itself when a connection breaks; a worker may end before it has one.
         """
-        with suppress(OSError):
-            self._outside.send(encode(Leave(node, 0, how, life))[0])
+        self._notify((node, life, how))
+
+    def _notify(self, notice: tuple[int, int, str] | None) -> None:
+        self._notices.append(notice)
+        with suppress(OSError):  # it has stopped
+            self._outside.send(b"!")
 
     def run(self) -> None:
         """Serve in this thread until :meth:`stop`.
@@ -205,10 +207,11 @@ class Service:
         if self._session is None:
             self.report("listens", endpoint)
         else:
-            self._session.endpoint = endpoint
+            register = self._session.register(endpoint)
+            self._registering = Asking(register, node.scheduler)
             self._chief = self._line(node.endpoint(node.scheduler), node.heartbeat_timeout)
             self._poller.register(self._chief.ends.socket, zmq.POLLIN)
-            self._deliver([self._session.register()])
+            self._chief.send([register])
 
     def _line(self, endpoint: str, heartbeat_timeout: float = 0.0) -> Line:
         """The connection to the scheduler, or to the server that is this one's backup."""
@@ -233,24 +236,21 @@ class Service:
         return self._inside.fileno() not in ready or not self._is_stopped()
 
     def _is_stopped(self) -> bool:
-        """Handle a message from another thread."""
-        message = self._inside.recv(1 << 16)
-        if message != _STOP and self._scheduler is not None:
-            for leave in decode([message]).messages:
-                assert isinstance(leave, Leave)
-                self._deliver(self._scheduler.handle(leave))
-        return message == _STOP
+        """Handle a notice of another thread."""
+        self._inside.recv(1)
+        notice = self._notices.popleft()
+        if notice is not None:
+            self._deliver(self._machine.leave(*notice))
+        return notice is None
 
     def _ask_around(self, session: ServerSession, ready: dict[Any, int]) -> None:
         """Handle what comes from the scheduler or the backup; report a scheduler that is lost."""
         for line in [line for line in self._lines.values() if line.socket in ready]:
             for answer in line.receive():
                 assert isinstance(answer, Answer)
-                found = session.hear(answer)
-                if self._registering is not None and session.begun:
+                if isinstance(answer, AddressBook):
                     self._registering.answered(answer)
-                    self._registering = None
-                self._deliver(found)
+                self._deliver(session.hear(answer))
         if self._chief.ends.socket in ready and any(self._chief.ends.changes()):
             self.report("missed", (self.node.scheduler, 0))
 
@@ -279,14 +279,11 @@ class Service:
             pass
         names, self._peers.broken = self._peers.broken, []
         for peer in filter(None, map(self._peers.forget, names)):
-            if self._scheduler is not None:
-                leave = Leave(peer.node, 0, BROKEN, peer.life)
-                self._deliver(self._scheduler.handle(leave))
+            self._deliver(self._machine.leave(peer.node, peer.life, BROKEN))
 
     def _serve(self, frames: list[Any]) -> list[Message]:
         """The answers to a batch of requests; what cannot be read is ignored."""
-        machine, peer = self._session or self._scheduler, self._peers.at(frames[0])
-        assert machine is not None
+        machine, peer = self._machine, self._peers.at(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange.borrow)
             requests = self._checked(batch.messages)
@@ -342,10 +339,7 @@ class Service:
         letters: dict[int, list[Message]] = {}
         copies: list[Message] = []
         for message in messages:
-            if isinstance(message, Register):
-                self._registering = Asking(message, self.node.scheduler)
-                self._chief.send([message])
-            elif isinstance(message, Copy):
+            if isinstance(message, Copy):
                 copies.append(message)
             elif message.node in self._peers.ways:
                 self._notes.answering(message)

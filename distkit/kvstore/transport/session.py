@@ -104,7 +104,6 @@ class ServerSession:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.endpoint = node.endpoint(node.id)  # where it listens
         self.begun = False  # the address book is here
         self.refusal = ""  # why it serves nobody any more
         self.stores: dict[int, KVServer] = {}
@@ -114,9 +113,9 @@ class ServerSession:
         self._departed: list[Departed] = []  # workers
         self._early: list[tuple[Request, int]] = []
 
-    def register(self) -> Register:
+    def register(self, endpoint: str) -> Register:
         """The server's own request to the scheduler, with the endpoint it listens on."""
-        return Register(self.node.id, 0, self.endpoint, pid=os.getpid())
+        return Register(self.node.id, 0, endpoint, pid=os.getpid())
 
     def handle(self, request: Request, to: int) -> list[Message]:
         """Answer a worker's request to server ``to``, or a server whose backup this is."""
@@ -195,6 +194,10 @@ class ServerSession:
         return self.stores[server]
 
     # -- others that end --------------------------------------------------------
+
+    def leave(self, node: int, life: int, how: str) -> list[Message]:
+        """The connection of a node has broken: if it has ended, the scheduler says so."""
+        return []
 
     def bye(self, node: int, last: int) -> list[Message]:
         """A node has ended in order: its work is done, and this was its last request."""

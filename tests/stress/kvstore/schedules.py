@@ -22,7 +22,6 @@ from distkit.kvstore.protocol.messages import (
     Departed,
     Error,
     Init,
-    Leave,
     Message,
     Pull,
     Push,
@@ -47,6 +46,10 @@ MODES = ("dist_sync", "dist_async")
 LENGTH = 40
 
 
+class Ended(Message):
+    """The end of a process, as the scheduler notices it: after all that the process has sent."""
+
+
 class Network:
     """Processes and the ordered connections between them.
 
@@ -61,7 +64,7 @@ class Network:
         self.queues: dict[tuple[int, int], deque[tuple[Message, int]]] = defaultdict(deque)
         self.inbox: dict[int, list[Message]] = defaultdict(list)
         for n, session in self.sessions.items():
-            self.send(n, SCHEDULER, session.register())
+            self.send(n, SCHEDULER, session.register(""))
         for worker in range(W):
             self.send(worker, SCHEDULER, Register(worker, 0, "", self.terms))
         self.deliver_all()
@@ -83,13 +86,19 @@ class Network:
         if dst < W:
             self.inbox[dst].append(message)
         elif dst == SCHEDULER:
-            assert isinstance(message, Request)
-            for answer in self.scheduler.handle(message):
+            for answer in self._scheduled(message):
                 self.send(SCHEDULER, answer.node, answer)
         elif isinstance(message, Request):
             self._send_all(dst, self.sessions[dst].handle(message, to))
         elif isinstance(message, Answer):
             self._send_all(dst, self.sessions[dst].hear(message))
+
+    def _scheduled(self, message: Message) -> list[Answer]:
+        """The scheduler's answers to a request, or to the end of its sender."""
+        if isinstance(message, Ended):
+            return self.scheduler.leave(message.node, 0, "signal SIGKILL")
+        assert isinstance(message, Request)
+        return self.scheduler.handle(message)
 
     def _send_all(self, server: int, messages: list[Message]) -> None:
         for m in messages:
@@ -109,11 +118,11 @@ class Network:
         for src, dst in [*self.queues]:
             if dst == server:
                 self.queues[src, dst].clear()
-        self.send(server, SCHEDULER, Leave(server, 0, "signal SIGKILL", 0))
+        self.send(server, SCHEDULER, Ended(server, 0))
 
     def leave(self, worker: int) -> None:
         """End a worker's process."""
-        self.send(worker, SCHEDULER, Leave(worker, 0, "signal SIGKILL", 0))
+        self.send(worker, SCHEDULER, Ended(worker, 0))
 
     def store(self, server: int) -> KVServer | None:
         """The store of a server's values, wherever it is."""
