@@ -137,7 +137,7 @@ def test_what_is_lent_is_not_sent() -> None:
     value = pool.empty(LARGE, torch.float32).fill_(7)
     frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), lend=near.lend)
     assert len(frames) == 1
-    (push,), *_ = decode(frames, far.borrow)
+    (push,) = decode(frames, far.borrow).messages
     assert push.value.shape == (LARGE - 10,)
     assert push.value.sum() == 7 * (LARGE - 10)
     assert far.given_up() == []

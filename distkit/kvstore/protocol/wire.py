@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from msgspec import MsgspecError, Struct
+from msgspec import MsgspecError
 from msgspec.msgpack import Decoder, Encoder
 from torch import Tensor
 
@@ -48,15 +48,15 @@ _AnyMessage = (
 
 
 class Batch(NamedTuple):
-    """Messages that travel together.
+    """Messages that travel together: the header of a letter.
 
-    ``back`` numbers what was lent before (:mod:`.memory`); ``to`` is the server that is asked, in
-    whose place another may answer.
+    ``to`` is the server that is asked, in whose place another may answer; ``back`` numbers what was
+    lent before (:mod:`.memory`).
     """
 
-    messages: list[Message]
-    back: list[int]
     to: int
+    back: list[int]
+    messages: list[_AnyMessage]
 
 
 def encode(
@@ -100,7 +100,7 @@ def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
     try:
         header, *_reader.large = frames
         _reader.borrow = borrow
-        letter = _reader.decoder.decode(header)
+        batch: Batch = _reader.decoder.decode(header)
         if _reader.large:
             raise ValueError("more frames than the header has tensors for")
     except _MALFORMED as e:
@@ -110,15 +110,7 @@ def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
         ) from None
     finally:
         _reader.large, _reader.borrow = [], None
-    return Batch([*letter.messages], letter.back, letter.to)
-
-
-class _Letter(Struct, array_like=True, forbid_unknown_fields=True):
-    """A header; its fields are those of :class:`Batch`."""
-
-    to: int
-    back: list[int]
-    messages: list[_AnyMessage]
+    return batch
 
 
 #: What malformed bytes lead to.
@@ -140,7 +132,7 @@ class _Reader(threading.local):
     def __init__(self) -> None:
         self.large: list[Frame] = []
         self.borrow: Borrow | None = None
-        self.decoder = Decoder(_Letter, dec_hook=self._tensor)
+        self.decoder = Decoder(Batch, dec_hook=self._tensor)
 
     def _tensor(self, kind: type, told: Any) -> Tensor:
         """A tensor: in the header, in the next large frame, or lent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -308,7 +308,7 @@ class Service:
                 answers.append(error(request, text))
         return answers
 
-    def _checked(self, messages: list[Message]) -> list[Request]:
+    def _checked(self, messages: Sequence[Message]) -> list[Request]:
         """The requests of one node of this cluster.
 
         Raises:
