@@ -30,47 +30,32 @@ _HOW = ("params", "foreach", "fused", "capturable", "differentiable")
 _NOT = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
-class _SGD:
-    """MXNet's; without torch.optim, whose first optimizer takes seconds of imports."""
+class _SGD(torch.optim.Optimizer):
+    """MXNet's, of one weight. It omits the constructor of torch's, which imports for seconds."""
 
     def __init__(
-        self, params: Any, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0
+        self,
+        params: list[Tensor],
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
     ) -> None:
-        self.group: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-        }
+        self.defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        self.param_groups = [{"params": params, **self.defaults}]
         self._momentum: Tensor | None = None
 
-    def after(self, w: Tensor, g: Tensor) -> Tensor:
-        """The next weight, a new tensor."""
-        group = self.group
+    def step(self, closure: Any = None) -> Any:
+        """Give the weight a new tensor."""
+        (group,) = self.param_groups
+        (weight,) = group["params"]
+        w, g, scale = weight.data, weight.grad, -group["lr"]
         if group["weight_decay"]:
             g = g.add(w, alpha=group["weight_decay"])
-        if not group["momentum"]:
-            return torch.add(w, g, alpha=-group["lr"], out=empty_like(w))
-        if self._momentum is None:
-            self._momentum = torch.zeros_like(w)
-        m = self._momentum.mul_(group["momentum"]).sub_(g, alpha=group["lr"])
-        return torch.add(w, m, out=empty_like(w))
-
-
-class _Torch:
-    """An optimizer of torch.optim, of one weight."""
-
-    def __init__(self, kind: Any, like: Tensor, options: Mapping[str, Any]) -> None:
-        self._weight = torch.empty_like(like)
-        self.optimizer: torch.optim.Optimizer = kind([self._weight], **options)
-        self.group = self.optimizer.param_groups[0]
-
-    def after(self, w: Tensor, g: Tensor) -> Tensor:
-        """The next weight, a new tensor."""
-        mine = self._weight
-        mine.data, mine.grad = empty_like(w).copy_(w), g
-        self.optimizer.step()
-        mine.grad = None
-        return mine.data
+        if group["momentum"]:
+            if self._momentum is None:
+                self._momentum = torch.zeros_like(w)
+            g, scale = self._momentum.mul_(group["momentum"]).add_(g, alpha=scale), 1
+        weight.data = torch.add(w, g, alpha=scale, out=empty_like(w))
 
 
 _TORCH: dict[str, Any] = {
@@ -189,19 +174,11 @@ class Updater:
     def __init__(self, spec: OptimizerSpec, value: Tensor) -> None:
         wide = spec.options.get("multi_precision") and value.dtype in NARROW
         self._master = value.float() if wide else None  # what is updated, of a narrow value
-        like, kind, self.spec = value if self._master is None else self._master, spec.kind, spec
-        if kind is _SGD:
-            self._rule: _SGD | _Torch = _SGD([], **spec.group)
-        else:
-            self._rule = _Torch(kind, like, spec.group)
+        self._weight = torch.empty_like(value if self._master is None else self._master)
+        self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
+        self._in_place, self.spec = spec.kind is not _SGD, spec
         given = spec.options.get("lr_scheduler")
-        self._scheduler = None if given is None else _scheduler(self._rule, given)
-        self._follow_scheduler()
-
-    def _follow_scheduler(self) -> None:
-        if self._scheduler is not None and isinstance(self._rule, _SGD):
-            now = self._scheduler.optimizer.param_groups[0]
-            self._rule.group = {name: now[name] for name in self._rule.group}
+        self._scheduler = None if given is None else _scheduler(self._optimizer, given)
 
     def follow(self, spec: OptimizerSpec, value: Tensor) -> Updater:
         """This one with changed options, or another if that is not possible."""
@@ -212,7 +189,7 @@ class Updater:
         same = all(self.spec.options.get(n) == spec.options.get(n) for n in kept)
         if spec.kind is not self.spec.kind or self._scheduler is not None or not same:
             return Updater(spec, value)
-        self._rule.group.update(spec.group)
+        self._optimizer.param_groups[0].update(spec.group)
         self.spec = spec
         return self
 
@@ -227,22 +204,22 @@ class Updater:
         g = gradient if gradient.dtype is w.dtype else gradient.to(w.dtype)
         if (scale := self.spec.options.get("rescale_grad", 1)) != 1:
             g = torch.mul(g, scale, out=empty_like(g))
-        new = self._rule.after(w, g)
+        weight = self._weight
+        weight.data, weight.grad = empty_like(w).copy_(w) if self._in_place else w, g
+        self._optimizer.step()
+        weight.grad = None
         if self._scheduler is not None:
-            if isinstance(self._rule, _SGD):
-                self._scheduler.optimizer.step()  # of nothing: schedulers count these
             self._scheduler.step()
-            self._follow_scheduler()
         if self._master is not None:
-            self._master = new
-        return new.to(value.dtype)
+            self._master = weight.data
+        return weight.data.to(value.dtype)
 
 
 def _unscaled(spec: OptimizerSpec) -> dict[str, Any]:
     return {name: value for name, value in spec.options.items() if name != "rescale_grad"}
 
 
-def _scheduler(rule: _SGD | _Torch, given: Any) -> schedulers.LRScheduler:
+def _scheduler(optimizer: torch.optim.Optimizer, given: Any) -> schedulers.LRScheduler:
     if not isinstance(given, list | tuple) or len(given) != 2:
         raise KVStoreError(
             f"lr_scheduler={given!r:.60}: give a name of torch.optim.lr_scheduler and its options, "
@@ -252,10 +229,6 @@ def _scheduler(rule: _SGD | _Torch, given: Any) -> schedulers.LRScheduler:
     kind: Any = getattr(schedulers, str(name), None)
     if not inspect.isclass(kind) or not issubclass(kind, schedulers.LRScheduler):
         raise KVStoreError(f"there is no torch.optim.lr_scheduler.{name}.")
-    if isinstance(rule, _Torch):
-        optimizer = rule.optimizer
-    else:
-        optimizer = torch.optim.SGD([torch.zeros(1)], **rule.group)
     made: schedulers.LRScheduler = kind(optimizer, **options)
     return made
 
