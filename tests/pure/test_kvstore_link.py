@@ -15,6 +15,7 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Pull, Reply
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.link import GOODBYE, ZmqLink
+from distkit.kvstore.transport.memory import Exchange
 from distkit.kvstore.transport.sockets import BROKEN, open_socket
 
 
@@ -58,7 +59,9 @@ def test_an_answer_whose_memory_ended_with_its_sender_is_as_good_as_lost(
     name, *_ = server.recv_multipart()
     nowhere = [1 if lives else 2**22 + 1, 2**20, 4, 0, 4_000, 0]
     value = Reply(0, 7, value=torch.zeros(1_000))
-    server.send_multipart([name, *encode(value, lend=lambda _: nowhere)])
+    exchange = Exchange(None, writable=False)
+    exchange.lend = lambda _: nowhere
+    server.send_multipart([name, *encode(value, exchange=exchange)])
     if lives:
         with pytest.raises(KVStoreError, match="cannot be opened"):
             while True:

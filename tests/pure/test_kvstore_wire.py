@@ -135,9 +135,9 @@ def test_what_is_lent_is_not_sent() -> None:
     pool = Pool()
     near, far = Exchange(pool, writable=False), Exchange(pool, writable=False)
     value = pool.empty(LARGE, torch.float32).fill_(7)
-    frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), lend=near.lend)
+    frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), exchange=near)
     assert len(frames) == 1
-    (push,) = decode(frames, far.borrow).messages
+    (push,) = decode(frames, far).messages
     assert push.value.shape == (LARGE - 10,)
     assert push.value.sum() == 7 * (LARGE - 10)
     assert far.given_up() == []
@@ -173,7 +173,7 @@ def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
     for place in hostile_places():
         said = said_of("uint8", *place)
         with pytest.raises(KVStoreError):
-            decode([said], Exchange(POOL, writable=False).borrow)
+            decode([said], Exchange(POOL, writable=False))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")

@@ -8,7 +8,7 @@ executed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -20,12 +20,9 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.placement import DTYPES, dtype_name
-from distkit.kvstore.transport.memory import LARGE, over
+from distkit.kvstore.transport.memory import LARGE, Exchange, over
 
 Frame: TypeAlias = "bytes | memoryview"
-#: Where another process finds a tensor (see :meth:`.memory.Exchange.lend`), and the way back.
-Lend: TypeAlias = "Callable[[Tensor], list[int] | None]"
-Borrow: TypeAlias = "Callable[[list[int]], memoryview]"
 
 #: Every message that travels.
 _AnyMessage = (
@@ -59,15 +56,12 @@ class Batch(NamedTuple):
     messages: list[_AnyMessage]
 
 
-def encode(
-    *messages: Message, back: Sequence[int] = (), lend: Lend = lambda tensor: None, to: int = 0
-) -> list[Frame]:
+def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) -> list[Frame]:
     r"""Messages as frames, at least one.
 
     Args:
         messages: to one node.
-        back: numbers of what that node has lent, and gets back.
-        lend: tells where the node finds a tensor; None if it must be sent.
+        exchange: lends tensors to that node; without it all are sent.
         to: the server that is asked.
 
     >>> encode(messages.Pull(1, 2, "w"))
@@ -77,29 +71,31 @@ def encode(
 
     def enclose(tensor: Any) -> list[Any]:
         name = dtype_name(tensor)
-        if (where := lend(tensor)) is not None:
+        where = None if exchange is None else exchange.lend(tensor)
+        if where is not None:
             return [name, *where]
         if tensor.nbytes < LARGE:
             return [name, _buffer(tensor)]
         large.append(_buffer(tensor))
         return [name]
 
+    back = [] if exchange is None else exchange.given_up()
     return [Encoder(enc_hook=enclose).encode((to, back, messages)), *large]
 
 
-def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
+def decode(frames: Sequence[Frame], exchange: Exchange | None = None) -> Batch:
     """The messages in these frames; large tensors lie in the frames' memory, or in borrowed.
 
     Args:
         frames: as :func:`encode` made them.
-        borrow: opens what is lent; None where nothing is.
+        exchange: opens what is lent; None where nothing is.
 
     Raises:
         KVStoreError: malformed in any way.
     """
     try:
         header, *_reader.large = frames
-        _reader.borrow = borrow
+        _reader.exchange = exchange
         batch: Batch = _reader.decoder.decode(header)
         if _reader.large:
             raise ValueError("more frames than the header has tensors for")
@@ -109,7 +105,9 @@ def decode(frames: Sequence[Frame], borrow: Borrow | None = None) -> Batch:
             "Let only nodes of one cluster, with one version of distkit, use its folder."
         ) from None
     finally:
-        _reader.large, _reader.borrow = [], None
+        _reader.large, _reader.exchange = [], None
+    if exchange is not None:
+        exchange.take_back(batch.back)
     return batch
 
 
@@ -131,7 +129,7 @@ class _Reader(threading.local):
 
     def __init__(self) -> None:
         self.large: list[Frame] = []
-        self.borrow: Borrow | None = None
+        self.exchange: Exchange | None = None
         self.decoder = Decoder(Batch, dec_hook=self._tensor)
 
     def _tensor(self, kind: type, told: Any) -> Tensor:
@@ -141,9 +139,9 @@ class _Reader(threading.local):
         if data is None:
             data = self.large.pop(0)
         elif type(data) is not bytes:
-            if self.borrow is None or {*map(type, where)} != {int}:
+            if self.exchange is None or {*map(type, where)} != {int}:
                 raise ValueError(f"a tensor that is lent at {where!r:.40}")
-            data = self.borrow(where)
+            data = self.exchange.borrow(where)
         tensor = over(data, dtype)
         aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames lie anywhere
         return tensor if aligned else tensor.clone()

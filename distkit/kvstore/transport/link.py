@@ -47,9 +47,7 @@ class Line:
 
     def send(self, messages: Iterable[Message], to: int = 0) -> None:
         """Send a batch for node ``to``."""
-        exchange = self.exchange
-        frames = encode(*messages, back=exchange.given_up(), lend=exchange.lend, to=to)
-        send(self.socket, frames)
+        send(self.socket, encode(*messages, exchange=self.exchange, to=to))
 
     def receive(self) -> Iterator[Message]:
         """All messages that are here; those whose memory ended with their sender are lost.
@@ -59,9 +57,7 @@ class Line:
         """
         while (frames := receive(self.socket)) is not None:
             with suppress(MemoryGone):
-                batch = decode([f.buffer for f in frames], self.exchange.borrow)
-                self.exchange.take_back(batch.back)
-                yield from batch.messages
+                yield from decode([f.buffer for f in frames], self.exchange).messages
 
 
 class ZmqLink:

@@ -285,14 +285,13 @@ class Service:
         """The answers to a batch of requests; what cannot be read is ignored."""
         machine, peer = self._machine, self._peers.at(frames[0])
         try:
-            batch = decode([frame.buffer for frame in frames[1:]], peer.exchange.borrow)
+            batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
             requests = self._checked(batch.messages)
         except KVStoreError as e:
             peer.gone |= isinstance(e, MemoryGone)
             return []
         if peer.gone:
             return []
-        peer.exchange.take_back(batch.back)
         if not requests:  # a goodbye
             last = self._peers.forget(peer.identity)
             return [] if last is None else [*machine.bye(last.node, last.last)]
@@ -348,5 +347,5 @@ class Service:
             self._line(self._session.endpoints[self._session.backup.to]).send(copies)
         for node, letter in letters.items():
             peer = self._peers.ways[node]
-            back, lend = peer.exchange.given_up(), peer.exchange.lend
-            send(self._router, [peer.identity, *encode(*letter, back=back, lend=lend)])
+            frames = encode(*letter, exchange=peer.exchange)
+            send(self._router, [peer.identity, *frames])
