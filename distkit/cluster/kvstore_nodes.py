@@ -47,7 +47,7 @@ class Nodes:
         self._places, self._heartbeat_timeout = places, heartbeat_timeout
         self.closed = self._begun = self._recording = False
         self._starting = threading.Lock()
-        self._chief: futures.Future[str] = futures.Future()  # where the scheduler listens
+        self._endpoint: futures.Future[str] = futures.Future()  # where the scheduler listens
         self.children: dict[int, Child] = {}
         self._losses: Counter[int] = Counter()  # of each server, before the run has begun
         self.lost: int | None = None  # exit status of the scheduler, if it ended before that
@@ -67,7 +67,7 @@ class Nodes:
             scheduler = max(self.roles)
             if self._places:  # the others have to know where it listens
                 self._fork([scheduler])
-                self._await_chief(self.children[scheduler])
+                self._await_scheduler(self.children[scheduler])
             self._fork(self.roles.keys() - self.children.keys())
 
     def _fork(self, nodes: Iterable[int]) -> None:
@@ -93,10 +93,10 @@ class Nodes:
             "recording": self._recording,
         }
 
-    def _await_chief(self, child: Child) -> None:
+    def _await_scheduler(self, child: Child) -> None:
         """Wait until the scheduler reports where it listens to other machines."""
-        child.on_exit(lambda status: self._set_chief(""))
-        if not self._chief.result():
+        child.on_exit(lambda status: self._set_endpoint(""))
+        if not self._endpoint.result():
             log = Path(self._folder, "scheduler-0.log")  # from there
             said = log.read_text().splitlines()[-1:] if log.exists() else []
             raise StartError(
@@ -104,9 +104,9 @@ class Nodes:
                 f"before it could listen to the other machines. {''.join(said)}"
             )
 
-    def _set_chief(self, endpoint: str) -> None:
+    def _set_endpoint(self, endpoint: str) -> None:
         with suppress(futures.InvalidStateError):  # it has ended after it listened
-            self._chief.set_result(endpoint)
+            self._endpoint.set_result(endpoint)
 
     def place(self, node: int) -> Place | None:
         """The other machine on which a server or the scheduler is; None: it is here."""
@@ -132,7 +132,9 @@ class Nodes:
             life=life,
             heartbeat_timeout=self._heartbeat_timeout,
             address="" if place is None else place.server.facts["address"],
-            chief=self._chief.result() if place is not None and self._chief.done() else "",
+            scheduler_endpoint=self._endpoint.result()
+            if place is not None and self._endpoint.done()
+            else "",
         )
 
     def _ended(self, node: int, status: int) -> None:
@@ -170,7 +172,7 @@ class Nodes:
         if kind == "flushed":
             self._flushed.release()
         elif kind == "listens":
-            self._set_chief(what)
+            self._set_endpoint(what)
         elif kind == "begun":
             self._begun = True
         else:

@@ -72,16 +72,19 @@ def init(node: int = 0) -> Init:
 def test_requests_that_overtake_the_address_book_are_kept() -> None:
     shard = ServerSession(NODE)
     assert shard.handle(init(), 2) == []
-    (reply,) = shard.hear(book())
+    (reply,) = shard.handle_answer(book())
     assert isinstance(reply, Reply)
 
 
 def test_a_failed_backup_is_reported_to_every_worker_that_asks() -> None:
     shard = ServerSession(NODE)
-    shard.hear(book(replication=2))
+    shard.handle_answer(book(replication=2))
     (copy,) = shard.handle(init(), 2)
     assert isinstance(copy, Copy)
-    answers = [*shard.hear(error(copy, "server 1 is out of memory")), *shard.handle(init(1), 2)]
+    answers = [
+        *shard.handle_answer(error(copy, "server 1 is out of memory")),
+        *shard.handle(init(1), 2),
+    ]
     assert [(type(a), a.node) for a in answers] == [(Error, 0), (Error, 1)]
     assert all("server 0 cannot go on: server 1 is out of memory" in a.text for a in answers)
 

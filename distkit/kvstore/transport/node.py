@@ -23,7 +23,7 @@ class Node:
             and none before half of it. Heartbeats come from ZeroMQ's own thread: a process that
             computes, whatever lock it holds, goes on sending them.
         address: where nodes have several hosts: of this host's interface that leads to the others.
-        chief: where the scheduler listens, if that is another host.
+        scheduler_endpoint: of the scheduler, if that is on another host.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -38,7 +38,7 @@ class Node:
     life: int = 0
     heartbeat_timeout: float = 30.0
     address: str = ""
-    chief: str = ""
+    scheduler_endpoint: str = ""
 
     @property
     def id(self) -> int:
@@ -66,8 +66,8 @@ class Node:
 
     def endpoint(self, node: int) -> str:
         """The endpoint of a server of this host, or of the scheduler."""
-        if self.chief and node == self.scheduler:
-            return self.chief
+        if self.scheduler_endpoint and node == self.scheduler:
+            return self.scheduler_endpoint
         return f"ipc://{self.path(node)}"
 
     def way(self, endpoint: str) -> str:

@@ -170,7 +170,7 @@ class Scheduler:
         ]
         return [*notices, *(self._pass() if self.begun else self._introduce())]
 
-    def bye(self, node: int, last: int) -> list[Answer]:
+    def finish(self, node: int, last: int) -> list[Answer]:
         """A node has ended in order: no barrier waits for it."""
         if node not in self.present:
             return []

@@ -85,24 +85,24 @@ class Peers:
         """The node at the other end of the connection whose name this frame is."""
         name = bytes(frame.buffer)
         if name not in self._peers:
-            self.look()
+            self.find_broken()
             self._descriptors[connection(frame)] = name
             pool = None if from_afar(frame) else self._pool
             self._peers[name] = Peer(name, Exchange(pool, writable=True))
         return self._peers[name]
 
-    def know(self, peer: Peer, latest: Request) -> None:
+    def update(self, peer: Peer, latest: Request) -> None:
         """It is the node that asked this."""
         peer.node, peer.last = latest.node, latest.number
         way = self.ways.get(peer.node)
         if way is None or way.life <= peer.life:
             self.ways[peer.node] = peer
 
-    def look(self) -> None:
+    def find_broken(self) -> None:
         """The connections that have ended: read before a new one may reuse a descriptor."""
         self.broken += [self._descriptors.pop(d, b"") for d in self._ends.broken()]
 
-    def forget(self, name: bytes) -> Peer | None:
+    def remove(self, name: bytes) -> Peer | None:
         """Nothing more comes by this connection: its node, unless that has another."""
         peer = self._peers.pop(name, None)
         if peer is None or self.ways.get(peer.node) is not peer:
@@ -209,9 +209,9 @@ class Service:
         else:
             register = self._session.register(endpoint)
             self._registering = Asking(register, node.scheduler)
-            self._chief = self._line(node.endpoint(node.scheduler), node.heartbeat_timeout)
-            self._poller.register(self._chief.ends.socket, zmq.POLLIN)
-            self._chief.send([register])
+            self._to_scheduler = self._line(node.endpoint(node.scheduler), node.heartbeat_timeout)
+            self._poller.register(self._to_scheduler.ends.socket, zmq.POLLIN)
+            self._to_scheduler.send([register])
 
     def _line(self, endpoint: str, heartbeat_timeout: float = 0.0) -> Line:
         """The connection to the scheduler, or to the server that is this one's backup."""
@@ -226,13 +226,13 @@ class Service:
         """Wait for messages and answer them; False when asked to stop."""
         ready = dict(self._poller.poll())
         if self._ends.socket in ready:
-            self._peers.look()
+            self._peers.find_broken()
         if self._router in ready:
             self._serve_all()
         if self._peers.broken:
-            self._bury()
+            self._remove_broken()
         if self._session is not None:
-            self._ask_around(self._session, ready)
+            self._receive_answers(self._session, ready)
         return self._inside.fileno() not in ready or not self._is_stopped()
 
     def _is_stopped(self) -> bool:
@@ -243,15 +243,15 @@ class Service:
             self._deliver(self._machine.leave(*notice))
         return notice is None
 
-    def _ask_around(self, session: ServerSession, ready: dict[Any, int]) -> None:
+    def _receive_answers(self, session: ServerSession, ready: dict[Any, int]) -> None:
         """Handle what comes from the scheduler or the backup; report a scheduler that is lost."""
         for line in [line for line in self._lines.values() if line.socket in ready]:
             for answer in line.receive():
                 assert isinstance(answer, Answer)
                 if isinstance(answer, AddressBook):
                     self._registering.answered(answer)
-                self._deliver(session.hear(answer))
-        if self._chief.ends.socket in ready and any(self._chief.ends.changes()):
+                self._deliver(session.handle_answer(answer))
+        if self._to_scheduler.ends.socket in ready and any(self._to_scheduler.ends.changes()):
             self.report("missed", (self.node.scheduler, 0))
 
     # -- those who ask ----------------------------------------------------------
@@ -270,7 +270,7 @@ class Service:
         self._deliver(answers)
         return frames is not None
 
-    def _bury(self) -> None:
+    def _remove_broken(self) -> None:
         """Read what ended connections still hold; the nodes without a goodbye count as dead.
 
         The scheduler tells the others, servers too.
@@ -278,7 +278,7 @@ class Service:
         while self._serve_all():
             pass
         names, self._peers.broken = self._peers.broken, []
-        for peer in filter(None, map(self._peers.forget, names)):
+        for peer in filter(None, map(self._peers.remove, names)):
             self._deliver(self._machine.leave(peer.node, peer.life, BROKEN))
 
     def _serve(self, frames: list[Any]) -> list[Message]:
@@ -293,9 +293,9 @@ class Service:
         if peer.gone:
             return []
         if not requests:  # a goodbye
-            last = self._peers.forget(peer.identity)
-            return [] if last is None else [*machine.bye(last.node, last.last)]
-        self._peers.know(peer, requests[-1])
+            last = self._peers.remove(peer.identity)
+            return [] if last is None else [*machine.finish(last.node, last.last)]
+        self._peers.update(peer, requests[-1])
         answers: list[Message] = []
         for request in requests:
             self._notes.arrived(request)

@@ -124,7 +124,7 @@ class ServerSession:
             return []
         return self._serve(request, to)
 
-    def hear(self, answer: Answer) -> list[Message]:
+    def handle_answer(self, answer: Answer) -> list[Message]:
         """Handle an answer of the scheduler, or of the backup."""
         match answer:
             case AddressBook():
@@ -160,7 +160,7 @@ class ServerSession:
 
     def _serve(self, request: Request, to: int) -> list[Message]:
         if isinstance(request, Copy):
-            return self._follow(request)
+            return self._apply_copy(request)
         if self.refusal:
             return [error(request, self.refusal)]
         if to != self.node.id:
@@ -170,7 +170,7 @@ class ServerSession:
 
     # -- as a backup ------------------------------------------------------------
 
-    def _follow(self, copy: Copy) -> list[Message]:
+    def _apply_copy(self, copy: Copy) -> list[Message]:
         """Do as the primary did; its answers are the primary's to give.
 
         Copies from a server in whose place this one serves are acknowledged to nobody.
@@ -199,7 +199,7 @@ class ServerSession:
         """The connection of a node has broken: if it has ended, the scheduler says so."""
         return []
 
-    def bye(self, node: int, last: int) -> list[Message]:
+    def finish(self, node: int, last: int) -> list[Message]:
         """A node has ended in order: its work is done, and this was its last request."""
         if not self.begun or node >= self.node.workers:
             return []

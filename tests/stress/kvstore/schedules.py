@@ -91,7 +91,7 @@ class Network:
         elif isinstance(message, Request):
             self._send_all(dst, self.sessions[dst].handle(message, to))
         elif isinstance(message, Answer):
-            self._send_all(dst, self.sessions[dst].hear(message))
+            self._send_all(dst, self.sessions[dst].handle_answer(message))
 
     def _scheduled(self, message: Message) -> list[Answer]:
         """The scheduler's answers to a request, or to the end of its sender."""
