@@ -48,7 +48,7 @@ def test_the_example_is_a_view_of_sixty_lines(example) -> None:
         widths = [width for _, _, width in found]
         assert widths == sorted(widths) and found[-1][1] is None
         assert widths[-1] == pytest.approx(680 * sent[lane] / max(sent), abs=0.1)
-    rows = [f"  rank {rank}  {human_bytes(n)}" for rank, n in enumerate(sent)]
+    rows = [f"  rank {rank} has sent {human_bytes(n)}" for rank, n in enumerate(sent)]
     assert repr(view).splitlines() == ["Bytes sent", *rows]
     assert ET.fromstring(view._svg()).tag.endswith("svg")
     assert "nobody sent a message" in names["BytesSent"](Trace())._svg()

@@ -8,7 +8,7 @@ import { d3 } from "./vendor/d3.js";
 export const order = d3.bisector((x) => x); // of sorted numbers
 
 // Whether time goes in these, and not in seconds.
-export const counted = (unit) => unit === "round" || unit === "step";
+export const counted = (unit) => unit !== "";
 
 // Of sorted keyframes the next or the previous one.
 export function beyond(keyframes, keyframe, by) {
@@ -108,7 +108,7 @@ export class List {
     if (said === this.said) return;
     Object.assign(this, { rows, script, said });
     this.name.textContent = name;
-    const groups = [...new Set(rows.map(([, group]) => group))];
+    const groups = [...new Set(rows.flatMap(([, some]) => some))];
     const chosen = this.select.value;
     this.select.replaceChildren(h("option", { value: "" }, all),
       ...groups.map((group) => h("option", { value: group }, group)));
@@ -119,7 +119,7 @@ export class List {
 
   #fill() {
     const { rows, select: { value: only } } = this;
-    const shown = rows.filter(([, group]) => !only || group === only);
+    const shown = rows.filter(([, some]) => !only || [some].flat().includes(only));
     const none = h("li", { class: "dkm-none" }, "none yet");
     this.list.replaceChildren(...shown.length ? shown.map((row) => this.#row(row)) : [none]);
     this.keyframes = shown.map(([keyframe]) => keyframe);

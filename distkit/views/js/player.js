@@ -15,6 +15,7 @@ export class Script {
     // nothing moves after the last, unless something never ends
     const last = this.ends.length < keyframes.length ? end : Math.max(start, ...this.ends.slice(-1));
     Object.assign(this, { start, end, keyframes, last });
+    this.first = this.at(start); // 0: there is nothing before the first keyframe
   }
 
   // The latest keyframe that has ended; -1: none has.
@@ -23,7 +24,7 @@ export class Script {
   }
 
   beside(i, by) {
-    return clamp(i + by, -1, this.keyframes.length - 1);
+    return clamp(i + by, this.first, this.keyframes.length - 1);
   }
 }
 
@@ -155,8 +156,8 @@ export class Bar {
       "aria-label": "time" });
     this.clock = h("output", { class: "dk-clock" });
     const [back, next] = [() => player.step(-1), () => player.step(1)];
-    this.buttons = [tool("back", "previous message (←)", "left", back), this.play,
-      tool("next", "next message (→)", "right", next), this.speeds];
+    this.buttons = [tool("back", "back (←)", "left", back), this.play,
+      tool("next", "next (→)", "right", next), this.speeds];
     this.speeds.addEventListener("change", () => { player.speed = Number(this.speeds.value); });
     this.scrub.addEventListener("input", () => {
       const { start, end } = player.script;
@@ -187,10 +188,10 @@ export class Bar {
   typed(e, more) {
     if (modified(e) || ["Tab", "Escape", "Enter"].includes(e.key)) return;
     e.stopPropagation(); // JupyterLab has other uses for these keys
-    if (e.target.closest("select, input") || (e.key === " " && e.target.closest("button"))) return;
+    if (e.target.closest("select") || (e.key === " " && e.target.closest("button"))) return;
     const { player } = this;
     const [play, next, back] = [() => player.toggle(), () => player.step(1), () => player.step(-1)];
     obey(e, { " ": play, p: play, n: next, b: back, ArrowRight: next, ArrowLeft: back,
-      Home: () => player.go(-1), End: () => player.seek(player.script.end), ...more }[e.key]);
+      Home: () => player.go(player.script.first), End: () => player.seek(player.script.end), ...more }[e.key]);
   }
 }

@@ -11,10 +11,10 @@ const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [SHORT, LONG] = [70, 420]; // milliseconds between two ticks, at least and at most
 const WHOLE = 40_000; // milliseconds of a run in which nothing is too short or too long
 const [ROUND, LONGEST] = [1300, 90_000]; // milliseconds of a round, and at most of all
-const [HIGH, LARGE] = [440, 1.4]; // a scene's most pixels in height, and times its own size
+const LARGE = 1.4; // times a scene's own size at most
 const BESIDE_PANELS = 430; // so high beside small pictures
-const KEYS = " Space plays and pauses; arrow right and left go to the next and the previous " +
-  "message, page down and page up along what is beside, Home and End to the ends.";
+const KEYS = " Space plays and pauses; arrow right and left step forward and back, page down and " +
+  "page up along what is beside, Home and End go to the ends.";
 
 // Busy and idle stretches pass at a pace that lets every message be seen, rounds all at the same.
 export function pace({ unit, keyframes, ends, start, end, last }) {
@@ -47,6 +47,10 @@ export function merged(old, patch) {
   return { ...old, ...Object.fromEntries(parts) };
 }
 
+const verdict = ({ word, text, expected }) =>
+  h("li", { class: word === "same" ? "dkv-same" : expected ? "dkv-wrong" : null },
+    h("b", { "aria-hidden": "true" }, word === "same" ? "=" : "≠"), h("span", {}, text));
+
 export class Scene extends Sheet {
   constructor(model, el) {
     const { view, title, keyframes, layers } = model.get("picture");
@@ -62,6 +66,7 @@ export class Scene extends Sheet {
     this.player = new Player(pace, show, () => this.bar.tell(this.root));
     this.bar = new Bar(this.player, SPEEDS, 2000);
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
+    this.verdicts = h("ul", { class: "dkv-verdicts" });
     this.fact = h("p", { class: "dk-fact" });
     this.list = new List((keyframe) => this.player.go(keyframe));
     this.panels = new Panels((keyframe) => this.player.go(this.ofHome(keyframe)));
@@ -78,7 +83,7 @@ export class Scene extends Sheet {
     this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
     this.tools.append(this.legend, this.layers.root);
-    this.body.append(this.empty, this.said, this.all);
+    this.body.append(this.empty, this.said, this.verdicts, this.all);
     this.root.addEventListener("keydown", (e) => this.bar.typed(e, {
       PageDown: () => this.along(1), PageUp: () => this.along(-1), v: () => this.layers.next() }));
     this.clock = this.picture.clock;
@@ -98,7 +103,7 @@ export class Scene extends Sheet {
     if (side) this.side.load(side, styles);
     this.list.load(list, this.script);
     const { width, height } = picture.scene;
-    const high = picture.panels.length ? BESIDE_PANELS : HIGH;
+    const high = picture.panels.length ? BESIDE_PANELS : picture.high;
     const wide = `var(--dk-high, ${high}px) * ${width / height}`; // in a tab less high
     this.field.style.maxWidth = `min(${wide}, ${width * LARGE}px)`;
     this.field.style.setProperty("--dk-left", left);
@@ -162,8 +167,9 @@ export class Scene extends Sheet {
     this.said.textContent = empty ? "" : said;
     this.paint();
     this.list.mark(this.player.keyframe, true);
-    const { who, more } = this.script.keyframes[this.player.keyframe] ?? {};
-    this.spoken.textContent = [who, more, ...this.marks.aloud].filter(Boolean).join("; ");
+    const { who, more, verdicts = [] } = this.script.keyframes[this.player.keyframe] ?? {};
+    const words = [who, more, ...verdicts.map(({ text }) => text), ...this.marks.aloud];
+    this.spoken.textContent = words.filter(Boolean).join("; ");
   }
 
   // A moment.
@@ -173,11 +179,15 @@ export class Scene extends Sheet {
     const amid = counted(script.unit) && time !== script.keyframes[keyframe]?.end; // of the next round
     this.marks.draw(time, player.resting && !amid ? keyframe : -1);
     if (picture.side) this.side.draw(time, -1);
-    const { who = picture.before, more = "", where = "" } = script.keyframes[keyframe] ?? {};
-    const nth = time > 0 ? `${script.unit} ${Math.ceil(time)} of ${script.end}` : "start";
+    const { who = picture.before, more = "", where = "", verdicts = [] } =
+      script.keyframes[keyframe] ?? {};
+    const nth = script.first === 0
+      ? `${script.unit} ${keyframe + 1} of ${script.keyframes.length}`
+      : time > 0 ? `${script.unit} ${Math.ceil(time)} of ${script.end}` : "start";
     this.bar.show(counted(script.unit) ? nth : humanSeconds(time), who);
     const words = [more, where].filter(Boolean).join(" · ");
     this.fact.replaceChildren(h("strong", {}, who), h("span", { title: words || null }, words));
+    this.verdicts.replaceChildren(...[...picture.verdicts, ...verdicts].map(verdict));
     this.list.mark(keyframe);
     this.panels.mark(this.panel + (amid && time > 0 ? 1 : 0)); // the round that the clock names
     this.root.dataset.keyframe = keyframe;

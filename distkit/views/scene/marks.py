@@ -56,9 +56,10 @@ def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -
 
 
 @remembered
-def path(d: str, style: str, *, lane: int = 0) -> Shape:
-    """A line, or an area, in SVG's words."""
-    return "path", style, lane, (("d", d),), ""
+def path(d: str, style: str, *, lane: int = 0, opacity: float = 0) -> Shape:
+    """A line, or an area, in SVG's words; with an opacity where it is not the class's."""
+    more = (("fill-opacity", opacity),) if opacity else ()
+    return "path", style, lane, (("d", d), *more), ""
 
 
 @remembered
@@ -273,10 +274,13 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "start": 0.0,
         "end": last,
         "opening": last,  # the moment that is shown first
+        "high": 440,  # the largest height in the browser [px]
         "keyframes": [],  # what happens: begin, end, who, more, where; in the order of their ends
-        "list": None,  # name, all, rows [keyframe, group, key, part, value, who, others]
+        "verdicts": [],  # of the picture or a keyframe: word, text, expected; drawn above the scene
+        "stills": [],  # moments that the static picture shows: keyframe, height
+        "list": None,  # name, all, rows [keyframe, groups, key, part, value, who, others]
         "scale": [0.0, 1.0],  # from where to where on the scene's width time goes
-        "unit": "",  # of time: "round" or "step", seconds unless given
+        "unit": "",  # of time, such as "round"; seconds unless given
         "before": "before the first message",  # in words, before the first keyframe's end
         "home": 0.0,  # the moment before the first keyframe's end
         "layers": [],  # what the reader chooses among: name, layers that are shown then only

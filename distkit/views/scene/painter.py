@@ -17,7 +17,7 @@ from distkit.views.scene.marks import Shape
 from distkit.views.scene.theme import GRAY, INK, MARKS, WARNING_LIGHT, rank_color
 from distkit.views.scene.values_svg import NEGATIVE, POSITIVE
 
-WIDTH, LEFT, SIDE, LINE, GAP = 960, 16, 200, 20, 20
+WIDTH, LEFT, SIDE, LINE, GAP, STILLS = 960, 16, 200, 20, 20, 5
 SMALL = 'font-size="11"'
 OWN = ("fill-opacity", "font-size")  # what a shape may have otherwise than its class
 
@@ -26,10 +26,30 @@ Box = tuple[float, float, float, float]  # y, height, x, width
 
 
 def to_svg(picture: Json) -> str:
-    """The panels of a picture, or the moment at which it opens, as an SVG document."""
-    panels = picture["panels"]
-    counts = [most for most in (len(panels), 4, 3, 2, 1) if most <= len(panels)]
-    return svg.fitting(_document({**picture, "panels": thinned(panels, n)}) for n in counts)
+    """The panels or stills of a picture, or the moment at which it opens, as an SVG document."""
+    panels, stills = picture["panels"], picture["stills"]
+    most = max(len(panels), min(STILLS, len(stills)))
+    fewer = [
+        {**picture, "panels": thinned(panels, n), "stills": stills[:n]}
+        for n in (most, 4, 3, 2, 1)
+        if n <= most
+    ]
+    upper = [_upper(fewer[-1], part) for part in (0.6, 0.3, 0.1)]
+    return svg.fitting(map(_document, [*fewer, *upper]))
+
+
+def _upper(picture: Json, part: float) -> Json:
+    """The upper part of a picture that is too large."""
+    scene, note = picture["scene"], "the lower part is not drawn here"
+    high = part * scene["height"]
+    marks = [mark for mark in scene["marks"] if mark[5] <= high]
+    return {
+        **picture,
+        "scene": {**scene, "height": high, "marks": marks},
+        "stills": [[keyframe, min(high, tall)] for keyframe, tall in picture["stills"]],
+        "notices": [*picture["notices"], note],
+        "notes": [*picture["notes"], note],
+    }
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
@@ -57,8 +77,13 @@ def _document(picture: Json) -> str:
             y += LINE
     if picture["empty"]:
         return svg.document(WIDTH, y + 10, picture["title"], "".join(parts))
-    drawn, bottom = (_board if picture["panels"] else _opening)(picture, y)
-    return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, drawn]))
+    for verdict in picture["verdicts"]:
+        parts.append(_verdict(24, y, verdict))
+        y += LINE
+    draw = _board if picture["panels"] else _stills if picture["stills"] else _opening
+    drawn, bottom = draw(picture, y)
+    width = picture["scene"]["width"] + 48 if picture["stills"] else WIDTH
+    return svg.document(width, bottom + 14, picture["title"], "".join([*parts, drawn]))
 
 
 def wrapped(words: str, width: float) -> list[str]:
@@ -96,6 +121,38 @@ def _opening(picture: Json, y: float) -> tuple[str, float]:
         parts += _fact(picture, keyframe, LEFT + scene["width"] / 2, bottom + 24)
         bottom += 48
     return "".join(parts), bottom
+
+
+def _stills(picture: Json, y: float) -> tuple[str, float]:
+    """Several moments one below the other; and where they end."""
+    scene, keyframes, parts = picture["scene"], picture["keyframes"], list[str]()
+    for n, high in picture["stills"]:
+        keyframe = keyframes[n]
+        facts = "   ".join(filter(None, [keyframe.get("more"), keyframe.get("where")]))
+        parts += [
+            svg.line(24, y - 6, 24 + scene["width"], y - 6, "#e9ecef", 1),
+            svg.heading(24, y + 16, keyframe["who"], facts, 14),
+        ]
+        y += 36
+        for verdict in keyframe.get("verdicts", ()):
+            parts.append(_verdict(24, y, verdict))
+            y += LINE
+        drawn = body(scene, keyframe["end"], n, joined=True)
+        parts.append(_placed(24, y - 8, drawn))
+        y += high + GAP
+    if len(picture["stills"]) < len(keyframes):
+        words = f"{len(picture['stills'])} of {len(keyframes):,} {picture['unit']}s are drawn here"
+        parts.append(svg.text(24, y, words, GRAY))
+        y += LINE
+    return "".join(parts), y - GAP + 8
+
+
+def _verdict(x: float, y: float, verdict: Json) -> str:
+    """A sign and a sentence."""
+    same, wrong = verdict["word"] == "same", verdict.get("expected")
+    color = "#0b8a66" if same else WARNING_LIGHT if wrong else GRAY
+    sign = svg.text(x, y, "=" if same else "≠", color, 'font-weight="700" font-size="14"')
+    return sign + svg.text(x + 15, y, verdict["text"], INK)
 
 
 def _board(picture: Json, y: float) -> tuple[str, float]:
@@ -158,17 +215,36 @@ def drawing_of(scene: Json, n: int) -> list[Shape]:
 
 
 def to_table(picture: Json) -> str:
-    """A picture's words in the moment at which it opens, line by line, for a terminal."""
+    """A picture's words in its stills or the moment at which it opens, for a terminal."""
+    head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
+    lines = [*filter(None, [picture["empty"]]), *_judged(picture)]
+    for n, _ in picture["stills"]:
+        keyframe = picture["keyframes"][n]
+        lines.append("  ".join(filter(None, map(keyframe.get, ("who", "more", "where")))))
+        lines += [f"  {line}" for line in (*_judged(keyframe), *_words(picture, keyframe["end"]))]
+    if not picture["stills"]:
+        lines += _words(picture, picture["opening"])
+    return "\n  ".join([head, *lines, *flagged(picture)])
+
+
+def _judged(found: Json) -> list[str]:
+    """The verdicts of a picture or a keyframe as text."""
+    return [f"{'=' if v['word'] == 'same' else '≠'} {v['text']}" for v in found.get("verdicts", ())]
+
+
+def _words(picture: Json, time: float) -> list[str]:
+    """What is told aloud of a moment; its text line by line where nothing is."""
     lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
+    aloud = []
     scene = picture["scene"]
-    for _, n, x, y in _shown(scene, picture["opening"]):
-        for tag, _, _, attributes, words in drawing_of(scene, n):
-            if tag == "text":
+    for _, n, x, y in _shown(scene, time):
+        for tag, style, _, attributes, words in drawing_of(scene, n):
+            if style == "aloud":
+                aloud.append(words)
+            elif tag == "text":
                 at = {k: float(str(v).split(" ")[0]) for k, v in attributes if k in ("x", "y")}
                 lines[y + at.get("y", 0)].append((x + at.get("x", 0), words))
-    head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
-    body = ("  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines))
-    return "\n  ".join([head, *filter(None, [picture["empty"]]), *body, *flagged(picture)])
+    return aloud or ["  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines)]
 
 
 def _shown(scene: Json, time: float, keyframe: int = -1) -> Iterator[tuple[int, int, float, float]]:
