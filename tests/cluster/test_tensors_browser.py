@@ -14,6 +14,7 @@ import distkit as dk
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views.tensors.projection import project
+from distkit.views.tensors.scene import draw
 
 
 def said() -> None:
@@ -32,32 +33,31 @@ def trace() -> Trace:
 
 
 def test_the_tensors_of_a_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
+    tab.page.emulate_media(reduced_motion="reduce")
     sheet = Sheet(tab, dk.Tensors(trace), tmp_path / "tensors.html")
-    assert sheet.text(".dkv-what strong") == "all_reduce"
-    assert sheet.texts(".dkv-verdicts li span:last-child")[1] == "the same on all 4 ranks"
-    assert sheet.root.locator(".dkv-card").count() == 4
-    assert sheet.root.locator(".dkv-card .dkv-heat").count() == 8
-    assert sheet.painted(".dkv-heat") and sheet.painted(".dkv-bar")
-    assert "1 × NaN" in sheet.text(".dkv-card[data-rank='0']")
-    assert "NaN" in sheet.root.locator(".dkv-card[data-rank='0'] .dkv-heat >> nth=1").get_attribute(
-        "aria-label"
-    )
+    assert sheet.text(".dk-fact strong") == "all_reduce"
+    assert sheet.texts(".dkv-verdicts li span")[1] == "after: the same on all 4 ranks"
+    assert sheet.root.locator(".mark-late").all_text_contents().count("1 × NaN") == 5
+    assert "NaN" in sheet.root.locator(".mark-cell").all_text_contents()
+    values = sheet.root.locator(".dkm-main title").filter(has_text="−6, −5, −4, −3")
+    assert values.text_content().startswith("12 values, −6 to 5, norm 12.1\n")
 
-    sheet.page.focus(".dkv-slider")
+    sheet.page.focus(".dk-scrub")
     sheet.press("ArrowRight")
-    assert sheet.text(".dkv-what strong") == "broadcast"
+    assert sheet.text(".dk-fact strong") == "broadcast"
     sheet.press("ArrowRight")
-    assert "→" in sheet.text(".dkv-what strong")
+    assert "→" in sheet.text(".dk-fact strong")
     assert sheet.text(".dkv-verdicts").endswith("sent")
-    assert "operation 3 of 26" in sheet.root.locator("> .dk-spoken").text_content()
+    assert sheet.text(".dk-clock") == "operation 3 of 26"
+    assert "values: rank " in sheet.root.locator("> .dk-spoken").text_content()
     sheet.press("End", "ArrowRight", "Home", "ArrowLeft")
-    assert sheet.text(".dkv-what strong") == "all_reduce"
+    assert sheet.text(".dk-fact strong") == "all_reduce"
     assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
-    sheet.drawn(lambda: sheet.root.get_by_role("button", name="next operation").click())
-    assert sheet.text(".dkv-what strong") == "broadcast"
-    sheet.drawn(lambda: sheet.root.locator("select").select_option("3"))
-    sheet.press("End")
-    assert "rank 3" in sheet.text(".dkv-what strong")
+    sheet.drawn(lambda: sheet.root.get_by_role("button", name="next").click())
+    assert sheet.text(".dk-fact strong") == "broadcast"
+    sheet.root.locator(".dkm-list select").select_option("rank 3")
+    sheet.drawn(lambda: sheet.root.locator(".dkm-list li").last.click())
+    assert "rank 3" in sheet.text(".dk-fact strong")
     sheet.fine()
 
 
@@ -79,22 +79,22 @@ def test_a_collective_that_left_the_ranks_different(tab: Any, tmp_path: Path) ->
     view = dk.Tensors(trace.trace(world_size=3))
     sheet = Sheet(tab, view, tmp_path / "tensors.html")
     assert "rank 2 differs from the others, by up to 1" in sheet.text(".dkv-wrong")
-    assert sheet.root.locator(".dkv-off").get_attribute("data-rank") == "2"
-    assert sheet.root.locator(".dkv-sliding").is_hidden()
+    assert sheet.texts(".dkm-who b") == ["2"]
+    assert sheet.root.locator("rect.mark-alarm, path.mark-fresh").count() == 2
     sheet.fine()
 
 
 def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) -> None:
     first = Trace(trace[: len(trace) // 3], trace.info)
     view = dk.Tensors(first)
-    view._data = project(first, live=True)
+    view._live, view._data = True, draw(project(first, live=True))
     sheet = Sheet(tab, view, tmp_path / "tensors.html")
     assert sheet.text(".dk-live") == "live"
-    known = len(view._data["ops"])
-    assert f"operation {known} of {known}" in sheet.text(".dkv-what")
+    known = len(view._data["keyframes"])
+    assert sheet.text(".dk-clock") == f"operation {known} of {known}"
     patch = view._end(trace)
     sheet.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
-    assert "operation 26 of 26" in sheet.text(".dkv-what")
+    assert sheet.text(".dk-clock") == "operation 26 of 26"
     assert sheet.root.locator(".dk-live").count() == 0
     sheet.fine()
 
@@ -121,8 +121,7 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
     if case == "empty":
         assert sheet.text(".dkv-empty") == "no tensor values were recorded"
     else:
-        assert sheet.root.locator(".dkv-card").count() == 16
-        assert "and 984 more ranks" in sheet.text(".dkv-cards")
+        assert "and 984 more ranks" in sheet.root.locator(".mark-small").all_text_contents()
     sheet.fine()
 
 

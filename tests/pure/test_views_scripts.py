@@ -29,7 +29,6 @@ SCRIPTS = (
     "prediction",
     "scene",
     "status",
-    "tensors",
     "timeline",
 )
 

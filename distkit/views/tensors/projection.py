@@ -42,7 +42,7 @@ def project(trace: EventLog, *, live: bool = False, room: int = MAX_VALUES) -> J
         cost += sum(len(x.values) for s in group[:MAX_RANKS] for x in (s.before, s.after) if x)
         if cost > room:
             break
-        ops.append(_operation(trace, len(ops), group))
+        ops.append(_operation(trace, group))
     return {
         **headline(trace),
         "live": live,
@@ -75,7 +75,7 @@ def _notices(groups: Sequence[object], seen: Sequence[list[Span]], shown: int) -
         yield f"the first {MAX_RANKS} ranks are drawn; all of them are compared"
 
 
-def _operation(trace: EventLog, n: int, group: list[Span]) -> Json:
+def _operation(trace: EventLog, group: list[Span]) -> Json:
     first = group[0]
     before = _verdict(trace, [(s.rank, s.before) for s in group], "")
     held = [(s.rank, s.before if s.op is Op.SEND else s.after) for s in group]
@@ -84,10 +84,7 @@ def _operation(trace: EventLog, n: int, group: list[Span]) -> Json:
     before.pop("off")
     shown = group[:MAX_RANKS]
     seen = [x for s in shown for x in (s.before, s.after) if x]
-    at = trace.matches.get((first.rank, first.seq), f"{first.rank}.{first.seq}")
     return {
-        "id": at,
-        "n": n,
         "title": _title(trace, group),
         "where": clean(first.where.rpartition("/")[2]),
         "time": first.start - trace.start,
@@ -119,7 +116,6 @@ def _rank(trace: EventLog, s: Span, off: list[int]) -> Json:
         "lane": trace.ranks.index(s.rank),
         "name": name(trace.info, s.rank),
         "role": _role(trace, s),
-        "state": str(s.state),
         "before": in_columns(s.before, s.shape) if s.before else None,
         "after": in_columns(after, s.shape) if after else None,
         "changed": changed,

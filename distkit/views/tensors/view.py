@@ -1,6 +1,6 @@
 """Tensors before and after each operation, rank beside rank.
 
-The projection is in projection.py, the browser's painter in js/, the static one in static.py.
+projection.py compares the ranks, scene.py makes the marks.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.tensors.projection import project
-from distkit.views.tensors.static import to_svg, to_table
-from distkit.views.widget.assets import css, esm
-from distkit.views.widget.view import WholeView
+from distkit.views.tensors.scene import draw
+from distkit.views.widget.view import SceneView
 
 
-class Tensors(WholeView):
+class Tensors(SceneView):
     """Shows the values of each message and collective, before and after, on every rank.
 
     A slider goes from operation to operation. Each rank has a heat map, a histogram and the
@@ -32,27 +31,11 @@ class Tensors(WholeView):
     >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
     ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **said),
     ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **said)]))
-    Tensors: 2 ranks, 1 operation
-      1. rank 0 → rank 1  float32 [2]
-         rank 1 received what rank 0 sent
-         rank 0: 1 to 1, norm 1.41
-         rank 1: 1 to 1, norm 1.41
+    Tensors: 2 ranks
+      rank 0 → rank 1  float32 [2] · at 0 µs
+        = rank 1 received what rank 0 sent
+        values: rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
     """
 
-    _esm = esm("tensors")
-    _css = css("tensors")
-
     def _project(self, trace: EventLog) -> Json:
-        return project(trace, live=self._live)
-
-    def _changes(self, before: Json, now: Json) -> Json:
-        """Only the operations that are new or changed travel."""
-        known = {op["id"]: op for op in before["ops"]}
-        changed = [op for op in now["ops"] if known.get(op["id"]) != op]
-        return {**now, "ops": changed}
-
-    def _svg(self) -> str:
-        return to_svg(self._data)
-
-    def __repr__(self) -> str:
-        return to_table(self._data)
+        return draw(project(trace, live=self._live))

@@ -11,7 +11,6 @@ import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
@@ -28,8 +27,8 @@ from distkit.views.servers.projection import project as servers
 from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import draw as stage_scene
-from distkit.views.tensors import static as tensor_static
 from distkit.views.tensors.projection import project as tensors
+from distkit.views.tensors.scene import draw as tensor_scene
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg
@@ -125,7 +124,8 @@ VIEWS = (
         "tensors",
         "The values of each message and collective, before and after, on every rank.",
         _has_values,
-        _drawn(partial(tensors, room=MAX_VALUES), tensor_static.to_svg),
+        _drawn(lambda trace: tensor_scene(tensors(trace, room=MAX_VALUES)), scene_svg),
+        kit="scene",
     ),
     PageView(
         "gradients",

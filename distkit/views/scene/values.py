@@ -1,0 +1,275 @@
+"""Values of tensors as marks: cells in colours, histograms, and tables of both."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from distkit._format import count
+from distkit.views.scene.frame import Json
+from distkit.views.scene.geometry import text_width
+from distkit.views.scene.marks import Scene, Shape, circle, line, path, rect, text, title
+from distkit.views.scene.values_svg import figure
+
+#: Shades of a colour; width of the largest cell, and sides of the smallest with a number [px].
+LEVELS, LARGEST, NUMBERED = 10, 40, (25, 13)
+#: Heights of cells: the least in a single row and in several, and the largest [px].
+ROW, LOW, TALLEST = 18, 4, 26
+#: Bins and height of a histogram, and the fewest values of one.
+BINS, TALL, FEW = 17, 26, 8
+#: Width of the widest column, gap between columns, height of a line of text [px].
+WIDEST, GAP, LINE = 330, 12, 13
+NORM = "norm: the square root of the sum of the squared values, its length as a vector"
+
+#: Name, role and lane of a column; without a lane it is of no rank.
+Head = tuple[str, str, int | None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A tensor in a table.
+
+    ``summary`` is from ``summaries.in_columns``, ``lines`` are the words below, of each the class
+    and what it may say, the longest first; ``beside`` are values for a dashed histogram; cells at
+    ``marked`` have a frame, and the whole tensor if it is ``wrong``; ``missing`` stands for a
+    tensor that is not known.
+    """
+
+    summary: Json | None
+    lines: Sequence[tuple[str, Sequence[str]]] = ()
+    beside: Sequence[float | str] = ()
+    marked: Collection[int] = ()
+    wrong: bool = False
+    missing: str = "–"
+
+
+class Table:
+    """A table of tensors that is there for one step, a column per rank and a scale per row.
+
+    Args:
+        scene: gets the marks.
+        step: the number of the step.
+        heads: of the columns.
+        left: width of the rows' names [px].
+        width: of the whole table [px].
+        high: the largest height of a tensor [px].
+    """
+
+    def __init__(
+        self, scene: Scene, step: int, heads: Sequence[Head], left: float, width: float, high: float
+    ) -> None:
+        self.scene, self.step, self.heads, self.high = scene, step, heads, high
+        pitch = min(WIDEST, (width - left) / max(1, len(heads)))
+        self.places = [left + i * pitch for i in range(len(heads))]
+        self.room = pitch - GAP
+        self.bottom = 34.0 if any(role for _, role, _ in heads) else 20.0
+        for x, (name, role, lane) in zip(self.places, heads, strict=True):
+            dot = circle(4.5, "gray" if lane is None else "own", x=5, y=9, lane=lane or 0)
+            called = fitting([name, name.removeprefix("rank ")], self.room - 10, 12.5)
+            small = text(fitting([role], self.room, 11), "small", y=28)
+            self.add(
+                x, 0, title(f"{name} {role}"), dot, text(called, "strong", x=15, y=13.5), small
+            )
+
+    def add(self, x: float, y: float, *shapes: Shape) -> None:
+        """Put a drawing on the scene for this step."""
+        self.scene.add(x, y, *shapes, begin=float(self.step), end=self.step + 1.0)
+
+    def row(self, name: str, notes: Sequence[str], cells: Sequence[Cell], most: float) -> None:
+        """Add a row: its name, what is to be said of it, and a tensor or a word in each column."""
+        top, found = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
+        span = span_of(v for values in (*found, *(cell.beside for cell in cells)) for v in values)
+        told = (
+            f"{head} {', '.join(words[0] for _, words in cell.lines)}"
+            for (head, *_), cell in zip(self.heads, cells, strict=True)
+            if cell.summary
+        )
+        said = title(f"{name}: {'; '.join(told)}", aloud=True)
+        small = (text(words, "small", y=28 + LINE * i) for i, words in enumerate(notes))
+        self.add(0, top, said, text(name, "strong", y=14), *small)
+        bottoms = [top + 16 + LINE * len(notes)]
+        for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
+            if cell.summary is None:
+                style = "late" if cell.wrong else "small"
+                self.add(x, top + 14, text(cell.missing, style, size=11))
+            else:
+                bottoms.append(top + self._cell(x, top, cell, cell.summary, most, span, lane))
+        self.bottom = max(bottoms) + 8
+
+    def _cell(
+        self,
+        x: float,
+        y: float,
+        cell: Cell,
+        s: Json,
+        most: float,
+        span: tuple[float, float],
+        lane: int | None,
+    ) -> float:
+        """A tensor, its histogram and words; and how high they are."""
+        shapes, high = heat(s, most, self.room, marked=cell.marked, high=self.high)
+        if cell.wrong:
+            shapes.append(rect(self.room + 6, high + 6, "alarm", x=-3, y=-3, r=3))
+        self.add(x, y, *shapes)
+        if len(s["values"]) >= FEW:
+            series = [(cell.beside, "dashes"), (s["values"], "total" if lane is None else "bins")]
+            bars = histogram(series, span, self.room, lane=lane or 0)
+            self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
+            high += 5 + TALL
+        fitted = ((fitting(options, self.room, 11), style) for style, options in cell.lines)
+        words = [
+            text(found, style, y=LINE * (i + 1), size=11)
+            for i, (found, style) in enumerate(pair for pair in fitted if pair[0])
+        ]
+        self.add(x, y + high, title(f"{told(s)}\n{NORM}"), *words)
+        return high + LINE * len(words) + 3
+
+
+def fitting(options: Sequence[str], room: float, size: float) -> str:
+    """The first of some texts that fits; none if none does."""
+    return next((words for words in options if text_width(words, size) <= room), "")
+
+
+def heat(
+    s: Json, most: float, width: float, *, marked: Collection[int] = (), high: float = math.inf
+) -> tuple[list[Shape], float]:
+    """The values of a summary as cells whose tooltip lists them, and their height [px].
+
+    Args:
+        s: the result of ``summaries.in_columns``.
+        most: the magnitude in the full colour.
+        width: available for the cells [px].
+        marked: positions of cells with a frame.
+        high: available for the cells [px].
+    """
+    values, columns = s["values"], max(1, s["columns"])
+    rows = max(1, math.ceil(len(values) / columns))
+    side = min(width / columns, LARGEST)
+    tall = min(max(side, ROW if rows == 1 else LOW), TALLEST, high / rows)
+    numbered = side >= NUMBERED[0] and tall >= NUMBERED[1]
+    gap = 1 if min(side, tall) > 9 else 0
+    areas: dict[tuple[str, float], str] = defaultdict(str)
+    shapes = []
+    for i, v in enumerate(values):
+        x, y = i % columns * side, i // columns * tall
+        cell = f"M{x:.5g} {y:.5g}h{side - gap:.4g}v{tall - gap:.4g}h{gap - side:.4g}z"
+        areas[shade(v, most)] += cell
+        if i in marked:
+            areas["fresh", 0] += cell
+        if numbered:
+            words = figure(v)
+            size = min(11.5, 1.7 * side / max(3, len(words)))
+            at = {"x": x + side / 2, "y": y + tall / 2 + 4, "size": size}
+            shapes.append(text(words, "cell", anchor="middle", **at))
+        elif isinstance(v, str):
+            cross = f"l{side:.4g} {tall:.4g}m0-{tall:.4g}l-{side:.4g} {tall:.4g}"
+            areas["alarm", 0] += f"M{x:.5g} {y:.5g}{cross}"
+    lines = (
+        ", ".join(map(figure, values[i : i + columns])) for i in range(0, len(values), columns)
+    )
+    found = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
+    return [title("\n".join([told(s), *lines])), *found, *shapes], rows * tall
+
+
+def shade(v: float | str, most: float) -> tuple[str, float]:
+    """The class and opacity of a value; zero is nearly paper.
+
+    >>> shade(-1.0, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
+    (('negative', 0.35), ('now', 0.5), ('odd', 0))
+    """
+    if isinstance(v, str):
+        return "odd", 0
+    level = round(LEVELS * min(1.0, abs(v) / most)) if most else 0
+    if level == 0:
+        return "now", 0.5
+    return "negative" if v < 0 else "positive", round(0.7 * level / LEVELS, 2)
+
+
+def histogram(
+    series: Iterable[tuple[Sequence[float | str], str]],
+    span: tuple[float, float],
+    width: float,
+    *,
+    lane: int = 0,
+) -> list[Shape]:
+    """Histograms on one axis, with a line at zero.
+
+    Args:
+        series: of each its values and class.
+        span: the first and the last value of the axis.
+        width: of all [px].
+        lane: of the colours.
+    """
+    low, high = span
+    known = [(bins(values, low, high), style) for values, style in series if values]
+    most = max((n for counts, _ in known for n in counts), default=0) or 1
+    shapes = [line((0, TALL), (width, TALL), "base")]
+    if low < 0 < high:
+        zero = width * -low / (high - low)
+        shapes.append(line((zero, 0), (zero, TALL), "zero"))
+    for counts, style in known:
+        steps = "".join(f"V{TALL - n / most * (TALL - 2):.1f}h{width / BINS:.4g}" for n in counts)
+        shapes.append(path(f"M0 {TALL}{steps}V{TALL}", style, lane=lane))
+    return shapes
+
+
+def bins(values: Iterable[float | str], low: float, high: float) -> list[int]:
+    """The numbers of finite values in equal parts of a range.
+
+    >>> counts = bins([0.0, 0.5, 1.0, "nan"], 0.0, 1.0)
+    >>> counts[0], counts[8], counts[-1], sum(counts)
+    (1, 1, 1, 3)
+    """
+    counts = [0] * BINS
+    for v in values:
+        if not isinstance(v, str):
+            counts[min(BINS - 1, int((v - low) / (high - low) * BINS))] += 1
+    return counts
+
+
+def span_of(values: Iterable[float | str]) -> tuple[float, float]:
+    """The range of all finite values; at least something wide.
+
+    >>> span_of([2.0, "nan"]), span_of([])
+    ((1.5, 2.5), (-1.0, 1.0))
+    """
+    known = [v for v in values if not isinstance(v, str)]
+    low, high = min(known, default=-1.0), max(known, default=1.0)
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def told(s: Json) -> str:
+    """A summary in one line.
+
+    >>> told({"size": 2, "min": 0.0, "max": 1.0, "norm": 2.0, "values": [0.0, "nan"]})
+    '2 values, 0 to 1, norm 2, 1 × NaN'
+    """
+    words = [count(s["size"], "value"), bounds(s), f"norm {figure(s['norm'])}", oddities(s)]
+    return ", ".join(filter(None, words))
+
+
+def bounds(s: Json) -> str:
+    """The smallest and the largest value, of those that are numbers."""
+    known = [v for v in s["values"] if not isinstance(v, str)] or ["nan"]
+    whole = not isinstance(s["min"], str)
+    low, high = (s["min"], s["max"]) if whole else (min(known), max(known))
+    return f"{figure(low)} to {figure(high)}"
+
+
+def oddities(s: Json) -> str:
+    """The number of values that are not finite.
+
+    >>> oddities({"values": [0.0, "nan", "nan", "-inf"]})
+    '2 × NaN, 1 × −∞'
+    """
+    odd = [(s["values"].count(word), word) for word in ("nan", "inf", "-inf")]
+    return ", ".join(f"{n} × {figure(word)}" for n, word in odd if n)
+
+
+def norm(s: Json) -> tuple[str, Sequence[str]]:
+    """A line about the norm, or about values that are not finite."""
+    if odd := oddities(s):
+        return "late", [odd, "NaN"]
+    return "count", [f"norm {figure(s['norm'])}", figure(s["norm"])]
