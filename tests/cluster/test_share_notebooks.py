@@ -45,7 +45,7 @@ SHOWN = {
     "dk.Timeline(trace)": "messages",
     "dk.Stage(trace)": "ring",
     "dk.Tensors(trace)": "all_reduce",
-    "dk.Gradients(trace)": "norms of the gradients",
+    "dk.Gradients(trace)": "norm ",
     "trace": "messages",
     "run = cluster.submit(said, 2); live = dk.Timeline(run); live": "messages",
     "run.wait(); stepper = cluster.step(said, 1); stepper": "said: step",

@@ -49,7 +49,7 @@ def test_the_tensors_of_a_run(tab: Any, tmp_path: Path, trace: Trace) -> None:
     assert "→" in sheet.text(".dk-fact strong")
     assert sheet.text(".dkv-verdicts").endswith("sent")
     assert sheet.text(".dk-clock") == "operation 3 of 26"
-    assert "values: rank " in sheet.root.locator("> .dk-spoken").text_content()
+    assert "values: colours: ±" in sheet.root.locator("> .dk-spoken").text_content()
     sheet.press("End", "ArrowRight", "Home", "ArrowLeft")
     assert sheet.text(".dk-fact strong") == "all_reduce"
     assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys

@@ -21,7 +21,8 @@ from distkit.trace.trace import Trace
 from distkit.trace.training import read
 from distkit.views import Gradients
 from distkit.views.gradients.projection import agreement, project, reduced
-from distkit.views.gradients.static import to_svg
+from distkit.views.gradients.scene import draw
+from distkit.views.scene.painter import to_svg
 from distkit.views.scene.summaries import cosine
 
 OWN = [[1.0, 0.0, 2.0, -1.0], [3.0, 1.0, 0.0, -1.0]]
@@ -204,7 +205,7 @@ def test_any_marks_are_drawn(found, notes) -> None:
         replace(e, op=Op.MARK, attributes=note, summary=e.summary and _safe(e.summary))
         for e, note in zip(found, notes, strict=False)
     ]
-    picture = project(Trace(marks))
+    picture = draw(project(Trace(marks)))
     json.dumps(picture, allow_nan=False)
     ET.fromstring(to_svg(picture))
     repr(Gradients(Trace(marks)))
@@ -216,7 +217,7 @@ def _safe(s: Summary) -> Summary | None:
 
 def test_an_unwatched_run_says_what_to_do() -> None:
     assert "dk.watch_gradients(model)" in repr(Gradients(Trace()))
-    assert "dk.watch_gradients(model)" in to_svg(project(Trace()))
+    assert "dk.watch_gradients(model)" in to_svg(draw(project(Trace())))
 
 
 # -- the rank's side ----------------------------------------------------------------------------

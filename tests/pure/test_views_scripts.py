@@ -25,7 +25,6 @@ SCRIPTS = (
     "cockpit",
     "compare",
     "concept",
-    "gradients",
     "prediction",
     "scene",
     "status",

@@ -31,7 +31,7 @@ function mark(view, keyframe) {
 }
 
 // Goes to the keyframe of what is clicked.
-const onKeyframe = (go) => ({ target }) => {
+export const onKeyframe = (go) => ({ target }) => {
   const { keyframe } = target.closest("[data-keyframe]")?.dataset ?? {};
   if (keyframe !== undefined) go(Number(keyframe));
 };

@@ -1,7 +1,6 @@
-// Curves over time or steps, and who agrees with whom.
+// Curves over time or steps.
 
-import { readable } from "./colors.js";
-import { dot, h, s } from "./dom.js";
+import { s } from "./dom.js";
 import { d3 } from "./vendor/d3.js";
 
 // lines: {points: [[x, y]], y null: a gap; dots: points that are marked; color, and attributes};
@@ -34,36 +33,3 @@ export function chart(lines, options) {
   }
   return root;
 }
-
-// Cosines of all pairs of ranks, as a triangle mirrored into a square; rough: they are estimated.
-export function matrix(ranks, cosines, { look, color, rough }) {
-  const n = ranks.length;
-  const at = (i, j) => (i === j ? 1 : cosines[pair(Math.min(i, j), Math.max(i, j), n)]);
-  const head = (r) => h("span", { class: "dkv-of", title: r.name }, dot(color(r.lane)), r.rank);
-  const told = (c) => (c === null ? "–" : cosine(c, rough));
-  const cell = (r, i, other, j) => {
-    const c = i === j ? null : at(i, j);
-    const paint = look.heat(c ?? 0);
-    return h("span", { class: i === j ? "dkv-cos dkv-self" : "dkv-cos",
-      title: i === j ? null : `${r.name} and ${other.name}: ${told(c)}`,
-      style: `background:${paint};color:${readable(paint)}` },
-    i === j || (n > 5 && c !== null) ? "" : told(c));
-  };
-  const words = ranks.flatMap((r, i) => ranks.slice(i + 1)
-    .map((other, k) => `${r.name} and ${other.name} ${told(at(i, i + 1 + k))}`));
-  const columns = `grid-template-columns: 28px repeat(${n}, minmax(8px, 52px))`;
-  return h("div", { class: "dkv-matrix", role: "img",
-    "aria-label": `cosine similarity: ${words.join(", ")}`,
-    style: `${columns}; --high: ${n > 5 ? 15 : 20}px` },
-  h("span"), ranks.map(head),
-  ranks.map((r, i) => [head(r), ranks.map((other, j) => cell(r, i, other, j))]));
-}
-
-export function cosine(c, rough = false) {
-  const digits = rough ? 1 : 2;
-  const written = Math.abs(c) < 0.5 / 10 ** digits ? "0" : c.toFixed(digits).replace("-", "−");
-  return rough ? `≈${written}` : written;
-}
-
-// The place of a pair among all pairs i < j, in order.
-const pair = (i, j, n) => i * n - (i * (i + 1)) / 2 + j - i - 1;

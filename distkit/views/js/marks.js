@@ -21,6 +21,7 @@ function color(value, lane) {
 export class Marks {
   constructor(kind) {
     this.root = s("svg", { class: `dkm-svg ${kind}`, "aria-hidden": "true" });
+    this.shown = new Map();
   }
 
   // scene: what Scene.plain() in marks.py returns; styles: attributes by class.

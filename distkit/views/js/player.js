@@ -15,7 +15,7 @@ export class Script {
     // nothing moves after the last, unless something never ends
     const last = this.ends.length < keyframes.length ? end : Math.max(start, ...this.ends.slice(-1));
     Object.assign(this, { start, end, keyframes, last });
-    this.first = this.at(start); // 0: there is nothing before the first keyframe
+    this.first = Math.min(0, this.at(start)); // 0: there is nothing before the first keyframe
   }
 
   // The latest keyframe that has ended; -1: none has.

@@ -45,7 +45,7 @@ def rect(
     tag, *_, place, words = _shape(
         "rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r}
     )
-    more = (("fill-opacity", opacity),) if opacity else ()
+    more = (("fill-opacity", round(opacity, 2)),) if opacity else ()
     return tag, style, lane, (*place, *more), words
 
 
@@ -58,7 +58,7 @@ def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -
 @remembered
 def path(d: str, style: str, *, lane: int = 0, opacity: float = 0) -> Shape:
     """A line, or an area, in SVG's words; with an opacity where it is not the class's."""
-    more = (("fill-opacity", opacity),) if opacity else ()
+    more = (("fill-opacity", round(opacity, 2)),) if opacity else ()
     return "path", style, lane, (("d", d), *more), ""
 
 
@@ -112,6 +112,12 @@ def arrow(
 def line(a: tuple[float, float], b: tuple[float, float], style: str, *, lane: int = 0) -> Shape:
     """A straight line."""
     return path(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}", style, lane=lane)
+
+
+def linked(shape: Shape, keyframe: int) -> Shape:
+    """The same shape; a click on it goes to a keyframe."""
+    tag, style, lane, attributes, words = shape
+    return tag, style, lane, (*attributes, ("data-keyframe", keyframe)), words
 
 
 def _shape(tag: str, style: str, lane: int, at: dict[str, float]) -> Shape:

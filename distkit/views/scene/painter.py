@@ -34,22 +34,21 @@ def to_svg(picture: Json) -> str:
         for n in (most, 4, 3, 2, 1)
         if n <= most
     ]
-    upper = [_upper(fewer[-1], part) for part in (0.6, 0.3, 0.1)]
+    upper = [_upper(fewer[-1], part) for part in (0.6, 0.3, 0.1, 0.03) if stills]
     return svg.fitting(map(_document, [*fewer, *upper]))
 
 
 def _upper(picture: Json, part: float) -> Json:
     """The upper part of a picture that is too large."""
-    scene, note = picture["scene"], "the lower part is not drawn here"
-    high = part * scene["height"]
-    marks = [mark for mark in scene["marks"] if mark[5] <= high]
-    return {
-        **picture,
-        "scene": {**scene, "height": high, "marks": marks},
-        "stills": [[keyframe, min(high, tall)] for keyframe, tall in picture["stills"]],
-        "notices": [*picture["notices"], note],
-        "notes": [*picture["notes"], note],
-    }
+    note, scenes = "the lower part is not drawn here", Json()
+    for name in ("scene", "side"):
+        if scene := picture[name]:
+            high = part * scene["height"]
+            marks = [mark for mark in scene["marks"] if mark[5] <= high]
+            scenes[name] = {**scene, "height": high + 40, "marks": marks}
+    stills = [[k, min(scenes["scene"]["height"], tall)] for k, tall in picture["stills"]]
+    notices, notes = [*picture["notices"], note], [*picture["notes"], note]
+    return {**picture, **scenes, "stills": stills, "notices": notices, "notes": notes}
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
@@ -82,8 +81,7 @@ def _document(picture: Json) -> str:
         y += LINE
     draw = _board if picture["panels"] else _stills if picture["stills"] else _opening
     drawn, bottom = draw(picture, y)
-    width = picture["scene"]["width"] + 48 if picture["stills"] else WIDTH
-    return svg.document(width, bottom + 14, picture["title"], "".join([*parts, drawn]))
+    return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, drawn]))
 
 
 def wrapped(words: str, width: float) -> list[str]:
@@ -125,12 +123,13 @@ def _opening(picture: Json, y: float) -> tuple[str, float]:
 
 def _stills(picture: Json, y: float) -> tuple[str, float]:
     """Several moments one below the other; and where they end."""
-    scene, keyframes, parts = picture["scene"], picture["keyframes"], list[str]()
+    scene, keyframes, parts, top = picture["scene"], picture["keyframes"], list[str](), y
+    scale = 1.0 if picture["side"] else (WIDTH - 48) / scene["width"]
     for n, high in picture["stills"]:
         keyframe = keyframes[n]
         facts = "   ".join(filter(None, [keyframe.get("more"), keyframe.get("where")]))
         parts += [
-            svg.line(24, y - 6, 24 + scene["width"], y - 6, "#e9ecef", 1),
+            svg.line(24, y - 6, 24 + scale * scene["width"], y - 6, "#e9ecef", 1),
             svg.heading(24, y + 16, keyframe["who"], facts, 14),
         ]
         y += 36
@@ -138,12 +137,16 @@ def _stills(picture: Json, y: float) -> tuple[str, float]:
             parts.append(_verdict(24, y, verdict))
             y += LINE
         drawn = body(scene, keyframe["end"], n, joined=True)
-        parts.append(_placed(24, y - 8, drawn))
-        y += high + GAP
+        parts.append(f'<g transform="translate(24 {y - 8:.1f}) scale({scale:.3f})">{drawn}</g>')
+        y += scale * high + GAP
     if len(picture["stills"]) < len(keyframes):
         words = f"{len(picture['stills'])} of {len(keyframes):,} {picture['unit']}s are drawn here"
         parts.append(svg.text(24, y, words, GRAY))
         y += LINE
+    if side := picture["side"]:
+        drawn = body(side, picture["opening"], joined=True)
+        parts.append(_placed(scene["width"] + 38, top, drawn))
+        y = max(y, top + side["height"] + GAP)
     return "".join(parts), y - GAP + 8
 
 
@@ -198,7 +201,7 @@ def body(
         if layer in hidden:
             continue
         if joined:  # nobody points at what is so small
-            drawing = [shape for shape in drawing if shape[0] != "title"]
+            drawing = [s for s in drawing if s[0] != "title" and s[1] != "hover"]
         if joined and all(map(_plain, drawing)):
             for shape in drawing:
                 areas[layer][_look(shape)].append(_box(shape, x, y))
@@ -235,16 +238,18 @@ def _judged(found: Json) -> list[str]:
 def _words(picture: Json, time: float) -> list[str]:
     """What is told aloud of a moment; its text line by line where nothing is."""
     lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
-    aloud = []
-    scene = picture["scene"]
-    for _, n, x, y in _shown(scene, time):
-        for tag, style, _, attributes, words in drawing_of(scene, n):
-            if style == "aloud":
-                aloud.append(words)
-            elif tag == "text":
-                at = {k: float(str(v).split(" ")[0]) for k, v in attributes if k in ("x", "y")}
-                lines[y + at.get("y", 0)].append((x + at.get("x", 0), words))
-    return aloud or ["  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines)]
+    aloud = list[tuple[float, float, str]]()
+    for scene in filter(None, (picture["scene"], picture["side"])):
+        for _, n, x, y in _shown(scene, time):
+            for tag, style, _, attributes, words in drawing_of(scene, n):
+                if style == "aloud":
+                    aloud.append((y, x, words))
+                elif tag == "text":
+                    at = {k: float(str(v).split(" ")[0]) for k, v in attributes if k in ("x", "y")}
+                    lines[y + at.get("y", 0)].append((x + at.get("x", 0), words))
+    return [words for *_, words in sorted(aloud)] or [
+        "  ".join(words for _, words in sorted(lines[y])) for y in sorted(lines)
+    ]
 
 
 def _shown(scene: Json, time: float, keyframe: int = -1) -> Iterator[tuple[int, int, float, float]]:

@@ -202,6 +202,8 @@ MARKS: dict[str, dict[str, str | float]] = {
     "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
     "dots": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5, "stroke-dasharray": "2 5"},
     "axis": {"fill": "none", "stroke": "muted"},
+    "graph": {"fill": "none", "stroke": "rank", "stroke-width": 1.4, "stroke-linejoin": "round"},
+    "mean": {"fill": "none", "stroke": "ink", "stroke-width": 2, "stroke-linejoin": "round"},
     "base": {"fill": "none", "stroke": "ink 17"},
     "zero": {"fill": "none", "stroke": "muted", "stroke-opacity": 0.5, "stroke-dasharray": "1 3"},
     "dashes": {"fill": "none", "stroke": "muted", "stroke-width": 1.2, "stroke-dasharray": "3 2.5"},

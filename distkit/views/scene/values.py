@@ -6,23 +6,37 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from distkit._format import count
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
-from distkit.views.scene.marks import Scene, Shape, circle, line, path, rect, text, title
+from distkit.views.scene.marks import (
+    Scene,
+    Shape,
+    circle,
+    line,
+    path,
+    rect,
+    remembered,
+    text,
+    title,
+)
+from distkit.views.scene.painter import cut
 from distkit.views.scene.values_svg import figure
 
 #: Shades of a colour; width of the largest cell, and sides of the smallest with a number [px].
-LEVELS, LARGEST, NUMBERED = 10, 40, (25, 13)
+LEVELS, LARGEST, NUMBERED = 8, 40, (25, 13)
 #: Heights of cells: the least in a single row and in several, and the largest [px].
 ROW, LOW, TALLEST = 18, 4, 26
 #: Bins and height of a histogram, and the fewest values of one.
-BINS, TALL, FEW = 17, 26, 8
+BINS, TALL, FEW = 17, 20, 8
 #: Width of the widest column, gap between columns, height of a line of text [px].
 WIDEST, GAP, LINE = 330, 12, 13
 NORM = "norm: the square root of the sum of the squared values, its length as a vector"
 
+#: Values of a tensor; those that are not finite are words.
+Values = tuple[float | str, ...]
 #: Name, role and lane of a column; without a lane it is of no rank.
 Head = tuple[str, str, int | None]
 
@@ -60,14 +74,14 @@ class Table:
     def __init__(
         self, scene: Scene, step: int, heads: Sequence[Head], left: float, width: float, high: float
     ) -> None:
-        self.scene, self.step, self.heads, self.high = scene, step, heads, high
+        self.scene, self.step, self.heads, self.left, self.high = scene, step, heads, left, high
         pitch = min(WIDEST, (width - left) / max(1, len(heads)))
         self.places = [left + i * pitch for i in range(len(heads))]
         self.room = pitch - GAP
         self.bottom = 34.0 if any(role for _, role, _ in heads) else 20.0
         for x, (name, role, lane) in zip(self.places, heads, strict=True):
             dot = circle(4.5, "gray" if lane is None else "own", x=5, y=9, lane=lane or 0)
-            called = fitting([name, name.removeprefix("rank ")], self.room - 10, 12.5)
+            called = fitting([name, name.split()[-1]], self.room - 10, 12.5)
             small = text(fitting([role], self.room, 11), "small", y=28)
             self.add(
                 x, 0, title(f"{name} {role}"), dot, text(called, "strong", x=15, y=13.5), small
@@ -86,9 +100,9 @@ class Table:
             for (head, *_), cell in zip(self.heads, cells, strict=True)
             if cell.summary
         )
-        said = title(f"{name}: {'; '.join(told)}", aloud=True)
+        said = title(f"{name}: {'; '.join([*notes, *told])}", aloud=True)
         small = (text(words, "small", y=28 + LINE * i) for i, words in enumerate(notes))
-        self.add(0, top, said, text(name, "strong", y=14), *small)
+        self.add(0, top, said, text(cut(name, self.left, 12), "strong", y=14), *small)
         bottoms = [top + 16 + LINE * len(notes)]
         for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
             if cell.summary is None:
@@ -109,12 +123,12 @@ class Table:
         lane: int | None,
     ) -> float:
         """A tensor, its histogram and words; and how high they are."""
-        shapes, high = heat(s, most, self.room, marked=cell.marked, high=self.high)
-        if cell.wrong:
-            shapes.append(rect(self.room + 6, high + 6, "alarm", x=-3, y=-3, r=3))
-        self.add(x, y, *shapes)
-        if len(s["values"]) >= FEW:
-            series = [(cell.beside, "dashes"), (s["values"], "total" if lane is None else "bins")]
+        values, marked = tuple(s["values"]), frozenset(cell.marked)
+        shapes, high = heat(values, s["columns"], most, self.room, self.high, marked, told(s))
+        frame = rect(self.room + 6, high + 6, "alarm", x=-3, y=-3, r=3)
+        self.add(x, y, *shapes, *([frame] if cell.wrong else []))
+        if len(values) >= FEW:
+            series = (tuple(cell.beside), "dashes"), (values, "total" if lane is None else "bins")
             bars = histogram(series, span, self.room, lane=lane or 0)
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
             high += 5 + TALL
@@ -132,63 +146,72 @@ def fitting(options: Sequence[str], room: float, size: float) -> str:
     return next((words for words in options if text_width(words, size) <= room), "")
 
 
+@remembered
 def heat(
-    s: Json, most: float, width: float, *, marked: Collection[int] = (), high: float = math.inf
+    values: Values,
+    columns: int,
+    most: float,
+    width: float,
+    high: float,
+    marked: frozenset[int],
+    words: str,
 ) -> tuple[list[Shape], float]:
-    """The values of a summary as cells whose tooltip lists them, and their height [px].
+    """Values as cells whose tooltip lists them, and their height [px].
 
     Args:
-        s: the result of ``summaries.in_columns``.
+        values: row by row.
+        columns: the number of values in a row.
         most: the magnitude in the full colour.
         width: available for the cells [px].
-        marked: positions of cells with a frame.
         high: available for the cells [px].
+        marked: positions of cells with a frame.
+        words: the first line of the tooltip.
     """
-    values, columns = s["values"], max(1, s["columns"])
+    columns = max(1, columns)
     rows = max(1, math.ceil(len(values) / columns))
-    side = min(width / columns, LARGEST)
-    tall = min(max(side, ROW if rows == 1 else LOW), TALLEST, high / rows)
+    side = max(1, math.floor(min(width / columns, LARGEST)))
+    tall = max(1, math.floor(min(max(side, ROW if rows == 1 else LOW), TALLEST, high / rows)))
     numbered = side >= NUMBERED[0] and tall >= NUMBERED[1]
     gap = 1 if min(side, tall) > 9 else 0
     areas: dict[tuple[str, float], str] = defaultdict(str)
     shapes = []
     for i, v in enumerate(values):
         x, y = i % columns * side, i // columns * tall
-        cell = f"M{x:.5g} {y:.5g}h{side - gap:.4g}v{tall - gap:.4g}h{gap - side:.4g}z"
-        areas[shade(v, most)] += cell
+        cell = f"M{x} {y}h{side - gap}v{tall - gap}h{gap - side}z"
+        if look := shade(v, most):
+            areas[look] += cell
         if i in marked:
             areas["fresh", 0] += cell
         if numbered:
-            words = figure(v)
-            size = min(11.5, 1.7 * side / max(3, len(words)))
-            at = {"x": x + side / 2, "y": y + tall / 2 + 4, "size": size}
-            shapes.append(text(words, "cell", anchor="middle", **at))
+            number = figure(v)
+            size = min(11.5, 1.7 * side / max(3, len(number)))
+            middle, low = x + side / 2, y + tall / 2 + 4
+            shapes.append(text(number, "cell", x=middle, y=low, anchor="middle", size=size))
         elif isinstance(v, str):
-            cross = f"l{side:.4g} {tall:.4g}m0-{tall:.4g}l-{side:.4g} {tall:.4g}"
-            areas["alarm", 0] += f"M{x:.5g} {y:.5g}{cross}"
+            areas["alarm", 0] += f"M{x} {y}l{side} {tall}m0-{tall}l-{side} {tall}"
     lines = (
         ", ".join(map(figure, values[i : i + columns])) for i in range(0, len(values), columns)
     )
     found = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
-    return [title("\n".join([told(s), *lines])), *found, *shapes], rows * tall
+    paper = rect(columns * side, rows * tall, "now", opacity=0.5)
+    return [title("\n".join([words, *lines])), paper, *found, *shapes], rows * tall
 
 
-def shade(v: float | str, most: float) -> tuple[str, float]:
-    """The class and opacity of a value; zero is nearly paper.
+def shade(v: float | str, most: float) -> tuple[str, float] | None:
+    """The class and opacity of a value; None about zero.
 
     >>> shade(-1.0, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
-    (('negative', 0.35), ('now', 0.5), ('odd', 0))
+    (('negative', 0.35), None, ('odd', 0))
     """
     if isinstance(v, str):
         return "odd", 0
     level = round(LEVELS * min(1.0, abs(v) / most)) if most else 0
-    if level == 0:
-        return "now", 0.5
-    return "negative" if v < 0 else "positive", round(0.7 * level / LEVELS, 2)
+    return ("negative" if v < 0 else "positive", 0.7 * level / LEVELS) if level else None
 
 
+@remembered
 def histogram(
-    series: Iterable[tuple[Sequence[float | str], str]],
+    series: tuple[tuple[Values, str], ...],
     span: tuple[float, float],
     width: float,
     *,
@@ -210,8 +233,9 @@ def histogram(
         zero = width * -low / (high - low)
         shapes.append(line((zero, 0), (zero, TALL), "zero"))
     for counts, style in known:
-        steps = "".join(f"V{TALL - n / most * (TALL - 2):.1f}h{width / BINS:.4g}" for n in counts)
-        shapes.append(path(f"M0 {TALL}{steps}V{TALL}", style, lane=lane))
+        tops = [round(TALL - n / most * (TALL - 2)) for n in counts]
+        steps = (f"V{y}h{len([*same]) * width / BINS:.3g}" for y, same in groupby(tops))
+        shapes.append(path(f"M0 {TALL}{''.join(steps)}V{TALL}", style, lane=lane))
     return shapes
 
 

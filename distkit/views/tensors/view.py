@@ -34,7 +34,7 @@ class Tensors(SceneView):
     Tensors: 2 ranks
       rank 0 → rank 1  float32 [2] · at 0 µs
         = rank 1 received what rank 0 sent
-        values: rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
+        values: colours: ±1; rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
     """
 
     def _project(self, trace: EventLog) -> Json:

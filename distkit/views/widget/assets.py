@@ -21,9 +21,8 @@ _FOLDER = Path(__file__).parents[1] / "js"
 
 #: The style sheets of views that need more than their own.
 _SHEETS = {
-    "gradients": ("tensors", "gradients"),
-    "compare": ("tensors", "compare"),
-    "scene": ("tensors", "scene"),
+    "compare": ("sheet", "compare"),
+    "scene": ("sheet", "scene"),
     "concept": ("prediction", "concept"),
 }
 

@@ -18,8 +18,8 @@ from string import Template
 from distkit._format import count
 from distkit.events import COMPUTATION, REQUESTS
 from distkit.trace.log import EventLog
-from distkit.views.gradients import static as gradient_static
 from distkit.views.gradients.projection import project as gradients
+from distkit.views.gradients.scene import draw as gradient_scene
 from distkit.views.scene.frame import Json
 from distkit.views.scene.painter import to_svg as scene_svg
 from distkit.views.scene.text import COLUMNS, headline, rows
@@ -131,7 +131,8 @@ VIEWS = (
         "gradients",
         "Gradients per layer and rank, before and after the all-reduce; drift, loss and speed.",
         _is_watched,
-        _drawn(gradients, gradient_static.to_svg),
+        _drawn(lambda trace: gradient_scene(gradients(trace)), scene_svg),
+        kit="scene",
     ),
     PageView(
         "servers",

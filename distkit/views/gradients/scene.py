@@ -1,0 +1,248 @@
+"""The scene of gradients: a table of layers for each step, and curves of the whole loop beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from distkit._format import count
+from distkit.views.scene.frame import Json
+from distkit.views.scene.marks import (
+    Scene,
+    circle,
+    line,
+    linked,
+    path,
+    picture,
+    rect,
+    text,
+    title,
+)
+from distkit.views.scene.painter import cut
+from distkit.views.scene.values import NORM, Cell, Head, Table, norm, shade
+from distkit.views.scene.values_svg import figure
+
+#: Widths of the scene, of the layers' names and of the cosines; height of a tensor [px].
+WIDTH, LEFT, RIGHT, HIGH = 720, 112, 104, 32
+#: Width of the curves, of their axis; height of a curve, and of its place [px].
+SIDE, AXIS, CURVE, PITCH = 200, 32, 30, 57
+ZONES = 100  # places of a curve that tell their values
+HINT = "put the loop into with dk.watch_gradients(model) as watch, and call watch.step()"
+
+
+class Line(NamedTuple):
+    """A line over steps: of a rank, or of all."""
+
+    rank: Json | None
+    points: dict[int, float]
+
+
+#: What became of a layer's gradients: the column's name, and the words below, the longest first.
+BECAME = {
+    "sum": ("average", ["the sum of all {n}, divided by {n}", "sum of {n} / {n}", "sum / {n}"]),
+    "mean": ("average", ["the mean of all {n}", "mean of {n}"]),
+    "own": ("after", ["nothing was averaged", "its own"]),
+    "other": ("after", ["neither the sum nor the mean", "no mean"]),
+    "": ("after", ["not averaged yet", "not yet"]),
+}
+AGREEMENT = (
+    "agreement: the mean cosine of all pairs of ranks' gradients, each pair weighted by its norms; "
+    "of all values, by the norms of the gradients and of their sum. "
+    "1: the same direction, 0: unrelated, below 0: opposed"
+)
+DRIFT = (
+    "the largest distance of a rank's weights from those of the first rank: the square root of the "
+    "sum of the squared differences. Replicas that see the same gradients stay equal"
+)
+
+
+def draw(found: Json) -> Json:
+    """The picture of a training loop, for both painters.
+
+    Args:
+        found: the result of ``projection.project``.
+    """
+    steps, scene, side = found["steps"], Scene(WIDTH, 20), Scene(SIDE, 0)
+    tables = (_step(scene, k, step, found) for k, step in enumerate(steps))
+    scene.height = max(tables, default=scene.height)
+    curves = [*_curves(found)]
+    for i, curve in enumerate(curves):
+        _curve(side, i * PITCH, *curve, [step["n"] for step in steps])
+    side.height = len(curves) * PITCH
+    some = len(steps) < found["total"]
+    part = f"values of {len(steps):,} of {count(found['total'], 'step')}" if some else ""
+    last = max(0.0, len(steps) - 1.0)
+    hint = "waiting for the first step" if found["live"] else f"nothing was watched: {HINT}"
+    return picture(
+        scene,
+        title=found["title"] or "Gradients",
+        view="gradients",
+        facts=found["facts"],
+        notices=found["notices"],
+        verdicts=found["verdicts"],
+        live=found["live"],
+        empty="" if steps or curves else hint,
+        unit="shown step" if some else "step",
+        end=last,
+        opening=last if found["live"] else 0.0,
+        high=max(440, scene.height),
+        keyframes=[
+            {"begin": float(k), "end": float(k), "who": f"step {step['n']}", "more": part}
+            for k, step in enumerate(steps)
+        ],
+        stills=[[0, scene.height]] if steps else [],
+        side=side.plain() if curves else None,
+    )
+
+
+# -- a step ---------------------------------------------------------------------------------
+
+
+def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
+    """The table of a step, and where it ends."""
+    ranks, cells = found["ranks"], step["layers"]
+    names = {BECAME[cell["kind"]][0] for cell in cells}
+    alone = any(cell["alone"] for cell in cells)
+    heads: list[Head] = [(r["name"], "", r["lane"]) for r in ranks]
+    heads.append((names.pop() if len(names) == 1 else "after", "", None))
+    heads += [("one process", "", None)] * alone
+    pairs = any(c is not None for cell in cells for c in cell["cosines"])
+    table = Table(scene, k, heads, LEFT, WIDTH - RIGHT * pairs, HIGH)
+    if pairs:
+        table.add(WIDTH - RIGHT + 18, 13.5, title(AGREEMENT), text("cosines", "strong"))
+    for layer, cell in zip(found["layers"], cells, strict=True):
+        top = table.bottom + 4
+        one = next(filter(None, cell["before"]), None)
+        sampled = one and len(one["values"]) < one["size"]
+        notes = [" × ".join(map(str, layer["shape"])), f"colours: ±{figure(cell['most'])}"]
+        notes += [f"{len(one['values'])} of {one['size']:,} values"] if one and sampled else []
+        notes += [f"agreement {cosine(cell['agreement'])}"] if cell["agreement"] is not None else []
+        table.row(layer["name"], notes, [*_cells(cell, len(ranks), alone)], cell["most"] or 0.0)
+        if pairs:
+            _cosines(table, WIDTH - RIGHT + 22, top, cell, ranks, bool(sampled))
+    return table.bottom
+
+
+def _cells(cell: Json, ranks: int, alone: bool) -> Iterator[Cell]:
+    """The gradient of each rank, what they became, and that of one process."""
+    after, apart = cell["after"], not cell["same"] and cell["kind"] != "own"
+    for i, s in enumerate(cell["before"]):
+        become = (after[i] if apart else after[0]) if after and cell["kind"] != "own" else None
+        beside: Sequence[float | str] = become["values"] if become else ()
+        yield Cell(s, [norm(s)] if s else [], beside)
+    _, words = BECAME[cell["kind"]]
+    if after and cell["same"]:
+        said = [option.format(n=ranks) for option in words]
+        yield Cell(after[0], [norm(after[0]), ("small", said)])
+    else:
+        yield Cell(None, missing="≠ by rank" if after else "–", wrong=bool(after))
+    if alone:
+        s, off = cell["alone"], figure(cell["apart"])
+        far = [] if cell["apart"] is None else [("small", [f"up to {off} off", f"± {off}"])]
+        yield Cell(s, [norm(s), *far] if s else [])
+
+
+def _cosines(table: Table, x: float, y: float, cell: Json, ranks: list[Json], rough: bool) -> None:
+    """The cosine of each pair of ranks' gradients."""
+    side = min(20.0, (RIGHT - 24) / len(ranks))
+    known = dict(zip(combinations(range(len(ranks)), 2), cell["cosines"], strict=True))
+    dots = (circle(3, "own", x=(j + 0.5) * side, lane=r["lane"]) for j, r in enumerate(ranks))
+    table.add(x, y + 4, *dots, text("≈" if rough else "", "small", x=-10, y=5))
+    for i, r in enumerate(ranks):
+        told = ["cosines, estimated from the values shown" if rough else "cosines"]
+        shapes = [circle(3, "own", x=-7, y=side / 2, lane=r["lane"])]
+        for j, other in enumerate(ranks):
+            c = known.get((min(i, j), max(i, j)))
+            if c is None:
+                continue
+            told.append(f"{r['name']} and {other['name']}: {cosine(c, rough)}")
+            style, part = shade(c, 1.0) or ("now", 0.5)
+            shapes.append(rect(side - 1, side - 1, style, x=j * side, opacity=part))
+            if side > 16:
+                words, middle = f"{c:.1f}".replace("-", "−"), (j + 0.5) * side
+                shapes.append(text(words, "cell", x=middle, y=13, anchor="middle", size=8.5))
+        table.add(x, y + 10 + i * side, title("\n".join(told)), *shapes)
+    table.bottom = max(table.bottom, y + 16 + len(ranks) * side)
+
+
+def cosine(c: float, rough: bool = False) -> str:
+    """A cosine with the digits that are known.
+
+    >>> cosine(-0.126), cosine(0.126, rough=True), cosine(0.001)
+    ('−0.13', '≈0.1', '0')
+    """
+    digits = 1 if rough else 2
+    words = "0" if abs(c) < 0.5 / 10**digits else f"{c:.{digits}f}".replace("-", "−")
+    return f"≈{words}" if rough else words
+
+
+# -- the whole loop -------------------------------------------------------------------------
+
+
+def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
+    """The curves with something to show: name, lines and a tooltip."""
+    curves = found["curves"]
+    rates = {y for line in curves["lr"] for _, y in line["points"]}
+    named = [
+        ("loss", curves["loss"], "the mean of all ranks, and each rank"),
+        ("replica drift", curves["drift"], DRIFT),
+        ("samples/s", curves["rate"], "the examples that all ranks together used in a second"),
+        ("learning rate", curves["lr"] if len(rates) > 1 else [], ""),  # otherwise it is a fact
+    ]
+    for layer, lines in zip(found["layers"], curves["norms"], strict=True):
+        named.append((f"norm of {layer['name']}", lines, f"each rank's gradient; {NORM}"))
+    lanes = {r["rank"]: r for r in found["ranks"]}
+    for name, lines, why in named:
+        known = [
+            Line(lanes.get(line["rank"]), {n: y for n, y in line["points"] if y is not None})
+            for line in lines
+        ]
+        if any(line.points for line in known):
+            yield name, [line for line in known if line.points], why
+
+
+def _curve(
+    scene: Scene, top: float, name: str, lines: list[Line], why: str, shown: list[int]
+) -> None:
+    """Lines over steps, with the value at the step that is shown; a click goes to a step."""
+    points = [point for line in lines for point in line.points.items()]
+    first, last = min(n for n, _ in points), max(n for n, _ in points)
+    low, high = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
+    across, up = (SIDE - AXIS - 6) / ((last - first) or 1), CURVE / ((high - low) or 1.0)
+
+    def place(n: int, y: float) -> tuple[float, float]:
+        return AXIS + (n - first) * across, 19 + CURVE - (y - low) * up
+
+    whole = next((line.points for line in lines if line.rank is None), None)
+    main = whole or {n: max(line.points.get(n, low) for line in lines) for n, _ in points}
+    ends = f"{name}: {figure(main[min(main)])} → {figure(main[max(main)])}"
+    scene.add(0, top, title(ends, aloud=True), text(cut(name, SIDE - 60, 12), "strong", y=12))
+    axis = [line(place(first, 0.0), place(last, 0.0), "base")]
+    for value in {low, high}:
+        y = place(first, value)[1] + 4
+        axis.append(text(figure(value), "tick", x=AXIS - 4, y=y, anchor="end", size=9))
+    for rank, some in lines:
+        d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, some, some.values()))
+        axis.append(path(f"M{d}h3", "graph" if rank else "mean", lane=rank["lane"] if rank else 0))
+    scene.add(0, top, title(why or name), rect(SIDE, CURVE + 8, "hover", y=15), *axis)
+    for k, n in enumerate(shown):
+        x, latest = (
+            place(max(n, first), 0.0)[0],
+            max((m for m in main if m <= n), default=min(main)),
+        )
+        told = text(figure(main[latest]), "strong", x=SIDE - 6, y=12, anchor="end")
+        cursor = line((x, 15), (x, 21 + CURVE), "dashes")
+        scene.add(0, top, told, cursor, begin=float(k), end=k + 1.0, layer=1)
+    stride, kind = 1 + len(main) // ZONES, "mean" if len(lines) > 1 else ""
+    for n in sorted(main)[::stride]:
+        values = (
+            f"{rank['name'] if rank else kind} {figure(some[n])}".strip()
+            for rank, some in lines
+            if n in some
+        )
+        wide = max(1.0, across * stride)
+        zone = rect(wide, CURVE + 8, "hover", x=place(n, 0.0)[0] - wide / 2, y=15)
+        near = min(range(len(shown)), key=lambda k: abs(shown[k] - n), default=-1)
+        words = title(f"{name} at step {n}: {', '.join(values)}")
+        scene.add(0, top, words, linked(zone, near), layer=2)
