@@ -46,12 +46,13 @@ function heatColors(paper, dark) {
 }
 
 // Gives a view's style sheet the colours that depend on the theme.
-export function dress(root, { ranks, warning, heat, paper }) {
+export function dress(root, { ranks, traces, warning, heat, paper }) {
   const put = (name, color) => root.style.setProperty(`--dk-${name}`, color);
   ranks.forEach((color, i) => {
     put(`r${i}`, color);
     put(`i${i}`, readable(color));
   });
+  traces.forEach((color, i) => put(`t${i}`, color));
   put("rank", ranks[0]);
   put("warning", warning);
   put("cell", paper);

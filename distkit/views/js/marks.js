@@ -13,6 +13,7 @@ const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
 function color(value, lane) {
   if (value === "rank") return `var(--dk-r${lane % 8})`;
   if (value === "label") return `var(--dk-i${lane % 8})`;
+  if (value === "trace") return `var(--dk-t${lane % 8})`;
   const part = /^ink ([\d.]+)$/u.exec(value);
   return part ? `color-mix(in srgb, ${NAMES.ink} ${part[1]}%, ${NAMES.paper})`
     : NAMES[value] ?? value;

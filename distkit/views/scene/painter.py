@@ -14,7 +14,7 @@ from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Shape
-from distkit.views.scene.theme import GRAY, INK, MARKS, WARNING_LIGHT, rank_color
+from distkit.views.scene.theme import GRAY, INK, MARKS, TRACES_LIGHT, WARNING_LIGHT, rank_color
 from distkit.views.scene.values_svg import NEGATIVE, POSITIVE
 
 WIDTH, LEFT, SIDE, LINE, GAP, STILLS = 960, 16, 200, 20, 20, 5
@@ -331,6 +331,8 @@ def _color(value: str | float, lane: int) -> str | float:
         return rank_color(lane)
     if value == "label":
         return svg.readable(rank_color(lane))
+    if value == "trace":
+        return TRACES_LIGHT[lane % len(TRACES_LIGHT)]
     name, _, part = str(value).partition(" ")
     if name == "ink" and part:
         return svg.tint(INK, float(part) / 100)

@@ -149,7 +149,8 @@ _HALO: dict[str, str | float] = {
 }
 #: How marks look, by class: SVG's presentation attributes. Colours have names: ink, paper, muted
 #: and warning are the page's, "ink 5" is so many percent of ink on paper, rank is a rank's own
-#: colour and label reads well on it; positive and negative are those of values.
+#: colour and label reads well on it; trace is a run's colour among
+#: others; positive and negative are those of values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
@@ -163,6 +164,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "own": {"fill": "rank"},
     "pale": {"fill": "rank", "fill-opacity": 0.36},
     "merging": {"fill": "rank", "fill-opacity": 0.7},
+    "trace": {"fill": "trace"},
     "full": {"fill": "ink"},
     "gray": {"fill": "ink 45"},
     "bad": {"fill": "warning"},
@@ -199,6 +201,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     # lines
     "dot": {"fill": "none", "stroke": "rank", "stroke-width": 7, "stroke-linecap": "round"},
     "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5, "pointer-events": "none"},
+    "curve": {"fill": "none", "stroke": "trace", "stroke-width": 2},
     "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
     "dots": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5, "stroke-dasharray": "2 5"},
     "axis": {"fill": "none", "stroke": "muted"},
