@@ -3,6 +3,7 @@
 import { clamp } from "./numbers.js";
 
 export const LEAST = 2.5; // no bar is narrower
+const GAP = 1; // pixels between a bar and the next
 const HIGH = 350; // pixels of all lanes, if they are not many: a projector shows them
 const INSIDE = 10; // pixels: an arrow's head
 const HEAD = 20; // pixels of a host's name above its lanes
@@ -71,9 +72,9 @@ export class Layout {
     const { store } = this;
     const [y, height] = this.line(store.track[i]);
     const [from, to] = [this.x(store.start[i]), this.x(store.until(i, this.now))];
-    const open = Number.isNaN(store.end[i]) ? 6 : LEAST;
-    const least = store.looks[store.look[i]].op === "touch" ? 14 : open;
-    return [from, y, Math.max(to - from, least), height];
+    const [gap, small] = Number.isNaN(store.end[i]) ? [0, 6] : [GAP, LEAST];
+    const least = store.looks[store.look[i]].op === "touch" ? 14 : small;
+    return [from, y, Math.max(to - from - gap, least), height];
   }
 
   // [y, height] of the bars of a row.

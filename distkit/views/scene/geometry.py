@@ -104,7 +104,7 @@ class Geometry:
         right = self.right + 3 if end is None else self.x(end)
         height = pitch - min(SIZES["gap"], pitch * 0.2)
         least = 14 if bar["op"] == "touch" else 2.5
-        return left, top + bar["row"] * pitch, max(right - left, least), height
+        return left, top + bar["row"] * pitch, max(right - left - 1, least), height
 
     def path(self, arrow: Json, bars: dict[str, Json]) -> tuple[float, float, float, float]:
         """From the sender's bar to the receiver's; a missing end is cut short."""
