@@ -322,18 +322,20 @@ def test_a_run_that_goes_on_is_followed_to_its_end() -> None:
     whole = traces.ring()
     run = FakeRun(whole, len(whole) // 3)
     view = dk.Compare({"live": run, "done": whole})
-    assert view._told()["live"] and view._told()["runs"][0]["live"]
+    assert view._told()["live"] and [lane["live"] for lane in view._picture()["lanes"]][::4] == [
+        True,
+        False,
+    ]
     sent = []
     view._publish = lambda patch, **more: sent.append(patch)
     run.go(len(whole) // 3)
     view._feed(list(run.trace), lambda events: view._grow(0, events))  # from the beginning
     (patch,) = sent
-    assert patch["run"] == 0 and patch["picture"]["bars"] and patch["told"]["live"]
+    assert patch["bars"] and patch["live"]
     run.go(len(whole))
     run.finished = True
     run.callback([])
-    assert not sent[-1]["told"]["live"]
-    assert rows(sent[-1]["told"]) == rows(project({"live": whole, "done": whole}))
+    assert not sent[-1]["live"] and rows(view._told()) == rows(project(dict.fromkeys("ab", whole)))
     json.dumps(sent, allow_nan=False)
     view.close()
     assert run.callback is None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from itertools import pairwise
+from typing import TypeGuard
 
 import numpy as np
 
+from distkit._format import human_bytes, human_seconds
 from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
 from distkit.trace.training import read
 from distkit.views.gradients.projection import thin
+from distkit.views.scene import values_svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
@@ -99,6 +102,41 @@ def ratio(value: float | str | None, base: float | str | None) -> str:
     if 0 < abs(times) < 0.001:
         return "<0.001×"
     return f"{times:,.0f}×" if abs(times) >= 100 else f"{times:.2g}×"
+
+
+def difference(value: float | str | None, base: float | str | None, unit: str) -> str:
+    """How far a value is from the baseline's, in words.
+
+    >>> difference(3, 2, "n"), difference(0.1, 0.3, "s"), difference(None, 2, "n")
+    ('+1', '−200 ms', '')
+    """
+    if value is None or base is None or isinstance(value, str) or isinstance(base, str):
+        return ""
+    return f"{'−' if value < base else '+'}{figure(abs(value - base), unit)}"
+
+
+def finite(value: float | str | None) -> TypeGuard[float]:
+    """True for a number that is one."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def figure(value: float | str | None, unit: str) -> str:
+    """A value in words.
+
+    >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
+    ('250 ms', '4 KiB', '25 %', '–')
+    """
+    if value is None or isinstance(value, str) or unit == "x":
+        return values_svg.figure(value)
+    match unit:
+        case "s":
+            return human_seconds(value)
+        case "B":
+            return human_bytes(value)
+        case "%":
+            return f"{100 * value:.0f} %"
+        case _:
+            return f"{value:,}"
 
 
 # -- rounds --------------------------------------------------------------------------

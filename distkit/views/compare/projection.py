@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from distkit._format import count, human_seconds, joined
+from distkit._format import aligned, count, human_seconds, joined
 from distkit.events import Event
 from distkit.trace.log import EventLog
-from distkit.views.compare.figures import WORKER, figures, ratio, training
-from distkit.views.scene.frame import Json, clean
-from distkit.views.timeline.bars import Bars
+from distkit.views.compare.figures import WORKER, figure, figures, ratio, training
+from distkit.views.scene.frame import Json, clean, flagged
 from distkit.views.timeline.columns import Columns
 
 #: The figures of a run that goes on are renewed each time it has grown by this part.
@@ -99,53 +98,43 @@ class Side:
 
     def __init__(self, name: str, trace: EventLog, live: bool = False) -> None:
         self.name, self.live = name, live
-        self._info, self._events = trace.info, list[Event]()  # a run hands over all it has
-        self._bars = Bars(trace, live, thin=True)
-        self._settle(trace)
+        self.info, self._events = trace.info, list(trace.events) if live else []
+        self.start = trace.start
+        self.settle(trace)
 
-    def _settle(self, trace: EventLog) -> None:
+    def settle(self, trace: EventLog) -> None:
         """Look at the whole trace so far."""
-        self.columns, self._seen = Columns(trace) if self.live else self._bars.columns, len(trace)
+        self.info, self._seen, self.trace = trace.info, len(trace), trace
+        self.columns = Columns(trace, live=self.live)
         self.told = about(self.name, trace, self.columns, live=self.live)
 
-    def take(self, events: list[Event]) -> Json | None:
-        """Take in events of the run; what changed in the picture, None for nothing."""
-        patch = self._bars.take(events)
+    def take(self, events: list[Event]) -> None:
+        """Take in events of the run; its figures are renewed if it has grown enough."""
+        self.start = self.start or events[0].time
         self._events += events
-        return patch if patch["bars"] else None
+        if len(self._events) > (1 + GROWN) * self._seen:
+            self.settle(EventLog(self._events, self.info))
 
-    def renew(self) -> bool:
-        """Renew the figures if the run has grown enough; whether it has."""
-        if len(self._events) < (1 + GROWN) * self._seen + 1:
-            return False
-        self._settle(EventLog(self._events, self._info))
-        return True
-
-    def end(self, trace: EventLog) -> Json:
-        """The run is over: take in its whole trace, return what changed."""
+    def end(self, trace: EventLog) -> None:
+        """The run is over: take in its whole trace."""
         self.live = False
-        patch = self._bars.end(trace)
-        self._settle(trace)
-        return patch
-
-    @property
-    def picture(self) -> Json:
-        """Bars and arrows, as the painter of the timeline takes them."""
-        return self._bars.picture()
+        self.start = trace.start
+        self.settle(trace)
 
 
 def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -> Json:
     """What there is to know of one trace."""
     frame, loop = columns.frame, training(trace)
     found = figures(columns)
+    facts = [*dict.fromkeys([*frame["facts"], *["simulated"] * trace.info.simulated])]
+    took = [human_seconds(found["seconds"])] if found["seconds"] else []
     if loop is not None:
         found |= {"steps": loop["steps"], "step_seconds": loop["seconds"], "loss": loop["last"]}
     return {
         "name": clean(name),
         "live": live,
-        "simulated": trace.info.simulated,
         "empty": not len(trace),
-        "facts": [*dict.fromkeys([*frame["facts"], *["simulated"] * trace.info.simulated])],
+        "heading": " · ".join([clean(name), *facts, *took, *["live"] * live]),
         "figures": found,
         "loss": loop,
         "notices": [] if live else frame["notices"],
@@ -266,3 +255,21 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
     yield from _notes(runs)
     for run in runs:
         yield from (f"{run['name']}: {notice}" for notice in run["notices"])
+
+
+def to_table(picture: Json) -> str:
+    """A table to read in a terminal: a line per figure, a column per trace."""
+    runs, base = picture["runs"], picture["baseline"]
+    head = [""]
+    for n, run in enumerate(runs):
+        head += [run["name"]] if n == base else [run["name"], ""]
+    lines = [head]
+    for row in picture["rows"]:
+        cells = [row["label"]]
+        for n, value in enumerate(row["values"]):
+            words = [] if n == base else [ratio(value, row["values"][base])]
+            cells += [figure(value, row["unit"]), *words]
+        lines.append(cells)
+    state = "still running" if picture["live"] else ", ".join(picture["facts"])
+    parts = [f"Compare: {state or picture['title']}", *(f"  {line}" for line in aligned(lines))]
+    return "\n".join(parts + [f"  {line}" for line in flagged(picture)])

@@ -1,6 +1,6 @@
 """Several traces on one clock, and how they differ in numbers.
 
-The projection is in projection.py, the browser's painter in js/, the static one in static.py.
+projection.py compares, joined.py makes one timeline of all runs, scene.py has the marks below it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from functools import partial
 from typing import Any
 
 from distkit.events import Event
+from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
-from distkit.views.compare.projection import Side, summary
-from distkit.views.compare.static import to_svg, to_table
-from distkit.views.scene.frame import Json
+from distkit.views.compare.joined import causes, facts, joined, lanes, relabelled
+from distkit.views.compare.projection import Side, summary, to_table
+from distkit.views.compare.scene import FEW, FIRST, HEAD, NARROW, ROW, WIDE, losses, table
+from distkit.views.scene import svg
+from distkit.views.scene.frame import Json, flagged
+from distkit.views.scene.painter import body, cut
+from distkit.views.scene.theme import MARKS
+from distkit.views.timeline.bars import Bars, lettered, packed
+from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, whole
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import View, trace_of
@@ -22,6 +29,8 @@ from distkit.views.widget.view import View, trace_of
 #: More lanes than this side by side cannot be told apart.
 MAX_TRACES = 8
 CLOCKS = ("start", "duration")
+#: The largest numbers of operations and of lanes in the static picture, until it is small enough.
+SIZES = ((MAX_BARS, MAX_LANES), (0, MAX_LANES), (0, MAX_LANES // 3))
 
 
 class Compare(View):
@@ -83,29 +92,92 @@ class Compare(View):
         self._baseline = list(named).index(baseline) if baseline is not None else 0
         found = {name: trace_of(source, "Compare") for name, source in named.items()}
         self._sides = [Side(name, trace, live is not None) for name, (trace, live) in found.items()]
+        self._join()
         self._open()
         for n, (_, live) in enumerate(found.values()):
             if live is not None:
                 self._follow(live, partial(self._grow, n), partial(self._finish, n))
 
+    def _join(self) -> None:
+        """Make one timeline of all runs."""
+        sides = self._sides
+        tables = [self._among_all(n, side.trace.table) for n, side in enumerate(sides)]
+        live = any(side.live for side in sides)
+        self._bars = Bars(EventLog.of(joined(tables), facts(sides)), live, thin=True)
+        if not live:
+            self._bars.columns.causes = causes(self._bars.columns, sides)
+
+    def _among_all(self, n: int, events: Table) -> Table:
+        return relabelled(events, n, self._sides[n], len(self._sides))
+
     def _grow(self, n: int, events: list[Event]) -> Json | None:
-        side = self._sides[n]
-        patch = side.take(events)
-        told = self._told() if side.renew() else None
-        return {"run": n, "picture": patch, "told": told} if patch or told else None
+        self._sides[n].take(events)
+        patch = self._bars.take(self._among_all(n, Table.of(events)))
+        return {**patch, **self._around(patch)} if patch["bars"] else None
 
     def _finish(self, n: int, trace: EventLog) -> Json:
-        return {"run": n, "picture": self._sides[n].end(trace), "told": self._told()}
+        self._sides[n].end(trace)
+        if any(side.live for side in self._sides):
+            patch = self._bars.take(self._among_all(n, trace.table))
+        else:
+            self._join()
+            patch = lettered(packed(self._bars.columns, thin=True))
+        return {**patch, **self._around(patch)}
 
     def _told(self) -> Json:
-        told = summary([side.told for side in self._sides], self._baseline)
-        return {**told, "clock": self._clock}
+        return summary([side.told for side in self._sides], self._baseline)
+
+    def _around(self, picture: Json) -> Json:
+        """All but the bars and arrows of a timeline."""
+        told = self._told()
+        runs = range(len(self._sides))
+        return {
+            **{key: told[key] for key in ("title", "live", "said", "notices", "notes", "baseline")},
+            "facts": [],  # each run has a heading with its own
+            "opening": None,
+            "clock": self._clock,
+            "runs": [run["name"] for run in told["runs"]],
+            "lanes": lanes(picture["lanes"], self._sides),
+            "figures": table(told, NARROW if len(runs) <= FEW else WIDE).plain(),
+            "first": HEAD + ROW * min(FIRST, len(told["rows"])),
+            "losses": losses(told),
+            "styles": MARKS,
+            "tables": [to_table({**told, "baseline": n}) for n in runs],
+        }
 
     def _picture(self) -> Json:
-        return {**self._told(), "pictures": [side.picture for side in self._sides]}
+        picture = self._bars.picture()
+        return {**picture, **self._around(picture)}
 
     def _svg(self) -> str:
-        return to_svg(self._told(), [side.columns for side in self._sides])
+        picture = self._bars.columns.picture(3 * MAX_BARS)
+        picture |= {**self._around(picture), "bare": True}
+        picture["title"] = cut(picture["title"], 600, 16)
+        return svg.fitting(self._document(picture, *size) for size in SIZES)
+
+    def _document(self, picture: Json, limit: int, most: int) -> str:
+        """The timeline of all runs, the losses and the figures, one below the other.
+
+        Args:
+            picture: of the timeline.
+            limit: the largest number of operations that are drawn one by one.
+            most: the largest number of lanes.
+        """
+        told, sides = self._told(), len(self._sides)
+        lanes = [lane for lane in picture["lanes"] if lane["rank"] < most // sides * sides]
+        left_out = [f"the first {most // sides} ranks of each run are drawn here"]
+        notices = picture["notices"] + left_out * (len(lanes) < len(picture["lanes"]))
+        parts, y = svg.opening(picture["title"], "", flagged(told))
+        if picture["operations"] or not picture["losses"]:
+            drawn, y = whole({**picture, "lanes": lanes, "notices": notices}, limit)
+            parts = [drawn]
+        figures = table(told, WIDE, ranks=0).plain()
+        others = {*range(1, sides + 1)} - {1 + self._baseline}
+        for scene in filter(None, [picture["losses"], figures]):
+            marks = body(scene, 0.0, hidden=others, joined=True)
+            parts.append(f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>')
+            y += scene["height"] + 20
+        return svg.document(WIDTH, y, told["title"], "".join(parts))
 
     def __repr__(self) -> str:
         return to_table(self._told())

@@ -8,9 +8,9 @@ const EACH = 9;
 const BETWEEN = 6; // pixels between those
 
 export class Arrows {
-  constructor(painter, bare = false) {
+  constructor(painter) {
     const { c, at, look, store } = painter;
-    Object.assign(this, { painter, c, at, look, store, bare, labels: [] });
+    Object.assign(this, { painter, c, at, look, store, labels: [] });
     const asked = store.looks.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(asked.map(({ label }) => label));
     this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
@@ -34,7 +34,7 @@ export class Arrows {
   // Of many arrows one is drawn per pair of lanes and some pixels.
   #visible() {
     const { at, look, store } = this;
-    if (this.bare) {
+    if (look.bare) {
       this.strong = true;
       return [...store.related(this.painter.focus)?.arrows ?? []].map((a) => [a, at.path(a)]);
     }
@@ -49,8 +49,7 @@ export class Arrows {
     const room = (at.right - at.left) / EACH;
     this.many = found.length > room;
     this.strong = this.painter.bright?.arrows.size <= room; // else these have no heads, either
-    const lit = (a) => this.painter.bright?.arrows.has(a);
-    const shown = !this.many ? found : look.calm ? found.filter(lit) : this.#thinned(found);
+    const shown = this.many ? this.#thinned(found) : found;
     return shown.map((a) => [a, at.path(a)]);
   }
 

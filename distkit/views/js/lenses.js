@@ -104,7 +104,7 @@ export class Lenses {
   _critical(store) {
     if (!store.causes) return LATER;
     const light = store.causes.critical;
-    return { light, told: this.#chain(light, store) };
+    return { light, told: store.chain?.(light) ?? this.#chain(light, store) };
   }
 
   // A short path operation by operation, a long one in numbers.

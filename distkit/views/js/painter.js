@@ -11,8 +11,7 @@ export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
   // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
   // look.lanes: from rank to the number of its colour, where that is not its place
-  // look.calm: of many arrows only those of the chosen operation are drawn, and names only where
-  // they stand well within bright bars
+  // look.bare: no arrows and bands but those of the chosen operation
   constructor(context, layout, look, focus, { light = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
     this.bright = light ?? this.store.related(focus);
@@ -70,6 +69,7 @@ export class Painter {
       c.fillStyle = look.lane;
       roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
       c.fill();
+      if (lane.run !== undefined) this.#run(lane, top, height);
       if (lane.memory) this.#memory(lane, top, height);
       if (height < 9) return;
       c.fillStyle = this.color(lane.rank);
@@ -79,6 +79,15 @@ export class Painter {
       this.text(lane.name, 21, middle - (two ? 7 : 0), look.fg, `600 13px ${look.font}`);
       if (two) this.text(lane.detail, 21, middle + 9, look.muted, `12px ${look.font}`);
     });
+  }
+
+  // The colour of a lane's run before it, and where that run ends.
+  #run({ run, end, live }, top, height) {
+    const { c, at, look } = this;
+    c.fillStyle = look.traces[run % look.traces.length];
+    c.fillRect(at.left - 9, top, 3, height);
+    const x = at.x(end);
+    if (!live && x > at.left && x < at.right) c.fillRect(x, top, 2, height);
   }
 
   // Steps behind the bars: the memory that a rank has in use on its GPU.
@@ -230,8 +239,7 @@ export class Painter {
       c.fill();
     }
     const ink = solid ? readable(color) : paused ? look.muted : look.fg;
-    const half = opacity < 1 || this.bright?.ends?.has(bar.i);
-    if (look.calm ? height >= 14 && !half : height >= 10) {
+    if (height >= 10) {
       const halo = this.waits?.has(bar.i) && (solid ? color : look.bg); // over the hatch
       this.#label(this.#words(bar), x, y, width, height, ink, Math.min(12, height), halo);
     }
@@ -320,7 +328,7 @@ export class Painter {
   // A faint band through the members of one collective, lane by lane; past the lanes of others
   // only its edges.
   #ribbons(bars) {
-    const ties = new Set(bars.map((bar) => bar.tie).filter((tie) => tie >= 0));
+    const ties = new Set(bars.map(({ tie }) => tie).filter((tie) => tie >= 0 && !this.look.bare));
     if (this.focus?.tie >= 0) ties.add(this.focus.tie);
     for (const tie of ties) this.#ribbon(tie);
   }

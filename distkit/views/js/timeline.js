@@ -30,13 +30,14 @@ const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels: questions sta
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline extends Follower {
-  // stepped: time stands still between two moments of the run; onlook: told of new colours.
-  constructor(model, el, { stepped = false, onlook = null } = {}) {
+  // stepped: time stands still between two moments of the run; onlook: told of new colours;
+  // Data: the class of its store.
+  constructor(model, el, { stepped = false, onlook = null, Data = Store } = {}) {
     const picture = model.get("picture");
     super(model, picture.next ?? 0);
     Object.assign(this, { stepped, onlook, theme: picture.theme, opens: [] });
     [this.veil, this.range, this.whole] = [null, null, false];
-    this.store = new Store(picture);
+    this.store = new Data(picture);
     this.merged = performance.now();
     [this.chosen, this.hovered, this.pointer] = [null, null, null];
     this.viewport = new Viewport(this, { all: () => this.#all(),
@@ -71,18 +72,23 @@ export class Timeline extends Follower {
     this.context = this.canvas.getContext("2d");
   }
 
-  #words() {
+  words() {
     const { parts, store } = this;
     parts.head.replaceChildren(...heading(store, this.opens));
     parts.notices.replaceChildren(...notices(store));
     parts.legend.replaceChildren(...legend(store));
-    parts.sums.replaceChildren(...sums(store, (rank) => this.#color(rank)));
+    parts.sums.replaceChildren(...sums(store, (rank) => this.color(rank)));
     this.canvas.setAttribute("aria-label", `${alternative(store)} ${KEYS}`);
   }
 
-  #color(rank) {
+  color(rank) {
     const { ranks } = this.look;
     return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
+  }
+
+  // How the painter draws.
+  manner() {
+    return this.look;
   }
 
   #relook() {
@@ -91,7 +97,7 @@ export class Timeline extends Follower {
     if (this.look.warning === before) return;
     dress(this.root, this.look);
     this.onlook?.(this.look);
-    this.#words();
+    this.words();
   }
 
   // What is later lies under a veil, null: nothing; range: the part to show by default.
@@ -172,14 +178,14 @@ export class Timeline extends Follower {
     fit(canvas, width, this.layout.height);
     if (this.layout.height > TALLEST) this.layout.foot = this.stage.scrollTop + TALLEST;
     const focus = this.chosen ?? this.hovered;
-    this.painter = new Painter(context, this.layout, this.look, focus, this.lenses);
+    this.painter = new Painter(context, this.layout, this.manner(), focus, this.lenses);
     this.painter.draw();
     this.lenses.hint(this.painter.summed ? SUMS : "");
     if (this.veil !== null) veil(this);
     if (this.pointer) cursor(this);
     if (this.viewport.zoomed || this.#followed()) whereabouts(this, view, this.#all());
     this.gestures.follow(this.layout, view, this.#all());
-    if (!this.store.count) emptiness(this);
+    if (!this.store.count && !this.store.frame.losses) emptiness(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
     this.root.dataset.taken = this.next; // so many patches are in the picture
   }
@@ -189,7 +195,7 @@ export class Timeline extends Follower {
   #listen() {
     this.gestures = listen(this, this.canvas, {
       hit: (x, y) => this.layout.hit(x, y, this.painter.arrows), scale: () => this.layout,
-      moved: (...pointer) => { this.pointer = pointer; }, typed: (e) => this.#typed(e),
+      moved: (...pointer) => { this.pointer = pointer; }, typed: (e) => this.typed(e),
     });
     this.on(this.lenses.root, "keydown", (e) => this.#sought(e));
     this.on(this.stage, "scroll", () => this.later());
@@ -214,11 +220,11 @@ export class Timeline extends Follower {
     clearTimeout(this.telling);
     if (this.gone) return;
     [this.telling, this.told] = [null, performance.now()];
-    this.#words();
+    this.words();
     this.lenses.refresh();
   }
 
-  #typed(e) {
+  typed(e) {
     const own = { ...this.viewport.keys(), Escape: () => this.choose(null),
       ArrowDown: () => this.#step(1), ArrowUp: () => this.#step(-1) };
     return own[e.key] ?? this.lenses.key(e.key);
@@ -255,7 +261,7 @@ export class Timeline extends Follower {
 
   choose(item, x, y) {
     this.chosen = item;
-    this.spoken.textContent = item ? sentence(item, this.store) : "";
+    this.spoken.textContent = item ? this.sentence(item) : "";
     this.tell(item, x, y);
     this.later();
   }
@@ -263,8 +269,17 @@ export class Timeline extends Follower {
   tell(item, x, y) {
     const { tip } = this;
     if (!item) return tip.hidePopover();
-    const color = this.#color(item.rank ?? item.src);
-    tip.replaceChildren(...card(item, this.store, color).filter(Boolean));
+    const color = this.color(item.rank ?? item.src);
+    tip.replaceChildren(...card(item, this.store, color).filter(Boolean), ...this.more(item));
     beside(tip, x, y);
+  }
+
+  sentence(item) {
+    return sentence(item, this.store);
+  }
+
+  // What is told of an item besides.
+  more() {
+    return [];
   }
 }

@@ -91,6 +91,7 @@ class Columns:
         if most is not None:
             picture["entries"] = int(pairs.begun.sum()) + pairs.ties
             picture["coverage"] = coverage(self.frame, self.communication)
+            picture["waited"] = coverage(self.frame, self.waiting)
         elif not self._live:
             picture["causes"] = self.explained()
         return picture
@@ -319,12 +320,6 @@ class Columns:
         ends = np.where(ops.ended[mine], ops.end[mine], self._died(rank) or self._until)
         starts = ops.start[mine] + np.where(self.causes.over[mine], waited[mine], 0)
         return starts[talk], ends[talk]
-
-    def computation(self, rank: int) -> tuple[Floats, Floats]:
-        """When a rank's marked computation began and ended, or the picture did."""
-        ops, mine = self.ops, self._mine(rank)
-        ends = np.where(ops.ended[mine], ops.end[mine], self._died(rank) or self._until)
-        return ops.start[mine][ops.mark[mine]], ends[ops.mark[mine]]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
         """When a rank began to wait, and when it no longer had to."""

@@ -7,14 +7,15 @@ dark pages too, and no style sheet, script or id, so that several fit on one pag
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby, pairwise
 
 from distkit._format import count, human_bytes, human_seconds, ticks
+from distkit.trace.columns import Floats
 from distkit.views.scene import svg
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import Geometry, text_width
-from distkit.views.scene.theme import GRAY, INK, SIZES, WARNING_LIGHT, rank_color
+from distkit.views.scene.theme import GRAY, INK, SIZES, TRACES_LIGHT, WARNING_LIGHT, rank_color
 
 #: At most so many operations on so many ranks are drawn; a line says what is left out.
 MAX_BARS, MAX_LANES = 200, 48
@@ -39,21 +40,33 @@ def _document(picture: Json, limit: int) -> str:
     """All of a short run; of a long one how busy the ranks were, and its first operations."""
     part = _part(picture, limit)
     name = picture["title"] or "Timeline"
-    busy = {} if part["cut"] == picture["end"] else picture["coverage"]
-    if not busy:
+    if part["cut"] == picture["end"] or not picture["coverage"]:
         painter = _Painter(part)
         return svg.document(WIDTH, painter.height, name, painter.body())
     *notices, cut = part["notices"]
     if len(part["lanes"]) > MAX_BOTH:
         told = f"{count(picture['operations'], 'operation')}: too many to draw individually"
-        whole = _Overview({**part, "notices": [*notices, told]}, busy)
+        whole = _Overview({**part, "notices": [*notices, told]})
         below = 66 if part["compared"] else 44
         body = whole.body() + "".join(whole._foot())
         return svg.document(WIDTH, whole.height + below, name, body)
-    whole = _Overview({**part, "notices": notices}, busy)
+    whole = _Overview({**part, "notices": notices})
     first = _Painter({**part, "title": cut, "facts": [], "notices": []})
     body = f'{whole.body()}<g transform="translate(0 {whole.height:.0f})">{first.body()}</g>'
     return svg.document(WIDTH, whole.height + first.height, name, body)
+
+
+def whole(picture: Json, limit: int) -> tuple[str, float]:
+    """All of a run without a card, to stand in another picture; and its height.
+
+    Args:
+        picture: a projection's snapshot.
+        limit: if it has more operations, how busy the ranks were is drawn instead of them.
+    """
+    part, notices = _part(picture, limit), picture["notices"]
+    whole = part["cut"] == picture["end"] or not picture["coverage"]
+    painter = _Painter(part) if whole else _Overview({**part, "notices": notices})
+    return painter.body(), painter.height
 
 
 def paint(picture: Json, until: float | None = None) -> tuple[str, float]:
@@ -87,10 +100,13 @@ class _Painter:
 
     def __init__(self, picture: Json, until: float | None = None) -> None:
         self.picture, self.view, self.until = picture, _view(picture), until
-        self.notices = picture["notices"]
+        self.notices = flagged(picture)
         self.bars = {bar["id"]: bar for bar in picture["bars"]}
         self.at = Geometry(picture, self.view, WIDTH, 62 + 22 * len(self.notices), self.room)
-        self.colors = {rank: rank_color(i) for i, rank in enumerate(self.at.lanes)}
+        self.colors = {
+            rank: rank_color(lane.get("color", i))
+            for i, (rank, lane) in enumerate(self.at.lanes.items())
+        }
 
         self.height = self.at.bottom + (96 if picture["compared"] else 74)
         if picture.get("bare"):
@@ -122,7 +138,7 @@ class _Painter:
                 yield svg.rect(x - 29, 22, 22, 12, *_fill(kind, GRAY))
                 x -= 48
         for i, notice in enumerate(self.notices):
-            yield svg.text(24, 56 + 22 * i, f"! {notice}", WARNING_LIGHT)
+            yield svg.text(24, 56 + 22 * i, notice, svg.notice_color(notice))
 
     def _lanes(self) -> Iterator[str]:
         for (rank, lane), head in zip(self.at.lanes.items(), self.at.heads, strict=True):
@@ -133,6 +149,8 @@ class _Painter:
             middle = top + height / 2
             width = self.at.right - self.at.left + 8
             yield svg.rect(self.at.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
+            if "run" in lane:
+                yield from self._run(lane, top, height)
             if "memory" in lane:
                 yield self._memory(lane, top, height)
             yield f'<circle cx="29" cy="{middle:.1f}" r="5" fill="{self.colors[rank]}"/>'
@@ -142,6 +160,12 @@ class _Painter:
             )
             if up:
                 yield svg.text(42, middle + 14, lane["detail"], GRAY)
+
+    def _run(self, lane: Json, top: float, height: float) -> Iterator[str]:
+        """The colour of the run of a lane before it, and where that run ends."""
+        fill = f'fill="{TRACES_LIGHT[lane["run"] % len(TRACES_LIGHT)]}"'
+        yield svg.rect(self.at.left - 9, top, 3, height, fill, "", 1)
+        yield svg.rect(self.at.x(lane["end"]), top, 2, height, fill, "", 1)
 
     def _memory(self, lane: Json, top: float, height: float) -> str:
         """Steps behind the bars: the memory that a rank has in use on its GPU."""
@@ -278,8 +302,7 @@ class _Overview(_Painter):
 
     room = 0
 
-    def __init__(self, picture: Json, coverage: Mapping[int, Iterable[float]]) -> None:
-        self.coverage = {rank: list(shares) for rank, shares in coverage.items()}
+    def __init__(self, picture: Json) -> None:
         lanes = [{**lane, "rows": 1, "marks": 0} for lane in picture["lanes"]]
         whole = {"bars": [], "cut": picture["end"], "opening": None}
         super().__init__({**picture, "lanes": lanes, **whole})
@@ -301,14 +324,20 @@ class _Overview(_Painter):
         )
 
     def _area(self, rank: int) -> str:
-        """Steps from the bottom of the lane, as high as the rank was busy."""
-        at, shares = self.at, self.coverage[rank]
+        """As high as the rank was busy; pale above the part in which it only waited."""
+        busy, waited = (self.picture[part][rank] for part in ("coverage", "waited"))
+        return self._steps(rank, busy, 0.36) + self._steps(rank, busy - waited, 1)
+
+    def _steps(self, rank: int, shares: Floats, opacity: float) -> str:
+        """Steps from the bottom of the lane."""
+        at = self.at
         top, height = at.tops[rank], at.heights[list(at.lanes).index(rank)]
         left, right = at.x(self.picture["start"]), at.x(self.picture["end"])
         width, base = (right - left) / len(shares), round(top + height)
-        tops = groupby(round(share * (height - 2)) for share in shares)
-        steps = "".join(f"V{base - tall}h{len([*same]) * width:.2f}" for tall, same in tops)
-        return f'<path d="M{left:.1f} {base}{steps}V{base}z" fill="{self.colors[rank]}"/>'
+        tops = groupby(round(share * (height - 2)) for share in shares.tolist())
+        steps = "".join(f"V{base - max(0, tall)}h{len([*same]) * width:.2f}" for tall, same in tops)
+        fill = f'fill="{self.colors[rank]}" fill-opacity="{opacity:g}"'
+        return f'<path d="M{left:.1f} {base}{steps}V{base}z" {fill}/>'
 
 
 _LEGEND = (

@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parents[1] / "js"
 
 #: The style sheets of views that need more than their own.
 _SHEETS = {
-    "compare": ("sheet", "compare"),
+    "compare": ("sheet", "scene", "compare"),
     "scene": ("sheet", "scene"),
     "concept": ("prediction", "concept"),
 }

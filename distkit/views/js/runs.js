@@ -1,0 +1,123 @@
+// The operations of several runs: rank r of the n-th of N runs has the number N * r + n.
+
+import { plural } from "./numbers.js";
+import { Store } from "./store.js";
+
+export class Runs extends Store {
+  merge(patch) {
+    this.stretch(false);
+    super.merge(patch);
+    this.lanes = this.frame.lanes.map((lane) => ({ ...lane, called: lane.name }));
+    this.arrange(this.shows);
+  }
+
+  // overlaid: the lanes of a rank lie one under the other; stretched: all runs are equally long.
+  arrange({ overlaid = false, stretched = false } = {}) {
+    const { runs } = this.frame;
+    this.shows = { overlaid, stretched };
+    const lanes = !overlaid ? this.lanes : [...this.lanes].sort((a, b) => a.rank - b.rank)
+      .map((lane) => ({ ...lane, name: runs[lane.run], host: lane.called, detail: "" }));
+    this.stretch(false);
+    this.spans = runs.map((_, n) => lanes.find(({ run }) => run === n)?.end ?? 0);
+    this.frame.lanes = lanes;
+    this.laneOf = new Map(lanes.map((lane, i) => [lane.rank, i]));
+    this.stretch(stretched);
+  }
+
+  // Makes all runs as long as the longest, or as long as they were.
+  stretch(on) {
+    const spans = this.spans ?? [];
+    const most = Math.max(...spans);
+    const factors = spans.map((span) => (on && span ? most / span : 1));
+    const by = factors.map((factor, n) => factor / (this.factors?.[n] ?? 1));
+    this.factors = factors;
+    if (by.every((factor) => factor === 1)) return;
+    const of = (i) => by[this.tracks[this.track[i]].rank % by.length];
+    for (let i = 0; i < this.count; i++) {
+      this.start[i] *= of(i);
+      this.end[i] *= of(i);
+    }
+    for (let a = 0; a < this.arrows; a++) {
+      const factor = of(this.send[a] < 0 ? this.recv[a] : this.send[a]);
+      this.sent[a] *= factor;
+      this.received[a] *= factor;
+    }
+    const { waits = [], critical: { ends } = { ends: [] } } = this.causes ?? {};
+    for (const [i, times] of waits) waits.set(i, times.map((time) => time * of(i)));
+    for (const [i, time] of ends) ends.set(i, time * of(i));
+    for (const lane of this.frame.lanes) lane.end *= by[lane.run];
+  }
+
+  // What act() finds while all times are as they were measured.
+  measured(act) {
+    const { stretched } = this.shows;
+    this.stretch(false);
+    const found = act();
+    this.stretch(stretched);
+    return found;
+  }
+
+  // A bar that never ended ends with its run.
+  until(i, now) {
+    const { died, end, live } = this.frame.lanes[this.lane(i)] ?? {};
+    return Number.isNaN(this.end[i]) ? died ?? end + (live ? now - this.frame.end : 0) : this.end[i];
+  }
+
+  name(rank) {
+    return this.frame.lanes[this.laneOf.get(rank)]?.called ?? `rank ${rank}`;
+  }
+
+  related(item) {
+    if (item?.i === undefined) return super.related(item);
+    const all = this.alike(item.i).filter((i) => i >= 0).map((i) => super.related(this.bar(i)));
+    const both = (name) => new Set(all.flatMap((one) => [...one[name]]));
+    return { bars: both("bars"), arrows: both("arrows") };
+  }
+
+  // For each run the operation like this one: its rank does it with that peer for the same time,
+  // the first, the second …; -1 if there is none.
+  alike(i) {
+    const { keys, lists } = this.#numbered();
+    const n = this.run(i);
+    const nth = lists.get(`${n}/${keys[i]}`).indexOf(i);
+    return this.frame.runs.map((_, k) => lists.get(`${k}/${keys[i]}`)?.[nth] ?? -1);
+  }
+
+  run(i) {
+    return this.tracks[this.track[i]].rank % this.frame.runs.length;
+  }
+
+  // Through which ranks the critical path of each run goes.
+  chain({ bars, ends }) {
+    const on = [...new Set([...bars, ...ends.keys()].map((i) => this.lane(i)))];
+    return this.frame.runs.map((name, n) => {
+      const found = this.lanes.filter((lane) => lane.run === n && on.includes(this.laneOf.get(lane.rank)));
+      const few = found.length < 4;
+      return `${name}: through ${few ? found.map(({ called }) => called).join(", ") : plural(found.length, "rank")}`;
+    }).join(" · ");
+  }
+
+  // The place of an operation among those of its rank, from 1; computation is counted for itself.
+  place(i) {
+    const { rank, mark } = this.tracks[this.track[i]];
+    const own = this.tracks.filter((track) => track.rank === rank && track.mark === mark);
+    const before = ({ items }) => items.filter((other) => this.seq[other] <= this.seq[i]).length;
+    return own.reduce((sum, track) => sum + before(track), 0);
+  }
+
+  // What each operation is, and those of each run that are the same, in their order.
+  #numbered() {
+    if (this.numbersOf?.version === this.version) return this.numbersOf;
+    const own = (rank) => Math.floor(rank / this.frame.runs.length);
+    const [keys, lists] = [[], new Map()];
+    for (let i = 0; i < this.count; i++) {
+      const { op, peer, label } = this.looks[this.look[i]];
+      const { rank, mark } = this.tracks[this.track[i]];
+      keys.push([own(rank), op, peer === undefined ? "" : own(peer), mark ? label : ""].join("/"));
+      const key = `${rank % this.frame.runs.length}/${keys[i]}`;
+      lists.set(key, [...lists.get(key) ?? [], i]);
+    }
+    for (const list of lists.values()) list.sort((a, b) => this.seq[a] - this.seq[b]);
+    return (this.numbersOf = { version: this.version, keys, lists });
+  }
+}
