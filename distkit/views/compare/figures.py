@@ -30,11 +30,7 @@ def figures(columns: Columns) -> Json:
     the end does not, is in :mod:`distkit.views.timeline.causes`.
     """
     frame = columns.frame
-    parted = _parted(columns)
-    ranks = [
-        {**{key: lane[key] for key in _OF_A_RANK}, "over": parted.get(lane["rank"])}
-        for lane in frame["lanes"]
-    ]
+    ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
     workers = [r for r in ranks if r["role"] == WORKER] or ranks
     seconds = (frame["end"] or 0.0) - (frame["start"] or 0.0)
     ends = _done(columns)

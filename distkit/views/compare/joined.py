@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from distkit.events import WORLD
 from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
-from distkit.views.compare.projection import Side
+from distkit.views.compare.projection import Side, names
 from distkit.views.scene.frame import Json
 from distkit.views.timeline.causes import Causes
 from distkit.views.timeline.columns import Columns
@@ -59,10 +59,11 @@ def joined(tables: Sequence[Table]) -> Table:
 def facts(sides: Sequence[Side]) -> RunInfo:
     """What is known of all runs together."""
     ranks, ends = {}, dict[int, RankEnd]()
+    called = names([side.told for side in sides])
     for n, side in enumerate(sides):
         for lane in side.told["figures"]["ranks"]:
             rank = lane["rank"]
-            ranks[rank * len(sides) + n] = replace(side.info.rank(rank), host="")
+            ranks[rank * len(sides) + n] = replace(side.info.rank(rank), name=called[rank], host="")
         for rank, end in side.info.ends.items():
             time = None if end.time is None else end.time - side.start
             ends[rank * len(sides) + n] = replace(end, time=time)

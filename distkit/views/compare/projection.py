@@ -158,6 +158,13 @@ def summary(runs: Sequence[Json], baseline: int = 0) -> Json:
     }
 
 
+def names(runs: Sequence[Json]) -> dict[int, str]:
+    """One name for each rank in all runs: "worker 1", if any of them calls it so."""
+    known = [(r["rank"], r["name"]) for run in runs for r in run["figures"]["ranks"]]
+    known.sort(key=lambda pair: pair[1] != f"rank {pair[0]}")
+    return dict(known)
+
+
 def _said(runs: Sequence[Json]) -> list[str]:
     """For each run as the baseline, how long the others took; nothing if all are as fast."""
     seconds = [float(run["figures"]["seconds"]) for run in runs]

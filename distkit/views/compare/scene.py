@@ -8,11 +8,11 @@ from typing import Any
 
 from distkit._format import human_bytes, ticks
 from distkit.views.compare.figures import difference, figure, finite, ratio
+from distkit.views.compare.projection import names
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Scene, Shape, line, rect, text, title
 from distkit.views.scene.painter import cut
-from distkit.views.scene.values_svg import MOST
 from distkit.views.scene.values_svg import figure as in_digits
 
 #: Figures beside the lanes, for up to so many runs, and below them [pixels].
@@ -23,6 +23,8 @@ NAMES, ROW, HEAD = 140, 29, 36
 MOST_RANKS, FIRST = 16, 4
 #: A chart of losses [pixels].
 WIDTH, PLOT, HEIGHT, AXIS = 440, 110, 152, 44
+#: A curve has about so many points.
+POINTS = 100
 #: With its colour each run's curve has a dash.
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3")
 
@@ -70,11 +72,10 @@ def _alike(row: Json) -> float:
 
 def _ranks(runs: list[Json]) -> Iterator[Json]:
     """The part of the time that each rank was in communication, as a figure."""
-    named = {r["rank"]: r["name"] for run in runs for r in run["figures"]["ranks"]}
-    for rank in sorted(named):
+    for rank, name in sorted(names(runs).items()):
         known = [{r["rank"]: r for r in run["figures"]["ranks"]}.get(rank) for run in runs]
         yield {
-            "label": named[rank],
+            "label": name,
             "unit": "%",
             "values": [one and one["busy"] for one in known],
             "waiting": [one["waiting"] if one else 0.0 for one in known],
@@ -161,7 +162,7 @@ def _chart(
 
 def _curve(n: int, points: list[tuple[float, float] | None]) -> Iterator[Shape]:
     """A line with a gap wherever no value is known."""
-    few = points[:: max(1, len(points) // MOST)]
+    few = points[:: max(1, len(points) // POINTS)]
     pieces = [
         f"{'L' if before else 'M'}{place[0]:.0f} {place[1]:.0f}"
         for before, place in zip([None, *few], few, strict=False)

@@ -78,7 +78,7 @@ function busy(lanes, color) {
 }
 
 // How a rank spent its time: in words, and as a bar whose waiting style sheets tell apart.
-export function shares({ name, busy: spent, waiting, messages, bytes }, color) {
+function shares({ name, busy: spent, waiting, messages, bytes }, color) {
   const part = (share, kind) =>
     h("i", { class: kind, style: `width:${100 * Math.max(0, share)}%;color:${color}` });
   return {

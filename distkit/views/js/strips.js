@@ -142,7 +142,7 @@ const alone = (x, width, left, next) =>
 const shade = (cover) => (cover > 0 ? FAINT + (1 - FAINT) * Math.min(1, cover) : 0);
 
 // Adds a bar to the pixels that it covers, in parts.
-export function add(cover, x, width, weight) {
+function add(cover, x, width, weight) {
   const last = Math.min(cover.length - 1, Math.floor(x + width));
   for (let p = Math.max(0, Math.floor(x)); p <= last; p++) {
     cover[p] += weight * (Math.min(p + 1, x + width) - Math.max(p, x));
