@@ -14,7 +14,7 @@ from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import Op
 from distkit.views import Cockpit
 from distkit.views.cockpit.projection import Stepping, in_a_circle, remarks, sentence
-from distkit.views.cockpit.static import to_svg, to_table
+from distkit.views.cockpit.scene import to_svg, to_table
 from distkit.views.timeline.columns import project
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -333,7 +333,7 @@ def test_a_notebook_stores_widget_picture_and_table(tmp_path):
     ]
     assert cockpit.save(tmp_path / "fn.svg").read_text("utf-8") == data["image/svg+xml"]
     words = texts(data["image/svg+xml"])
-    assert "            dist.recv(buffer, src=left)" in words and "collectives.py" in words
+    assert "\xa0" * 12 + "dist.recv(buffer,\xa0src=left)" in words and "collectives.py" in words
     assert "rank 3 is paused before send(dst=0) at…" in words
     assert "paused before send" in words
     cockpit.close()

@@ -140,7 +140,6 @@ def _now(run: Steppable) -> Json:
     """All but the moments and the sources."""
     hangs = any(f.hang for f in run.findings)
     stopped = run.trace.info.interrupted and not hangs  # its error says no more
-    found = remarks("" if stopped else run.error, run.findings)
     return {
         "name": clean(run.name),
         "ranks": list(run.ranks),
@@ -148,10 +147,27 @@ def _now(run: Steppable) -> Json:
         "playing": run.playing,
         "finished": run.finished,
         "stopped": stopped,
-        "remarks": found,
+        "remarks": _shown(run, "" if stopped else run.error),
         "pages": PAGES,
-        "graph": waits(standings(run.trace)) if any(r["hang"] for r in found) else None,
     }
+
+
+def _shown(run: Steppable, error: str) -> list[Json]:
+    """What is wrong at the moment shown: now all that is known, else a circle of waiting ranks."""
+    found = remarks(error, run.findings)
+    if run.position == len(run.moments) - 1 and found:
+        graph = waits(standings(run.trace)) if any(r["hang"] for r in found) else None
+        return [{**found[0], "graph": graph}, *found[1:]]
+    states = run.moments[run.position].standings
+    circle = in_a_circle(states)
+    one = {
+        "message": clean(sentence(circle)),
+        "remedy": "",
+        "hang": True,
+        "lines": {str(s.rank): clean(s.where) for s in circle},
+        "graph": waits(states),
+    }
+    return [one] if circle else []
 
 
 def _ends(trace: EventLog) -> dict[int, str]:
@@ -207,19 +223,7 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 
 def _moment(moment: Moment, ranks: list[Json]) -> Json:
-    circle = in_a_circle(moment.standings)
-    return compact(
-        time=round(moment.time, 7),
-        choice=list(moment.choice),
-        ranks=ranks,
-        circle={
-            "message": clean(sentence(circle)),
-            "lines": {str(s.rank): clean(s.where) for s in circle},
-            "graph": waits(moment.standings),
-        }
-        if circle
-        else None,
-    )
+    return compact(time=round(moment.time, 7), choice=list(moment.choice), ranks=ranks)
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:

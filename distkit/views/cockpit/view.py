@@ -1,6 +1,7 @@
 """The cockpit: a program, where each rank is in it, and the buttons that let them go on.
 
-The projection is in projection.py, the browser's painter in js/, the static one in static.py.
+The projection is in projection.py, the browser's painter in js/, the static picture's marks in
+scene.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import traitlets
 
 from distkit.errors import DistkitError
 from distkit.views.cockpit.projection import Stepping
-from distkit.views.cockpit.static import to_svg, to_table
+from distkit.views.cockpit.scene import to_svg, to_table
 from distkit.views.scene.frame import Json
 from distkit.views.timeline.static import MAX_BARS
 from distkit.views.timeline.view import Timeline

@@ -95,9 +95,8 @@ export class Cockpit extends Follower {
       : "It has not reached a communication call yet.";
     this.source.explain(this.timeline.store.count ? "The program's source is not known." : silent);
     if (moment !== this.moment || past !== this.past) this.#show(moment, position, past);
-    const remarks = this.#remarks(moment, past);
-    const key = JSON.stringify(remarks);
-    if (key !== this.told) this.#find(remarks, moment, key);
+    const key = JSON.stringify(state.remarks);
+    if (key !== this.told) this.#find(state.remarks, moment, key);
     this.root.dataset.position = position;
     const now = state.playing ? "playing" : state.finished ? "finished" : "now";
     this.root.dataset.state = absent ? "absent" : past ? "past" : now;
@@ -126,13 +125,6 @@ export class Cockpit extends Follower {
     if (most < NEAR + 4) return end - start > 1.1 * (last - start) ? [start, last] : null;
     const at = (i) => moments[clamp(i, 0, most)].time;
     return [at(Math.min(position, most - 2) - NEAR), at(Math.max(position + 2, NEAR + 2))];
-  }
-
-  // What is wrong: now the run's error and the findings, else a circle of waiting ranks.
-  #remarks({ circle }, past) {
-    const { remarks, graph } = this.state;
-    if (past || !remarks.length) return circle ? [{ ...circle, remedy: "", hang: true }] : [];
-    return remarks.map((one, i) => ({ ...one, graph: i ? null : graph }));
   }
 
   #find(shown, moment, key) {

@@ -227,6 +227,8 @@ MARKS: dict[str, dict[str, str | float]] = {
     "name": {"fill": "ink", "font-size": 13.5, "font-weight": 700},
     "key": {"fill": "ink", "font-size": 13, "font-weight": 700, "font-family": "code", **_HALO},
     "words": {"fill": "muted", "font-size": 12},
+    "said": {"fill": "ink", "font-size": 12},
+    "alert": {"fill": "warning", "font-size": 12},
     "small": {"fill": "muted", "font-size": 11},
     "worth": {"fill": "ink", "font-size": 11, "font-family": "code", **_HALO},
     "size": {"fill": "muted", "font-size": 11, **_HALO},

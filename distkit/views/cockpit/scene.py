@@ -1,0 +1,236 @@
+"""A moment of the cockpit as marks, for the static picture, and as a table.
+
+In the browser program and cards flow with the page's width; see js/cockpit.js.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from distkit._format import aligned
+from distkit.views.scene import svg
+from distkit.views.scene.frame import Json
+from distkit.views.scene.geometry import text_width
+from distkit.views.scene.marks import Scene, Shape, circle, rect, text
+from distkit.views.scene.painter import body, cut, wrapped
+from distkit.views.timeline.static import WIDTH, paint
+
+#: At most so many lines of source, of ranks' cards, of cells of a strip.
+MAX_LINES, MAX_CARDS, MAX_CELLS = 20, 8, 32
+LINE, CARD, LEFT, SPLIT = 18, 96, 24, 560
+COLUMNS = ("rank", "state", "call", "line", "waits for")
+#: How a rank's marker looks, where it is not filled: its circle and its number.
+PINS = {
+    "blocked": ("held", "count"),
+    "failed": ("wrong", "late"),
+    "died": ("wrong", "late"),
+    "released": ("ring", "count"),
+}
+
+
+def to_svg(steps: Json, picture: Json) -> str:
+    """The moment shown as an SVG document.
+
+    Args:
+        steps: a snapshot of :class:`~distkit.views.cockpit.projection.Stepping`.
+        picture: a snapshot of the timeline's projection.
+    """
+    return _Moment(steps, picture).document()
+
+
+def to_table(steps: Json, picture: Json) -> str:
+    """The moment shown as a table to read in a terminal."""
+    names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
+    rows = [COLUMNS]
+    for r in shown(steps)["ranks"]:
+        waits = ", ".join(names.get(w, f"rank {w}") for w in r.get("waits", ()))
+        rows.append(
+            (
+                names.get(r["rank"], str(r["rank"])),
+                r["doing"],
+                r.get("call", ""),
+                r.get("where", ""),
+                waits,
+            )
+        )
+    ranks = shown(steps)["ranks"]
+    why = [
+        f"{row[0]}: {r['reason']}"
+        for row, r in zip(rows[1:], ranks, strict=True)
+        if r.get("reason") and not r.get("waits")
+    ]
+    return "\n".join(
+        [
+            f"{steps['name']}: {step(steps)}",
+            *(f"  {line}".rstrip() for line in [*aligned(rows), *why]),
+            *(
+                f"  ! {remark['message']} {remark['remedy']}".rstrip()
+                for remark in steps["remarks"]
+            ),
+        ]
+    )
+
+
+def shown(steps: Json) -> Json:
+    """The moment shown."""
+    moment: Json = steps["moments"][steps["position"]][1]
+    return moment
+
+
+def step(steps: Json) -> str:
+    """Which moment that is, in words."""
+    position, last = steps["position"], len(steps["moments"]) - 1
+    told = f"step {position} of {last}" if last else "before the first step"
+    told += " · You stopped it here." * bool(steps["stopped"] and position == last)
+    return told + (", looking back" if position < last else "")
+
+
+class _Moment:
+    """Marks of one moment, from the top down."""
+
+    def __init__(self, steps: Json, picture: Json) -> None:
+        self.steps, self.picture, self.ranks = steps, picture, shown(steps)["ranks"]
+        self.bars = {bar["id"]: bar for bar in picture["bars"]}
+        self.lanes = {lane["rank"]: lane for lane in picture["lanes"]}
+        self.order = {rank: i for i, rank in enumerate(self.lanes)}
+        self.scene = Scene(WIDTH, 0.0)
+
+    def document(self) -> str:
+        steps, scene = self.steps, self.scene
+        doing = Counter(r["doing"] for r in self.ranks)
+        counts = " · ".join(f"{n} {word}" for word, n in doing.items())
+        scene.add(WIDTH - LEFT, 32, text(counts, "words", anchor="end"))
+        parts, y = [svg.heading(LEFT, 32, steps["name"], step(steps))], 52.0
+        for remark in steps["remarks"]:
+            drawn, tall = self._remark(y, remark)
+            parts.append(drawn)
+            y += tall + 12
+        y += max(self._source(y), self._cards(y)) + 8
+        until = shown(steps)["time"] if "looking" in step(steps) else None
+        timeline, height = paint({**self.picture, "title": ""}, until)
+        below = f'<g transform="translate(0 {y:.0f})">{timeline}</g>'
+        parts += [body(scene.plain(), 0.0), below]
+        return svg.document(WIDTH, y + height, f"{steps['name']}, {step(steps)}", "".join(parts))
+
+    def _remark(self, y: float, remark: Json) -> tuple[str, float]:
+        """What is wrong, beside it the graph of who waits for whom as SVG; and the height."""
+        graph = (remark.get("graph") or {}).get("scene")
+        left = WIDTH - LEFT - (graph["width"] if graph else 0)
+        lines = wrapped(f"{remark['message']} {remark['remedy']}", left - LEFT - 30)
+        tall = max(17 * len(lines) + 8, graph["height"] if graph else 0)
+        words = [text(line, "said", x=14, y=17 + 17 * i) for i, line in enumerate(lines)]
+        self.scene.add(LEFT, y, rect(4, tall, "bad", r=2), *words)
+        place = f'transform="translate({left:.1f} {y:.1f})"'
+        return (f"<g {place}>{body(graph, 0.0)}</g>" if graph else ""), tall
+
+    def _pin(self, r: Json, x: float, y: float) -> tuple[Shape, Shape]:
+        """A rank's number; hollow unless it runs or is paused, dashed while it is blocked."""
+        style, ink = PINS.get(r["doing"], ("own", "label"))
+        lane = self.order.get(r["rank"], 0)
+        number = text(str(r["rank"]), ink, x=x, y=y + 4, anchor="middle", lane=lane, size=11)
+        return circle(8, style, x=x, y=y, lane=lane), number
+
+    # -- the source ------------------------------------------------------------------
+
+    def _source(self, y: float) -> float:
+        """The lines around the markers, of the file that has most of them; and their height."""
+        at: dict[str, dict[int, list[Json]]] = defaultdict(lambda: defaultdict(list))
+        for r in self.ranks:
+            label, _, line = r.get("where", "").rpartition(":")
+            if line.isdigit():
+                at[label][int(line)].append(r)
+        sources = self.steps["sources"]
+        if not sources:
+            return 0.0
+        label = max(sources, key=lambda file: sum(map(len, at[file].values())))
+        window = _window(sources[label], list(at[label]) or self._spoken(label))
+        card = rect(SPLIT - LEFT - 20, LINE * len(window) + 36, "card", r=8)
+        self.scene.add(LEFT, y, card, text(label, "strong", x=14, y=19))
+        for i, (number, words) in enumerate(window):
+            shapes = self._line(number, words, at[label].get(number, []))
+            self.scene.add(LEFT + 1, y + 28 + LINE * i, *shapes)
+        return LINE * len(window) + 44.0
+
+    def _spoken(self, label: str) -> list[int]:
+        """The first line of a file that communicates: what to show of it without markers."""
+        places = (bar.get("where", "").rpartition(":") for bar in self.picture["bars"])
+        return sorted(int(n) for file, _, n in places if file == label and n.isdigit())[:1]
+
+    def _line(self, number: int, words: str, here: list[Json]) -> Iterator[Shape]:
+        if here:
+            yield rect(SPLIT - LEFT - 22, LINE, "now")
+        crowd = len(here) > 3
+        first = sorted(here, key=lambda r: r["doing"] == "paused")  # the others in sight
+        for i, r in enumerate(first[: 2 if crowd else 3]):
+            yield from self._pin(r, 14 + 20 * i, 9)
+        yield text(f"+{len(here) - 2}" if crowd else "", "small", x=48, y=13)
+        yield text(str(number), "small", x=95, y=13, anchor="end")
+        yield text(cut(words, 405, 11).replace(" ", "\xa0"), "worth", x=107, y=13)
+
+    # -- the cards -------------------------------------------------------------------
+
+    def _cards(self, y: float) -> float:
+        """A card for each of the first ranks; and the height of all."""
+        columns = 1 if len(self.ranks) <= 4 else 2
+        width = (WIDTH - LEFT - SPLIT - 8 * (columns - 1)) / columns
+        for i, r in enumerate(self.ranks[:MAX_CARDS]):
+            place = SPLIT + i % columns * (width + 8), y + (CARD + 8) * (i // columns)
+            self.scene.add(*place, *self._card(r, width))
+        tall = math.ceil(min(len(self.ranks), MAX_CARDS) / columns) * (CARD + 8.0)
+        if (more := len(self.ranks) - MAX_CARDS) <= 0:
+            return tall
+        self.scene.add(SPLIT, y + tall + 12, text(f"… and {more} more ranks", "words"))
+        return tall + 24
+
+    def _card(self, r: Json, width: float) -> Iterator[Shape]:
+        lane, called = self.lanes.get(r["rank"], {}), r.get("call", "")
+        name, host = lane.get("name", f"rank {r['rank']}"), lane.get("host")
+        yield rect(width, CARD, "card", r=8)
+        yield from self._pin(r, 20, 17)
+        yield text(name, "strong", x=38, y=21)
+        yield text(f"on {host}" if host else "", "words", x=46 + text_width(name, 13.5), y=21)
+        yield text(r["doing"], "words", x=width - 12, y=21, anchor="end")
+        yield text(called, "worth", x=12, y=41)
+        left = 24 + 7 * len(called) if called else 12
+        letters = int((width - 8 - left) / 6.4) or 1
+        reason = textwrap.shorten(r.get("reason", ""), letters, placeholder="…")
+        yield text(reason, "alert", x=left, y=41)
+        before = self.bars.get(r.get("now"), {}).get("values") or [None]
+        after = self.bars.get(r.get("last"), {}).get("values") or [None]
+        known = [
+            (w, s) for w, s in (("before", before[0]), ("done", after[-1])) if s and s["values"]
+        ]
+        for i, (when, summary) in enumerate(known):
+            yield from _strip(52 + 20 * i, width, when, summary)
+
+
+def _window(source: str, marked: list[int]) -> list[tuple[int, str]]:
+    """The numbered lines to show: as many as fit, around the marked ones."""
+    lines = list(enumerate(source.expandtabs(4).splitlines(), 1))
+    middle = (min(marked) + max(marked)) // 2 if marked else 0
+    if marked and max(marked) - min(marked) >= MAX_LINES:
+        middle = marked[0]
+    first = max(0, min(middle - MAX_LINES // 2, len(lines) - MAX_LINES))
+    return lines[first : first + MAX_LINES]
+
+
+def _strip(y: float, width: float, when: str, summary: Json) -> Iterator[Shape]:
+    """Values as colours: zero is paper, positive orange, negative blue."""
+    values = [v for v in summary["values"] if isinstance(v, float | int)]
+    values = values[:: max(1, math.ceil(len(values) / MAX_CELLS))]
+    most = max((abs(v) for v in values), default=0) or 1.0
+    told = f"{summary['min']:.3g} to {summary['max']:.3g}" if values else "no finite values"
+    wide = width - 68
+    yield text(when, "small", x=12, y=y + 11)
+    if width > 240:
+        wide -= 96
+        yield text(told, "small", x=width - 12, y=y + 11, anchor="end")
+    yield rect(wide, 14, "now", x=56, y=y)
+    cell = wide / max(1, len(values))
+    for i, v in enumerate(values):
+        sign, part = "positive" if v > 0 else "negative", round(abs(v) / most, 2)
+        if part:
+            yield rect(cell, 14, sign, x=56 + i * cell, y=y, opacity=part)
