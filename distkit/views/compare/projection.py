@@ -138,6 +138,7 @@ def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -
         "figures": found,
         "loss": loop,
         "notices": [] if live else frame["notices"],
+        "notes": [] if live else frame["notes"],
     }
 
 
@@ -247,6 +248,7 @@ def _notes(runs: Sequence[Json]) -> Iterator[str]:
     said = [run["name"] for run in runs if _hidden(run)]
     if said and any(run["figures"]["messages"] for run in runs):
         yield f"{joined(said)}: messages inside the backend's collectives are not recorded."
+    yield from (f"{run['name']}: {note}" for run in runs for note in run["notes"])
 
 
 def _notices(runs: Sequence[Json]) -> Iterator[str]:
@@ -261,7 +263,8 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
         yield f"the world sizes differ: {'; '.join(told)}"
     yield from _notes(runs)
     for run in runs:
-        yield from (f"{run['name']}: {notice}" for notice in run["notices"])
+        warnings = (notice for notice in run["notices"] if notice not in run["notes"])
+        yield from (f"{run['name']}: {notice}" for notice in warnings)
 
 
 def to_table(picture: Json) -> str:

@@ -15,10 +15,10 @@ from distkit.views.scene.marks import Scene, Shape, line, rect, text, title
 from distkit.views.scene.painter import cut
 from distkit.views.scene.values_svg import figure as in_digits
 
-#: Figures beside the lanes, for up to so many runs, and below them [pixels].
-NARROW, FEW, WIDE = 400, 3, 912
+#: Figures are beside the lanes for up to so many runs, with a column for each, else below [pixels].
+FEW, COLUMN, WIDE = 3, 112, 912
 #: The column of names, a row, and the heads of the columns [pixels].
-NAMES, ROW, HEAD = 140, 29, 36
+NAMES, ROW, HEAD = 148, 29, 36
 #: At most so many ranks have a row; so many figures are shown at first.
 MOST_RANKS, FIRST = 16, 4
 #: A chart of losses [pixels].
@@ -27,6 +27,11 @@ WIDTH, PLOT, HEIGHT, AXIS = 440, 110, 152, 44
 POINTS = 100
 #: With its colour each run's curve has a dash.
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3")
+
+
+def width_of(runs: int) -> int:
+    """The width of the figures in the browser [pixels]."""
+    return NAMES + COLUMN * runs if runs <= FEW else WIDE
 
 
 def table(told: Json, width: float, ranks: int = MOST_RANKS) -> Scene:

@@ -15,7 +15,7 @@ from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
 from distkit.views.compare.joined import causes, facts, joined, lanes, relabelled
 from distkit.views.compare.projection import Side, summary, to_table
-from distkit.views.compare.scene import FEW, FIRST, HEAD, NARROW, ROW, WIDE, losses, table
+from distkit.views.compare.scene import FIRST, HEAD, ROW, WIDE, losses, table, width_of
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.painter import body, cut
@@ -138,7 +138,7 @@ class Compare(View):
             "clock": self._clock,
             "runs": [run["name"] for run in told["runs"]],
             "lanes": lanes(picture["lanes"], self._sides),
-            "figures": table(told, NARROW if len(runs) <= FEW else WIDE).plain(),
+            "figures": table(told, width_of(len(runs))).plain(),
             "first": HEAD + ROW * min(FIRST, len(told["rows"])),
             "losses": losses(told),
             "styles": MARKS,

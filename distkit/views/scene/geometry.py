@@ -66,7 +66,7 @@ class Geometry:
         self.view = view
         self.lanes: dict[int, Json] = {lane["rank"]: lane for lane in picture["lanes"]}
         names = [
-            max(text_width(lane["name"], 13), text_width(lane["detail"], 12))
+            max(text_width(lane["name"], 14), text_width(lane["detail"], 12))
             for lane in self.lanes.values()
         ]
         self.left = min(max(84.0, 62 + max(names, default=0)), 230)

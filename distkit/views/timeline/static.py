@@ -164,7 +164,7 @@ class _Painter:
     def _run(self, lane: Json, top: float, height: float) -> Iterator[str]:
         """The colour of the run of a lane before it, and where that run ends."""
         fill = f'fill="{TRACES_LIGHT[lane["run"] % len(TRACES_LIGHT)]}"'
-        yield svg.rect(self.at.left - 9, top, 3, height, fill, "", 1)
+        yield svg.rect(self.at.left - 8, top, 3, height, fill, "", 1)
         yield svg.rect(self.at.x(lane["end"]), top, 2, height, fill, "", 1)
 
     def _memory(self, lane: Json, top: float, height: float) -> str:
