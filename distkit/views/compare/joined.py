@@ -16,8 +16,6 @@ from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.views.compare.projection import Side, names
 from distkit.views.scene.frame import Json
-from distkit.views.timeline.causes import Causes
-from distkit.views.timeline.columns import Columns
 
 
 def relabelled(table: Table, n: int, side: Side, sides: int) -> Table:
@@ -70,20 +68,6 @@ def facts(sides: Sequence[Side]) -> RunInfo:
     until = max((side.info.until or 0.0) - side.start for side in sides)
     stopped = any(side.info.interrupted for side in sides)
     return RunInfo(ranks=ranks, ends=ends, until=until, interrupted=stopped)
-
-
-def causes(columns: Columns, sides: Sequence[Side]) -> Causes:
-    """Who waited in each run, and its critical path, by the numbers of all operations."""
-    ops, path, via = columns.ops, list[int](), list[int]()
-    since, waited = np.zeros((2, len(ops)))
-    over = np.zeros(len(ops), bool)
-    for n, side in enumerate(sides):
-        mine, found = np.flatnonzero(ops.rank % len(sides) == n), side.columns.causes
-        since[mine], waited[mine] = found.since - side.start, found.waited
-        over[mine] = found.over
-        path += mine[found.path].tolist()
-        via += mine[found.via].tolist()
-    return Causes(since, waited, over, path, via)
 
 
 def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:

@@ -13,7 +13,7 @@ from typing import Any
 from distkit.events import Event
 from distkit.trace.columns import Table
 from distkit.trace.log import EventLog
-from distkit.views.compare.joined import causes, facts, joined, lanes, relabelled
+from distkit.views.compare.joined import facts, joined, lanes, relabelled
 from distkit.views.compare.projection import Side, summary, to_table
 from distkit.views.compare.scene import FIRST, HEAD, ROW, WIDE, losses, table, width_of
 from distkit.views.scene import svg
@@ -21,6 +21,7 @@ from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.painter import body, cut
 from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.bars import Bars, lettered, packed
+from distkit.views.timeline.causes import causes
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, whole
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
@@ -105,7 +106,8 @@ class Compare(View):
         live = any(side.live for side in sides)
         self._bars = Bars(EventLog.of(joined(tables), facts(sides)), live, thin=True)
         if not live:
-            self._bars.columns.causes = causes(self._bars.columns, sides)
+            whole, end = self._bars.columns, max(side.told["figures"]["seconds"] for side in sides)
+            whole.causes = causes(whole.ops, whole.pairs, end, len(sides))
 
     def _among_all(self, n: int, events: Table) -> Table:
         return relabelled(events, n, self._sides[n], len(self._sides))

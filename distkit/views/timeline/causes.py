@@ -46,15 +46,20 @@ def unknown(operations: int) -> Causes:
     return Causes(none, none, none.astype(bool), [], [])
 
 
-def causes(ops: Operations, pairs: Pairs, end: float) -> Causes:
-    """Look through a whole trace that ends then [s]."""
+def causes(ops: Operations, pairs: Pairs, end: float, runs: int = 1) -> Causes:
+    """Look through a whole trace that ends then [s].
+
+    Of several runs, with the n-th on the ranks that leave n when divided by ``runs``, ``path`` has
+    one critical path after the other.
+    """
     if not len(ops):
         return unknown(0)
     final = np.where(ops.ended, ops.end, end)
     since = np.fmax(_last_active(ops, final), ops.blocked)
     waited = np.maximum(0, np.minimum(_arrival(ops, pairs), final) - since)
     waited[ops.scheduled] = 0
-    return Causes(since, waited, _over(ops, pairs), *_critical(ops, pairs, since, waited, final))
+    paths = _critical(ops, pairs, since, waited, final, runs)
+    return Causes(since, waited, _over(ops, pairs), *paths)
 
 
 def _lanes(rank: Ints) -> list[tuple[int, slice]]:
@@ -113,7 +118,7 @@ def _over(ops: Operations, pairs: Pairs) -> Bools:
 
 
 def _critical(
-    ops: Operations, pairs: Pairs, since: Floats, waited: Floats, final: Floats
+    ops: Operations, pairs: Pairs, since: Floats, waited: Floats, final: Floats, runs: int
 ) -> tuple[list[int], list[int]]:
     """The critical path: an operation that waited is explained by the last to arrive.
 
@@ -129,27 +134,29 @@ def _critical(
     prompt, marked = _prompts(ops, pairs).tolist(), _Marked(ops, final, ~told)
     path: dict[int, None] = {}
     via: dict[int, None] = {}
-    at = int(np.where(told, final, -math.inf).argmax())
-    while at >= 0 and at not in path:
-        if slow[at] and blamed[at] >= 0:
-            via[at] = None
-            at = blamed[at]
-            if at in path or at in via:
-                break
-        path[at] = None
-        if prompt[at] >= 0:
-            via[prompt[at]] = None
-            at = blamed[prompt[at]]
-            if at in path:
-                break
-            if at not in via:
-                path[at] = None
-        n = before[at]
-        while n > first[at] and (flat[n - 1] in path or flat[n - 1] in via):
-            n -= 1  # what takes no time ends when it starts
-        later, at = at, flat[n - 1] if n > first[at] else -1
-        if (mark := marked.before(later, final[at] if at >= 0 else -math.inf)) is not None:
-            path[mark] = None
+    for run in range(runs):
+        ends = np.where(told & (ops.rank % runs == run), final, -math.inf)
+        at = int(ends.argmax()) if ends.max() > -math.inf else -1
+        while at >= 0 and at not in path:
+            if slow[at] and blamed[at] >= 0:
+                via[at] = None
+                at = blamed[at]
+                if at in path or at in via:
+                    break
+            path[at] = None
+            if prompt[at] >= 0:
+                via[prompt[at]] = None
+                at = blamed[prompt[at]]
+                if at in path:
+                    break
+                if at not in via:
+                    path[at] = None
+            n = before[at]
+            while n > first[at] and (flat[n - 1] in path or flat[n - 1] in via):
+                n -= 1  # what takes no time ends when it starts
+            later, at = at, flat[n - 1] if n > first[at] else -1
+            if (mark := marked.before(later, final[at] if at >= 0 else -math.inf)) is not None:
+                path[mark] = None
     return list(path), list(via)
 
 
