@@ -183,6 +183,8 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
     assert said is not None
     if "empty" in case:
         assert "b: nothing was recorded" in " ".join(sheet.texts(".dk-notices li"))
+    if case == "thousand":
+        assert "the first 128 ranks of each run are drawn" in sheet.text(".dk-notices")
     if case == "sizes":
         assert "the world sizes differ: a 3 ranks; b 8 ranks" in sheet.text(".dk-notices")
     sheet.fine()

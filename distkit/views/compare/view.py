@@ -17,6 +17,7 @@ from distkit.views.compare.joined import facts, joined, lanes, relabelled
 from distkit.views.compare.projection import Side, summary, to_table
 from distkit.views.compare.scene import FIRST, HEAD, ROW, WIDE, losses, table, width_of
 from distkit.views.scene import svg
+from distkit.views.scene.frame import MAX_LANES as MOST_LANES
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.painter import body, cut
 from distkit.views.scene.theme import MARKS
@@ -131,21 +132,30 @@ class Compare(View):
 
     def _around(self, picture: Json) -> Json:
         """All but the bars and arrows of a timeline."""
-        told = self._told()
-        runs = range(len(self._sides))
+        told, runs = self._told(), range(len(self._sides))
+        drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
-            **{key: told[key] for key in ("title", "live", "said", "notices", "notes", "baseline")},
+            **{key: told[key] for key in ("title", "live", "said", "notes", "baseline")},
+            "notices": told["notices"] + left_out,
             "facts": [],  # each run has a heading with its own
             "opening": None,
             "clock": self._clock,
             "runs": [run["name"] for run in told["runs"]],
-            "lanes": lanes(picture["lanes"], self._sides),
+            "lanes": drawn,
             "figures": table(told, width_of(len(runs))).plain(),
             "first": HEAD + ROW * min(FIRST, len(told["rows"])),
             "losses": losses(told),
             "styles": MARKS,
             "tables": [to_table({**told, "baseline": n}) for n in runs],
         }
+
+    def _first(self, drawn: list[Json], most: int) -> tuple[list[Json], list[str]]:
+        """The lanes of each run's first ranks, at most so many; and a notice if there are more."""
+        runs = len(self._sides)
+        first = [lane for lane in drawn if lane["rank"] // runs < most // runs]
+        ranks = sum(len(side.told["figures"]["ranks"]) for side in self._sides)
+        left_out = [f"the first {most // runs} ranks of each run are drawn here"]
+        return first, left_out * (len(first) < ranks)
 
     def _picture(self) -> Json:
         picture = self._bars.picture()
@@ -165,16 +175,15 @@ class Compare(View):
             limit: the largest number of operations that are drawn one by one.
             most: the largest number of lanes.
         """
-        told, sides = self._told(), len(self._sides)
-        lanes = [lane for lane in picture["lanes"] if lane["rank"] < most // sides * sides]
-        left_out = [f"the first {most // sides} ranks of each run are drawn here"]
-        notices = picture["notices"] + left_out * (len(lanes) < len(picture["lanes"]))
+        told = self._told()
+        drawn, left_out = self._first(picture["lanes"], most)
+        part = {**picture, "lanes": drawn, "notices": told["notices"] + left_out}
         parts, y = svg.opening(picture["title"], "", flagged(told))
         if picture["operations"] or not picture["losses"]:
-            drawn, y = whole({**picture, "lanes": lanes, "notices": notices}, limit)
-            parts = [drawn]
+            timeline, y = whole(part, limit)
+            parts = [timeline]
         figures = table(told, WIDE, ranks=0).plain()
-        others = {*range(1, sides + 1)} - {1 + self._baseline}
+        others = {*range(1, len(self._sides) + 1)} - {1 + self._baseline}
         for scene in filter(None, [picture["losses"], figures]):
             marks = body(scene, 0.0, hidden=others, joined=True)
             parts.append(f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>')
