@@ -15,8 +15,8 @@ from distkit import kvstore
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import at, body
+from distkit.views.scene.summaries import written
 from distkit.views.scene.theme import theme
-from distkit.views.scene.values_svg import written
 from distkit.views.servers.history import read
 from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw

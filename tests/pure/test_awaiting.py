@@ -302,9 +302,9 @@ def test_calls_read_as_they_are_written() -> None:
 
 def test_what_is_not_as_usual_is_told_at_registration() -> None:
     usual = Terms("dist_sync", 9, replication=2)
-    assert _facts(Register(1, 0, 0, "", usual)) == {"mode": "dist_sync"}
+    assert _facts(Register(0, 0, "", usual)) == {"mode": "dist_sync"}
     odd = replace(usual, on_crash="continue")
-    assert _facts(Register(1, 0, 0, "", odd)) == {
+    assert _facts(Register(0, 0, "", odd)) == {
         "mode": "dist_sync",
         "on_crash": "continue",
     }

@@ -47,6 +47,6 @@ def test_a_long_run_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_title_counts_the_nodes(ranks: int, servers: int, says: str) -> None:
     plan = Plan(ranks, servers, "gloo", (CPU,) * ranks, 1)
-    facts = {"plan": plan, "stage": "ready", "run": None, "memory": list}
-    room: Any = SimpleNamespace(**facts, info=RunInfo)
+    facts = {"plan": plan, "stage": "ready", "run": None}
+    room: Any = SimpleNamespace(**facts, processes=SimpleNamespace(info=RunInfo))
     assert card.status(room).title == f"distkit cluster: {says} · ready"

@@ -62,14 +62,3 @@ def test_a_long_run_is_explained_if_somebody_stands(
     with pytest.raises(RunStopped, match="f was interrupted"), runs.ended_by_interrupt(run):
         raise KeyboardInterrupt
     assert run.explained == explained
-
-
-def test_who_receives_from_anybody_cannot_be_released() -> None:
-    it = make()
-    assert it._beyond_release() == []
-    told(it, 1, (1, Op.RECV, State.STARTED))
-    assert it._beyond_release() == [1]
-    told(it, 1, (1, Op.RECV, State.COMPLETED))
-    assert it._beyond_release() == []
-    it.hear(0, "stopped", (19, 0.3))
-    assert it._beyond_release() == [0]

@@ -14,7 +14,7 @@ from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
 from distkit.trace.training import read
 from distkit.views.gradients.projection import thin
-from distkit.views.scene import values_svg
+from distkit.views.scene import summaries
 from distkit.views.scene.frame import Json
 from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
@@ -123,7 +123,7 @@ def figure(value: float | str | None, unit: str) -> str:
     ('250 ms', '4 KiB', '25 %', '–')
     """
     if value is None or isinstance(value, str) or unit == "x":
-        return values_svg.figure(value)
+        return summaries.figure(value)
     match unit:
         case "s":
             return human_seconds(value)

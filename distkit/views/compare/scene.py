@@ -13,7 +13,7 @@ from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Scene, Shape, line, rect, text, title
 from distkit.views.scene.painter import cut
-from distkit.views.scene.values_svg import figure as in_digits
+from distkit.views.scene.summaries import figure as in_digits
 
 #: Figures are beside the lanes for up to so many runs, with a column for each, else below [pixels].
 FEW, COLUMN, WIDE = 3, 112, 912

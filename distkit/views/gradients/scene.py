@@ -20,8 +20,8 @@ from distkit.views.scene.marks import (
     title,
 )
 from distkit.views.scene.painter import cut
+from distkit.views.scene.summaries import figure
 from distkit.views.scene.values import NORM, Cell, Head, Table, norm, shade
-from distkit.views.scene.values_svg import figure
 
 #: Widths of the scene, of the layers' names and of the cosines; height of a tensor [px].
 WIDTH, LEFT, RIGHT, HIGH = 720, 112, 104, 32

@@ -14,8 +14,16 @@ from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Shape
-from distkit.views.scene.theme import GRAY, INK, MARKS, TRACES_LIGHT, WARNING_LIGHT, rank_color
-from distkit.views.scene.values_svg import NEGATIVE, POSITIVE
+from distkit.views.scene.theme import (
+    GRAY,
+    INK,
+    MARKS,
+    NEGATIVE,
+    POSITIVE,
+    TRACES_LIGHT,
+    WARNING_LIGHT,
+    rank_color,
+)
 
 WIDTH, LEFT, SIDE, LINE, GAP, STILLS = 960, 16, 200, 20, 20, 5
 SMALL = 'font-size="11"'

@@ -12,6 +12,9 @@ from distkit.views.scene.frame import Json, clean, facts
 #: A tensor of up to so many values is drawn in one row, a longer one in rows of so many.
 ONE_ROW, ROW = 16, 8
 
+#: A tensor of up to so many elements is written in a line.
+MOST_WRITTEN = 6
+
 
 def plain(s: Summary) -> Json:
     """A summary as plain data."""
@@ -106,3 +109,27 @@ def headline(trace: EventLog) -> Json:
 def rounded(x: float) -> float | None:
     """Four significant digits, None for what is not finite."""
     return float(f"{x:.4g}") if math.isfinite(x) else None
+
+
+def figure(x: float | str | None) -> str:
+    """A number in three digits, with a real minus.
+
+    >>> figure(-0.12345), figure("nan"), figure(None)
+    ('−0.123', 'NaN', '–')
+    """
+    if x is None:
+        return "–"
+    if isinstance(x, str):
+        return {"nan": "NaN", "inf": "∞", "-inf": "−∞"}[x]
+    return (f"{x:,.0f}" if 1000 <= abs(x) < 1e6 else f"{x:.3g}").replace("-", "−")
+
+
+def written(s: Summary | None) -> str:
+    """All values of a small tensor; nothing of a larger one, or of one not looked at.
+
+    >>> written(Summary((3.0, -0.5), 3.04, -0.5, 3.0, 2)), written(None)
+    ('[3, −0.5]', '')
+    """
+    if s is None or not len(s.values) == s.size <= MOST_WRITTEN:
+        return ""
+    return f"[{', '.join(figure(number(v)) for v in s.values)}]"

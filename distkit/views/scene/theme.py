@@ -256,3 +256,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     "strong": {"fill": "ink", "font-size": 12.5, "font-weight": 700},
     "late": {"fill": "warning", "font-size": 12, "font-weight": 700, **_HALO},
 }
+
+#: The colours of the largest magnitudes.
+NEGATIVE, POSITIVE = "#0072b2", "#e08200"

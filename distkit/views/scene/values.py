@@ -23,7 +23,7 @@ from distkit.views.scene.marks import (
     title,
 )
 from distkit.views.scene.painter import cut
-from distkit.views.scene.values_svg import figure
+from distkit.views.scene.summaries import figure
 
 #: Shades of a colour; width of the largest cell, and sides of the smallest with a number [px].
 LEVELS, LARGEST, NUMBERED = 8, 40, (25, 13)

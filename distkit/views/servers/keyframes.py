@@ -15,7 +15,7 @@ from typing import Any
 from distkit._format import human_bytes, human_seconds
 from distkit.events import Op, Span
 from distkit.views.scene.frame import clean
-from distkit.views.scene.values_svg import written
+from distkit.views.scene.summaries import written
 from distkit.views.servers.history import Place, Request, ServerHistory, Update
 from distkit.views.servers.waits import Death, Wait, listed
 

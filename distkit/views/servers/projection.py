@@ -10,7 +10,7 @@ from distkit._format import count, joined
 from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
-from distkit.views.scene.values_svg import written
+from distkit.views.scene.summaries import written
 from distkit.views.servers.history import Request, ServerHistory, read
 from distkit.views.servers.keyframes import Keyframe, keyframes
 from distkit.views.servers.layout import MAX_WORKERS, histogram

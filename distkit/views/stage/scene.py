@@ -22,7 +22,7 @@ from distkit.views.scene.marks import (
     text,
     title,
 )
-from distkit.views.scene.values_svg import figure
+from distkit.views.scene.summaries import figure
 from distkit.views.stage.clocks import PANELS, Clock, by_rounds, by_time, panels
 from distkit.views.stage.field import NUMBERS, STRIPS, Field
 from distkit.views.stage.layout import Point

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from distkit._format import count, human_seconds
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, picture, text
+from distkit.views.scene.summaries import figure
 from distkit.views.scene.values import Cell, Table, bounds, norm
-from distkit.views.scene.values_svg import figure
 
 #: Widths of the scene and of the rows' names, height of a tensor [px].
 WIDTH, LEFT, HIGH = 720, 84, 120
