@@ -74,7 +74,7 @@ def cause(status: int, *, asked: bool = False, silent_for: float = 0.0, log: str
     if status == -signal.SIGKILL and (asked or silent_for):
         return "dk.trouble killed it, as asked" if asked else f"it {silence(silent_for)}"
     if status == LINE_CLOSED:
-        return "it closed the descriptors that distkit needs, as os.closerange() does"
+        return "it broke what distkit needs: descriptors, as os.closerange() does, or modules"
     how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     larger = _LARGER.search(log)
     said = "gloo received {} bytes where {} were expected"
