@@ -43,7 +43,6 @@ LAYERS = {
     "shadowing": "",
     "gone": "",
     "companions": "errors gone",
-    "lazy": "companions gone",
     "events": "",
     "consistency": "",
     "trace": "errors events companions consistency gone _format",
@@ -68,7 +67,7 @@ TOP = {
 USES = {
     "distkit_course": "distkit_simulation",
     "distkit_experiments": "",
-    "distkit_hosts": "distkit_simulation",
+    "distkit_hosts": "",
     "distkit_simulation": "",
     "distkit_strategies": "",
 }
