@@ -366,30 +366,33 @@ class Cluster:
                 made.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            is_cell, before = isinstance(fn, Cell), self._latest
+            is_cell, record = isinstance(fn, Cell), options.get("record", True)
             try:
-                with _uninterrupted():
-                    recording = options.get("record", True)
-                    ranks = self._room.fork(self._runs, cell=is_cell, recording=recording)
-                    conductor = Conductor(
-                        name,
-                        self._runs,
-                        [*range(self.plan.ranks)],
-                        structs.replace(ranks.info(), seed=seed),
-                        stepped=options.get("step", False),
-                        wait_forever=wait_forever,
-                        expected_exits=made.kill if made is not None else (),
-                        is_cell=is_cell,
-                    )
-                    run = self._latest = Run(conductor)
-                    self._ranks = ranks
-                    options = {**options, "trouble": made, "seed": seed}
+                ranks = self._ranks = self._room.fork(self._runs, cell=is_cell, recording=record)
+                conductor = Conductor(
+                    name,
+                    self._runs,
+                    [*range(self.plan.ranks)],
+                    structs.replace(ranks.info(), seed=seed),
+                    stepped=options.get("step", False),
+                    wait_forever=wait_forever,
+                    expected_exits=made.kill if made is not None else (),
+                    is_cell=is_cell,
+                )
+                run = self._latest = Run(conductor)
+                options = {**options, "trouble": made, "seed": seed}
+                with ended_by_interrupt(run), _uninterrupted():
                     self._room.submit(ranks, conductor, payload, options)
+            except RunStopped:
+                raise
             except KeyboardInterrupt:
-                if self._latest is before:
-                    raise
-                with ended_by_interrupt(run):
-                    raise
+                raise RunStopped(
+                    f"{name} was interrupted while its processes started; nothing ran."
+                ) from None
+            except StartError:
+                if self._room.closed:
+                    raise self._stopped() from None
+                raise
         return run
 
     def _busy_with(self, run: Conductor) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes import folders
-from distkit.cluster.processes.forkserver import Child, server, shut
+from distkit.cluster.processes.forkserver import ENDED, Child, server, shut
 from distkit.cluster.processes.roles import execute
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.outcome import Failure, Outcome
@@ -35,7 +35,7 @@ class Engines(Ranks):
     ``told`` says whether a run has warned of that.
     """
 
-    role = "distkit.cluster.processes.roles:engine"
+    role, kind = "distkit.cluster.processes.roles:engine", "engine"
     usable = told = True
     client: Any = None
     _controller: Child | None = None
@@ -89,9 +89,11 @@ class Engines(Ranks):
             if ended:
                 raise StartError(
                     f"rank {ended[0]} ended while starting ({self.ranks[ended[0]].status}). "
-                    f"{self._log(f'rank-{ended[0]}.log')}"
+                    f"{self._log(f'engine-{ended[0]}.log')}"
                 )
-            if time.monotonic() > end or not self.usable:
+            if not self.usable:
+                raise StartError("the engines ended while they were starting. Run the cell again.")
+            if time.monotonic() > end:
                 raise StartError(
                     f"ranks {sorted(missing)} did not report within {PATIENCE:.0f} s. The machine "
                     "may be overloaded: stop other programs, or ask for fewer ranks."
@@ -108,7 +110,11 @@ class Engines(Ranks):
     def begin(self, number: int, recording: bool) -> None:
         """Start the parameter server of the cell that comes, if the cluster has one."""
         self.nodes = self._nodes()
-        self.nodes.start(recording)
+        try:
+            self.nodes.start(recording)
+        except BaseException:
+            self.nodes.close()
+            raise
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
         run = self.run
@@ -135,11 +141,11 @@ class Engines(Ranks):
         if self.usable:
             self.usable, self.told = False, self.run is not None and not self.run.finished
 
-    def close(self) -> None:
+    def close(self, within: float = ENDED) -> None:
         """End all processes, the controller's, too."""
         self.usable = False
         if self.client is not None:
             self.client.close()
         if self._controller is not None:
-            shut([self._controller])
-        super().close()
+            shut([self._controller], within)
+        super().close(within)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.processes.forkserver import Child, ForkServer, server, shut
+from distkit.cluster.processes.forkserver import ENDED, Child, ForkServer, server, shut
 from distkit.cluster.runs.report import MOST_REPLACEMENTS
 from distkit.errors import StartError
 
@@ -189,7 +189,8 @@ class Nodes:
         for _ in range(asked):
             self._flushed.acquire(timeout=2)
 
-    def close(self) -> None:
-        """End all, and wait until they have ended."""
-        self.closed = True
-        shut(self.children.values())
+    def close(self, within: float = ENDED) -> None:
+        """End all, and wait so long [s] until they have ended."""
+        with self._starting:
+            self.closed = True
+        shut(self.children.values(), within)

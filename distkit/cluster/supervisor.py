@@ -13,7 +13,6 @@ from distkit.cluster.hosts.store import NAME
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.forkserver import ForkServer, server
-from distkit.cluster.processes.rank_spec import LATER
 from distkit.cluster.processes.roles import PORTS
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
@@ -62,7 +61,7 @@ class Supervisor:
         self.ready = threading.Event()
         self.settled = threading.Event()  # the latest run has ended, with its processes
         self.closed = self.forked = False  # forked: it is the parent's of this process
-        self._failing = threading.Lock()
+        self._failing, self._starting = threading.Lock(), threading.Lock()
         self._deaf = [self._fork.on_loss(self._fail)]  # to hear no loss any more
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
@@ -93,7 +92,6 @@ class Supervisor:
             fork.preload("distkit.cluster.processes.preload:hook")
         for fork in servers:
             fork.wait_until_idle()
-            fork.preload_later(LATER)
 
     def _settle_in(self, fleet: Fleet) -> None:
         """Have a folder on each machine, whose sockets lead to this one's, and a plan that fits."""
@@ -122,7 +120,7 @@ class Supervisor:
         """The ranks for a run: new ones, or for a cell the engines.
 
         Raises:
-            StartError: they cannot be had.
+            StartError: they cannot be started.
         """
         self._check_folder()
         if self.stage == "failed":
@@ -134,14 +132,14 @@ class Supervisor:
         ranks = self._made(Ranks, number)
         try:
             ranks.start(recording=recording)
-        except StartError:
-            ranks.close()
+        except BaseException:
+            ranks.close(0)
             raise
         return ranks
 
     @property
     def processes(self) -> Ranks:
-        """Those of the run that goes on, else the engines; without either none has started."""
+        """The ranks of the current run, else the engines, else ranks that have not started."""
         return self.ranks or self.engines or Ranks(self.plan, self.folder, places=self.places)
 
     def _made(self, kind: type[_Kind], number: int) -> _Kind:
@@ -156,27 +154,28 @@ class Supervisor:
         )
 
     def start_engines(self) -> Engines:
-        """The engines, started if need be; others if those that were there are lost.
+        """The engines; new ones if there are none, or if one of them has ended.
 
         Raises:
             StartError: they do not start.
         """
-        before = self.engines
-        if before is not None and before.usable:
-            return before
-        if before is not None:
-            before.close()
-            report.warn([] if before.told else [report.LOST_CELLS])
-        self.engines = self._made(Engines, 0)
-        self._stage("starting engines")
-        try:
-            self.engines.start()
-        except StartError:
-            self.engines.close()
-            raise
-        finally:
-            self._stage("ready")
-        return self.engines
+        with self._starting:
+            before = self.engines
+            if before is not None and before.usable:
+                return before
+            if before is not None:
+                before.close()
+                report.warn([] if before.told else [report.LOST_CELLS])
+            engines = self.engines = self._made(Engines, 0)
+            self._stage("starting engines")
+            try:
+                engines.start()
+            except BaseException:
+                engines.close()
+                raise
+            finally:
+                self._stage("ready")
+            return engines
 
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
         """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
@@ -184,7 +183,14 @@ class Supervisor:
         self.run, self.ranks = run, ranks
         if self.stage == "failed":  # since the ranks were forked
             run.cluster_failure = self.failure
-        ranks.submit(run, payload, options, self._on_settled)
+        try:
+            if self.closed:
+                raise StartError("the cluster was stopped.")
+            ranks.submit(run, payload, options, self._on_settled)
+        except BaseException:
+            ranks.close(0)
+            self._on_settled()
+            raise
         self._on_change()
 
     def _on_settled(self) -> None:
@@ -195,16 +201,17 @@ class Supervisor:
     # -- the end ----------------------------------------------------------------
 
     def _fail(self, why: str) -> None:
-        """The cluster is over: what its ranks are forked from has ended, or its folder is gone."""
+        """The cluster is over: the fork server has ended, or the folder was removed."""
         with self._failing:
             if self.closed or self.stage == "failed" or not self.ready.is_set():
                 return
             self.failure = self._again(why)
             self._stage("failed")
-        if self.run is not None:
-            self.run.cluster_failure = why
-        if self.ranks is not None:
-            self.ranks.end(self.ranks.ranks)
+        run, ranks = self.run, self.ranks
+        if run is not None:
+            run.cluster_failure = why
+        if ranks is not None:
+            ranks.end(ranks.ranks)
         threading.Thread(target=self._tidy, name="distkit-tidy", daemon=True).start()
 
     def _check_folder(self) -> None:
@@ -225,12 +232,13 @@ class Supervisor:
 
     def restart(self) -> None:
         """End the run that goes on, and the engines; others are started when they are needed."""
-        if self.run is not None:
-            self.run.abandon("the cluster was restarted")
+        if (run := self.run) is not None:
+            run.abandon("the cluster was restarted")
             self.settled.wait()
-        if self.engines is not None:
-            self.engines.close()
-            self.engines = None
+        with self._starting:
+            if self.engines is not None:
+                self.engines.close()
+                self.engines = None
 
     def close(self) -> None:
         """End every process of this cluster and remove its folder."""
@@ -239,8 +247,8 @@ class Supervisor:
         self.closed = True
         for deafen in self._deaf:
             deafen()
-        if self.run is not None:
-            self.run.abandon("the cluster was stopped")
+        if (run := self.run) is not None:
+            run.abandon("the cluster was stopped")
         self._end_all()
         self.stage = "stopped"
         self._on_change()
@@ -248,7 +256,7 @@ class Supervisor:
     def _end_all(self) -> None:
         for ranks in (self.ranks, self.engines):
             if ranks is not None:
-                ranks.close()
+                ranks.close(0)  # a finalizer may run in the thread that hears of their ends
         for place in self.places:
             place.server.closed = True
             place.server.remove(place.folder)

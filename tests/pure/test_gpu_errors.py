@@ -21,7 +21,7 @@ HERE = Gpu(0, "H200", "GPU-a", 80 * GIB, 80 * GIB)
 
 
 def spec(folder: Path, **seat: Any) -> Spec:
-    return Spec(1, 4, str(folder), "nccl", Seat("cuda:0", HERE, **seat))
+    return Spec(1, 4, str(folder), "rank-1", "nccl", Seat("cuda:0", HERE, **seat))
 
 
 @pytest.fixture

@@ -145,10 +145,6 @@ class ForkServer:
         """Have modules imported in the zygote now, without waiting."""
         self._send({"do": "import", "modules": list(modules)})
 
-    def preload_later(self, *modules: str) -> None:
-        """Have modules imported in the zygote when it has nothing to do."""
-        self._send({"do": "import_later", "modules": list(modules)})
-
     def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
         """Fork a child running ``run`` ("module:function") and wait for its first word."""
         return self.fork_all(run, [{"folder": folder, "log": log, **arguments}])[0]
@@ -215,7 +211,10 @@ class ForkServer:
         """Send something that is answered; the answer, one caller after the other."""
         with self._asking:
             self._send(message)
-            answer = self._answers.get(timeout=ANSWER)
+            try:
+                answer = self._answers.get(timeout=ANSWER)
+            except queue.Empty:
+                raise StartError(f"the fork server on {self.host} does not answer.") from None
         if "lost" in answer:
             raise StartError(self.why())
         return answer
@@ -365,12 +364,12 @@ def end(children: Iterable[Child], over: bool = False) -> None:
         one.kill(mine, over)
 
 
-def shut(children: Iterable[Child]) -> None:
-    """End processes, wait until they have ended, and break the lines to them."""
+def shut(children: Iterable[Child], within: float = ENDED) -> None:
+    """End processes, wait so long [s] until they have ended, and break the lines to them."""
     children = [*children]
     end(children, over=True)
     for child in children:
-        child.wait(ENDED)
+        child.wait(within)
         child.let_go()
 
 

@@ -56,7 +56,14 @@ class ForkEngineSetLauncher(EngineLauncher):  # type: ignore[misc]  # has no typ
             [
                 {
                     "spec": Spec(
-                        r, n, self._folder, plan.backend, plan.seats[r], plan.threads, **around
+                        r,
+                        n,
+                        self._folder,
+                        f"rank-{r}",
+                        plan.backend,
+                        plan.seats[r],
+                        plan.threads,
+                        **around,
                     ),
                     "connection": connection,
                     "profile": self.profile_dir,

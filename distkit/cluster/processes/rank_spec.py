@@ -11,10 +11,6 @@ from typing import Any
 
 from distkit.cluster.gpus import CPU, Seat
 
-#: What the fork server imports when it has nothing to do: DistributedDataParallel and optimizers
-#: do it otherwise, in each run, for seconds.
-LATER = "torch._dynamo"
-
 #: The exit status of a rank whose program has closed the line to its starter.
 LINE_CLOSED = 86
 
@@ -23,16 +19,18 @@ LINE_CLOSED = 86
 class Spec:
     """All that a forked rank is told about itself.
 
-    ``threads`` is torch's intra-op thread count; ``backend`` and ``seat`` are decided, not
-    "auto"; ``meeting`` names the store in which the group meets; ``port`` is a free one, for
-    programs that meet at ``MASTER_PORT`` by themselves, at the ``address`` of rank 0's machine. Of
-    ``hosts`` machines it is number ``host``, and there it is number ``local_rank`` of
-    ``local_world_size``; ``interface`` leads to the others, "" when there are none.
+    ``name`` is what the names of its files in ``folder`` begin with; ``threads`` is torch's
+    intra-op thread count; ``backend`` and ``seat`` are decided, not "auto"; ``meeting`` names the
+    store in which the group meets; ``port`` is a free one, for programs that meet at
+    ``MASTER_PORT`` by themselves, at the ``address`` of rank 0's machine. Of ``hosts`` machines it
+    is number ``host``, and there it is number ``local_rank`` of ``local_world_size``; ``interface``
+    leads to the others, "" when there are none.
     """
 
     rank: int
     world_size: int
     folder: str
+    name: str = "rank"
     backend: str = "gloo"
     seat: Seat = CPU
     threads: int = 1

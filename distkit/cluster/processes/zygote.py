@@ -39,6 +39,12 @@ from distkit.cluster.processes.descendants import (
 )
 from distkit.errors import DistkitError
 
+#: DistributedDataParallel and optimizers import this for seconds, in each run unless it is there.
+LATE = "torch._dynamo"
+
+#: Without children and tasks for so long [s], there is time to import it.
+IDLE = 0.5
+
 #: How often to look whether the kernel is still there, besides waiting for its line to break [s].
 WATCH = 1.0
 
@@ -56,7 +62,7 @@ class Zygote:
         self.logs: dict[int, str] = {}  # … and where its low-level output is
         self.folders: dict[str, int | None] = {}  # and what holds their locks
         self.doomed: set[str] = set()  # to be removed when nobody works there any more
-        self.later: list[str] = []  # modules to import when there is nothing to do
+        self.complete = False  # has imported what programs import late
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -69,9 +75,10 @@ class Zygote:
         try:
             while os.getppid() == self.parent:
                 line = self.channel.fileno()
-                ready, _, _ = select.select([line, self.wakeup], [], [], WATCH)
-                if self.later and not (ready or self.children):
-                    self.do_import(None, [self.later.pop(0)])
+                wait = WATCH if self.complete or self.children else IDLE
+                ready, _, _ = select.select([line, self.wakeup], [], [], wait)
+                if not (ready or self.complete or self.children):
+                    self._import_late()
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -91,9 +98,15 @@ class Zygote:
             if function:
                 getattr(sys.modules[module], function)()
 
-    def do_import_later(self, fd: int | None, modules: list[str]) -> None:
-        """Import these when no child works: they would share the processors, and forks wait."""
-        self.later = list(modules)
+    def _import_late(self) -> None:
+        """Import torch's compiler, while no child works that would share the processors."""
+        if "torch" not in sys.modules:
+            return
+        self.complete = True
+        try:
+            __import__(LATE)
+        except Exception:  # ranks that need it will say so
+            traceback.print_exc()
 
     def do_torch(self, fd: int | None) -> None:
         """Tell for which CUDA torch is built, and with which NCCL; neither is initialized."""

@@ -27,7 +27,7 @@ import torch
 from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.rank_spec import LATER, Spec
+from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu, interpreter, seeds, wires
 from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
@@ -85,7 +85,7 @@ class Rank:
             "__name__": "__main__",
         }
         self._pid, self._shown = os.getpid(), 0  # figures of this run
-        self._box_file = Path(spec.folder, f"rank-{spec.rank}.box")
+        self._box_file = Path(spec.folder, f"{spec.name}.box")
         self._box = BlackBox(self._box_file)
         self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
         self._running: int | None = None  # number of the run whose function is executing
@@ -119,7 +119,7 @@ class Rank:
             tap.remove()
             tap.install()
         self.group.adopt_user_calls()
-        self.outbox.capture(f"{spec.folder}/rank-{spec.rank}.out")
+        self.outbox.capture(f"{spec.folder}/{spec.name}.out")
         builtins.input = _no_keyboard
         interpreter.look_after_children(self._forget)
         interpreter.explain_launchers(spec.rank)
@@ -233,10 +233,8 @@ class Rank:
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
             outcome.error = self._tell(error, emit)
-            usable = not (outcome.error.released or gpu.is_ruined(error))
-            outcome.intact = outcome.intact and usable
+            outcome.intact = outcome.intact and not gpu.is_ruined(error)
         gpu.forget_messages()
-        outcome.imported = LATER in sys.modules
         return outcome
 
     def _tell(self, error: BaseException, emit: Emit) -> Failure:

@@ -326,11 +326,11 @@ class Conductor:
                 self.changed.notify_all()
         self.on_end()
 
-    def add_death(self, rank: int, status: int, folder: str) -> None:
-        """A rank's process has ended; its files tell what it did last."""
+    def add_death(self, rank: int, status: int, files: Path) -> None:
+        """A rank's process has ended; its black box and its log, ``files``, tell what it did."""
         if self.finished:  # its process was ended with its cluster
             return
-        at, log = self.live.clock(time.monotonic()), self._read_last_words(rank, folder)
+        at, log = self.live.clock(time.monotonic()), self._read_last_words(rank, files)
         if rank in self._failing:
             error = report.cut_short(self._failing[rank])
             self.add_outcome(Outcome(rank, error=error))
@@ -343,14 +343,14 @@ class Conductor:
             if not self._vacate(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=at, log=log))
 
-    def _read_last_words(self, rank: int, folder: str) -> str:
+    def _read_last_words(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; returns the end of its log."""
         with suppress(OSError, *blackbox.DAMAGED):
-            box = Path(folder, f"rank-{rank}.box")
+            box = files.with_suffix(".box")
             last = blackbox.read(box, self.number, self.live.rows[rank])
             self.live.add(rank, len(last), encode_rows(last))
         with suppress(OSError):
-            return Path(folder, f"rank-{rank}.log").read_text(errors="replace")[-20_000:]
+            return files.with_suffix(".log").read_text(errors="replace")[-20_000:]
         return ""
 
     def _vacate(self, rank: int, how: str) -> bool:
@@ -390,6 +390,7 @@ class Conductor:
         """Wait until all have ended, one has failed or all are blocked; replace those that die."""
         while True:
             late = {*self.waiting} - self._begun - self._stopped()  # nothing has stopped them
+            late = set() if self.is_cell else late  # an engine may be busy with a call of %px
             left = self._started + BEGIN - time.perf_counter() if late else None
             self._until(lambda: self._is_over() or self._vacant or self._may_be_stuck(), left)
             if self._is_over():

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan
-from distkit.cluster.processes.forkserver import Child, Stop, end, server, shut
-from distkit.cluster.processes.rank_spec import LATER, Spec, free_port, surroundings
+from distkit.cluster.processes.forkserver import ENDED, Child, Stop, end, server, shut
+from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
-from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from distkit.cluster.hosts.fleet import Place
     from distkit.cluster.hosts.store import StoreServer
 
-#: Whose connections broke has ended, or does so within this time [s]; or else it hangs.
+#: A process whose connections broke ends within this time [s], or it hangs.
 ENDS = 1.0
 
 
@@ -48,6 +47,8 @@ class Ranks(RankController):
 
     #: What a rank's process runs.
     role = "distkit.cluster.processes.roles:plain"
+    #: What the names of a rank's files begin with.
+    kind = "rank"
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Ranks(RankController):
         """Fork all of them.
 
         Raises:
-            StartError: they cannot be had.
+            StartError: they cannot be started.
         """
         self._port = free_port()
         self.nodes.start(recording)
@@ -88,17 +89,23 @@ class Ranks(RankController):
     def _fork(self, ranks: Iterable[int], **arguments: Any) -> None:
         """Fork ranks, on all machines at once."""
         around, asked = surroundings(), []
-        for r in ranks:
-            place = self.place(r)
-            fork = server() if place is None else place.server
-            told = self._spec(r, place, around)
-            each = {"spec": told, "folder": told.folder, "log": f"rank-{r}.log", **arguments}
-            asked.append((r, fork, fork.ask_for(self.role, [each])))
-        for r, fork, lifelines in asked:
-            child = self.ranks[r] = fork.adopt_all(lifelines)[0]
-            child.hear(partial(self._hear, r))
-            child.on_exit(partial(self._on_exit, r, child))
-            child.on_stop = partial(self._on_stop, r)
+        try:
+            for r in ranks:
+                place = self.place(r)
+                fork = server() if place is None else place.server
+                told = self._spec(r, place, around)
+                each = {"spec": told, "folder": told.folder, "log": f"{told.name}.log", **arguments}
+                asked.append((r, fork, fork.ask_for(self.role, [each])))
+            for r, fork, lifelines in asked:
+                child = self.ranks[r] = fork.adopt_all(lifelines)[0]
+                child.hear(partial(self._hear, r))
+                child.on_exit(partial(self._on_exit, r, child))
+                child.on_stop = partial(self._on_stop, r)
+        except BaseException:
+            for *_, lifelines in asked:  # who hears that its line is broken, ends
+                for lifeline in lifelines:
+                    lifeline.hang_up()
+            raise
 
     def _spec(self, r: int, place: Place | None, around: dict[str, Any]) -> Spec:
         plan = self.plan
@@ -110,6 +117,7 @@ class Ranks(RankController):
             backend=plan.backend,
             seat=plan.seats[r],
             threads=plan.threads,
+            name=f"{self.kind}-{r}",
             meeting=self._meeting,
             **{"folder": self.folder, "port": self._port, **around},
         )
@@ -188,10 +196,6 @@ class Ranks(RankController):
     def _tidy_up(self, run: Conductor) -> None:
         """The run has ended, and its processes end with it."""
         self.close()
-        imported = any(o.imported for o in run.outcomes.values())
-        for fork in {child.server for child in self.ranks.values()}:
-            with suppress(StartError):  # it has ended
-                (fork.preload if imported else fork.preload_later)(LATER)
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Put another in a dead rank's place, in the middle of its run.
@@ -227,10 +231,10 @@ class Ranks(RankController):
         """Have the servers and the scheduler hand over what they still hold."""
         self.nodes.settle()
 
-    def close(self) -> None:
-        """End all processes, wait until they have ended, and drop what they met by."""
-        self.nodes.close()
-        shut(self.ranks.values())
+    def close(self, within: float = ENDED) -> None:
+        """End all processes, wait so long [s] until they have ended, and drop what they met by."""
+        self.nodes.close(within)
+        shut(self.ranks.values(), within)
         for file in Path(self.folder).glob(f"{self._meeting}-*"):
             file.unlink(missing_ok=True)
         if self._store is not None:
@@ -287,6 +291,6 @@ class Ranks(RankController):
         run = self.run
         if self.ranks.get(rank) is child and run is not None and not run.finished:
             life = run.life(rank)
-            run.add_death(rank, status, self.folder)
+            run.add_death(rank, status, Path(self.folder, f"{self.kind}-{rank}"))
             self.nodes.leave(rank, life, cause(status))
         self._on_change()

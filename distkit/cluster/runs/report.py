@@ -48,8 +48,8 @@ _GROUP_IS_OVER = (
 )
 
 LOST_CELLS = (
-    "the variables of %%ranks cells are lost: their processes have ended. The next cell has new "
-    "ones."
+    "the variables of %%ranks cells are lost: their processes have ended. The next cell starts new "
+    "engines."
 )
 
 #: The first line of an error shows at most so much of what was raised [characters].
