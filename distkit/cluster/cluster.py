@@ -422,8 +422,8 @@ class Cluster:
             ready = self._room.ready.wait(timeout)
         except KeyboardInterrupt:
             raise RunStopped(
-                "interrupted while the ranks are starting; nothing ran. They go on starting: the "
-                "cluster is usable as soon as they are ready. cluster.stop() ends them."
+                "interrupted while the ranks are starting; nothing ran. They continue to start, "
+                "and the cluster is usable as soon as they are ready. cluster.stop() ends them."
             ) from None
         if not ready:
             raise TimeoutError(f"the ranks are not ready after {timeout} s; they still start")
@@ -444,7 +444,7 @@ class Cluster:
     def kill(self, name: str) -> None:
         """End a process with SIGKILL, on whichever machine it is: a crash.
 
-        It returns when the cluster has heard of the end.
+        It returns when the process has ended.
 
         Args:
             name: of the process, as the status card has it: "rank 1", "server 0", "scheduler".
@@ -530,9 +530,9 @@ class Cluster:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """An interrupt waits for the end of this: ranks that are started or called by halves hang."""
-    deaf = threading.current_thread() is not threading.main_thread()  # no interrupt comes here
-    if deaf or signal.getsignal(signal.SIGINT) is None:  # a program in C hears it, not Python
+    """Defer an interrupt to the end of the block: a call that only some ranks have would hang."""
+    elsewhere = threading.current_thread() is not threading.main_thread()
+    if elsewhere or signal.getsignal(signal.SIGINT) is None:  # its handler is a program's in C
         yield
         return
     came: list[int] = []  # a mask would not do: any other thread takes the signal for this one

@@ -136,7 +136,7 @@ class ForkServer:
     def on_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call ``callback(why)``, from another thread, if the zygote ends with all that it forked.
 
-        It is called before the children's ends are told. What is returned takes it back.
+        It is called before the children's ends are told. Returns what removes the callback.
         """
         self._on_loss.append(callback)
         return partial(self._on_loss.remove, callback)

@@ -153,9 +153,9 @@ class Zygote:
                     end(pid, signal.SIGKILL)
 
     def do_remove(self, fd: int | None, folder: str) -> None:
-        """End who still works in a cluster's folder, then remove it.
+        """End the children that still work in a cluster's folder, then remove it.
 
-        Some may have been forked while the kernel told whom to kill.
+        Some may have been forked since the kernel has listed the children to kill.
         """
         pids = [pid for pid, where in self.children.items() if where == folder]
         self.do_kill(None, pids, over=True)

@@ -56,7 +56,7 @@ INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.
 #: A cell hears a signal within this time [s], unless it waits in C++.
 HEARS = 0.3
 
-#: Tells the starter something about the run: a kind, and what.
+#: Sends a message about the run to the kernel: a kind, and what.
 Emit = Callable[[str, Any], None]
 
 
@@ -89,14 +89,14 @@ class Rank:
         self._box = BlackBox(self._box_file)
         self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
         self._running: int | None = None  # number of the run whose function is executing
-        self._released = 0  # number of the latest run that the starter has ended
+        self._released = 0  # number of the latest run that the kernel has ended
         self._let_go = threading.Event()  # the run that executes is released
         self._idle = threading.Event()  # no function is executing
         self._failed = False  # the function has raised, and this is being described
         self._close_record: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Take on the starter's surroundings, and watch the lifeline from now on."""
+        """Take over the kernel's surroundings, and watch the lifeline from now on."""
         spec = self.spec
         os.environ.clear()
         os.environ.update(spec.environ)
@@ -133,7 +133,7 @@ class Rank:
     # -- the lifeline -----------------------------------------------------------
 
     def _watch(self) -> None:
-        """Obey the starter's words; end with the starter."""
+        """Act on the kernel's messages, and end with the kernel."""
         try:
             while True:
                 self._obey(*self.lifeline.recv())
@@ -141,7 +141,7 @@ class Rank:
             os.killpg(0, signal.SIGKILL)
 
     def _obey(self, word: str, run: int, permits: int | None = None) -> None:
-        """Obey a word: "go" with a number of permits or None, or "release"."""
+        """Act on a message: "go" with a number of permits or None, or "release"."""
         if word == "go":
             self._gates[run].allow(permits)
         elif not (self._runs_cells and self._pull(run)):
@@ -172,7 +172,7 @@ class Rank:
 
     @contextmanager
     def _interruptible(self, run: int) -> Iterator[None]:
-        """Have the function hear signals, and the starter's word."""
+        """Let signals and the kernel end the function."""
 
         def on_signal(*_: Any) -> None:
             raise Released if self._is_released else KeyboardInterrupt(SIGINT)
@@ -199,7 +199,7 @@ class Rank:
         return self._shown
 
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
-        """Run one pickled ``(fn, args, kwargs)`` and tell the starter how it went; never raises."""
+        """Run one pickled ``(fn, args, kwargs)`` and report how it went; never raises."""
         emit = partial(self.outbox.emit, options["run"])
         emit("begun", None)
         with self.outbox.printing(options["run"]), self._watching_the_network(emit):
@@ -238,14 +238,15 @@ class Rank:
         return outcome
 
     def _tell(self, error: BaseException, emit: Emit) -> Failure:
-        """Describe an exception; tell the starter what is known of it as soon as it is."""
+        """Describe an exception, and report each part as soon as it is known."""
         released = issubclass(type(error), Released)
         self._failed = True
-        emit("failing", outline(error, released=released))  # to say more may not end well
+        # the rest runs code of its class, which may hang
+        emit("failing", outline(error, released=released))
         told = describe(error, released=released)
         said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
         told = replace(told, text=said, frames=told.frames or interpreter.called(error))
-        emit("failing", told)  # nor may the end of its variables
+        emit("failing", told)  # the end of its variables may hang, too
         return told
 
     def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
@@ -260,7 +261,7 @@ class Rank:
             recorder.make_users(str(fn))
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
-        if not self.group.alone:  # who takes a dead one's place comes alone
+        if not self.group.alone:  # a replacement comes alone
             self._enter(run)
         try:
             value = fn(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Conducts one run: hears its ranks, counts how they end, and sees all of them to the end.
+"""Conducts one run: receives what its ranks report, and ends them when one has failed.
 
-When one rank fails the others get a moment, are then released, and at last ended. The processes
-are those of a :class:`RankController`.
+When a rank fails, the others get a moment to finish. They are then released, and at last killed.
+The processes belong to a :class:`RankController`.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ class Conductor:
                 self._release(controller)
             controller.settle()
             self._conclude()
-        except Exception as error:  # a mistake of ours: nobody may wait for ever because of it
+        except Exception as error:  # a bug of distkit must not leave callers waiting
             traceback.print_exc(file=sys.__stderr__)
             self.error = report.mistaken(self.name, error)
             self._kill(controller, self.waiting)
