@@ -89,7 +89,7 @@ def test_a_call_in_a_page_tells_who_called_the_page(usable: dk.Cluster) -> None:
         stepper.next()
         now = stepper.moment.standings[0]
         label, _, line = now.attributes["caller"].rpartition(":")
-        assert now.where.split(":")[0].endswith("collectives.py") and int(line) == first
+        assert now.where.split(":")[0].endswith("ring.py") and int(line) == first
         assert label in stepper.trace.info.sources
         started = [e for e in stepper.trace.events if e.state is not State.SCHEDULED]
         assert started and not any("caller" in e.attributes for e in started)

@@ -262,7 +262,7 @@ class Ranks(RankController):
 
     def _lose_scheduler(self, status: int) -> None:
         """The scheduler has ended before all had registered: the others would wait forever."""
-        if self.run is not None:
+        if self.run is not None and not self.run.cluster_failure:
             silent = self.run.silent_for.get(max(self.nodes.roles), 0.0)
             how = cause(status, silent_for=silent)
             self.run.cluster_failure = f"the scheduler has ended ({how}). Run again."
