@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import math
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +26,6 @@ from distkit.errors import (
     NotPicklableError,
     RankDied,
     RankError,
-    RunError,
     StoppedError,
 )
 from distkit.gone import GONE
@@ -58,17 +55,12 @@ if TYPE_CHECKING:
 #: How often an experiment that waits for ranks looks how far they are [s].
 PERIOD = 0.1
 
-#: The longest that a run may take which is not measured, since its ranks are new [s].
-COLD = 10.0
-
 #: Of what ranks print, the latest lines are kept.
 LINES = 200
 
 
 class Clusters:
-    """Ranks in any number: a given cluster for its own, else one of ours that is kept warm.
-
-    Only the latest of ours lives on: another one takes a fraction of a second.
+    """Ranks in any number: those of a given cluster, else of one of ours, of which one is kept.
 
     Args:
         given: the reader's cluster; it is never stopped here.
@@ -86,7 +78,9 @@ class Clusters:
             StartError: this machine cannot give so many ranks.
             StoppedError: the reader's cluster was stopped, or the experiment closed.
         """
-        return self._choose(ranks).wait()
+        cluster = self._choose(ranks).wait()
+        server().complete()  # what programs import late is no part of what is measured
+        return cluster
 
     def _choose(self, ranks: int) -> Cluster:
         if self._given is not None and self._given.plan.ranks == ranks:
@@ -268,7 +262,6 @@ class Experiment:
         self._alone, self._stopping = threading.Lock(), threading.Event()
         self._panel: Panel | None = None
         self._watchers: list[Callable[[Experiment], None]] = []
-        self._warm: weakref.WeakSet[Cluster] = weakref.WeakSet()  # have run it already
         self._clusters = Clusters(cluster)
 
     # -- running ----------------------------------------------------------------
@@ -408,18 +401,13 @@ class Experiment:
     # -- one run ----------------------------------------------------------------
 
     def _perform(self, setting: dict[str, Any], which: str = "", aloud: bool = True) -> Run:
-        """Make one run, from starting its ranks to its record; on new ranks after a first one."""
+        """Make one run, from starting its ranks to its record."""
         standing = self.settings.complete()
         varied = [n for n, v in setting.items() if said(standing.get(n, v)) != said(v)]
         given = ", ".join(f"{n}={shown(n, setting[n])}" for n in varied)
         about = f"{which} ({given}) · " if which and given else f"{which} · " if which else ""
         self._tell(Activity(f"{about}starting {count(setting[RANKS], 'rank')}"))
         cluster = self._clusters.get(setting[RANKS])
-        if cluster not in self._warm:
-            with suppress(RunError):  # what goes wrong does so again, and is told then
-                run = submit(cluster, self.fn, setting, self.settings.network)
-                self._follow(run, Meter(), f"{about}warming up · ", deque(), COLD)
-            self._warm.add(cluster)
         run, meter = submit(cluster, self.fn, setting, self.settings.network), Meter()
         try:
             self._follow(run, meter, about, None if aloud else self.printed)
@@ -437,15 +425,14 @@ class Experiment:
         meter: Meter,
         about: str,
         printed: deque[str] | None,
-        limit: float = math.inf,
     ) -> None:
-        """Wait until a run is over, and tell how far it has come; it is ended at the limit [s]."""
+        """Wait until a run is over, and tell how far it has come."""
         since = time.monotonic()
         forget = run.subscribe(meter.feed)
         try:
             while not has_ended(run, printed):
                 stopping = self._stopping.is_set()
-                if stopping or time.monotonic() > since + limit:
+                if stopping:
                     run.interrupt()
                 told = "stopping" if stopping else words(meter.done, meter.total, meter.operations)
                 share = meter.done / meter.total if meter.done and meter.total else None

@@ -37,9 +37,9 @@ def total() -> float:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 def test_a_rank_that_cannot_use_its_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     planned(monkeypatch, device="cuda:0")
-    said = r"\(1\). rank \d on cuda:0 \(GPU 0, H200\) cannot use it: .*; install torch with CUDA"
-    with dk.Cluster(2) as cluster, pytest.raises(dk.errors.StartError, match=said) as refused:
-        cluster.wait()
+    said = r"rank \d on cuda:0 \(GPU 0, H200\) cannot use it: .*; install torch with CUDA"
+    with dk.Cluster(2) as cluster, pytest.raises(dk.errors.RankDied, match=said) as refused:
+        cluster.run(int)
     assert "Traceback" not in str(refused.value)
 
 

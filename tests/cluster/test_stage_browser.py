@@ -94,7 +94,7 @@ def test_a_ring_all_reduce_is_stepped_through_round_by_round(load: Any, real: An
         assert view.main(".mark-fresh").count() == 4  # the chunks that have just come
     fact = view.text(".dk-fact")
     assert "4 messages" in fact and "16 B each" in fact and "overwrite" in fact
-    assert "collectives.py" in fact
+    assert "ring.py" in fact
     view.press("PageUp")
     view.at(4)
     view.press("Home")

@@ -30,6 +30,7 @@ from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
+from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import StartError
 
 #: A zygote answers within this time [s]; it may be importing torch.
@@ -186,6 +187,11 @@ class ForkServer:
     def devices(self) -> dict[str, Any]:
         """The machine's answer of :func:`distkit.cluster.machine.gpus`."""
         return machine.gpus()
+
+    def complete(self) -> None:
+        """Have the zygote import now what programs import late, and wait for it."""
+        self.preload(LATE)
+        self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
         """Wait until the zygote has done what it was asked."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from distkit.cluster.gpus import CPU, Seat
 
+#: DistributedDataParallel and optimizers import this for seconds, in each run unless it is there.
+LATE = "torch._dynamo"
+
 #: The exit status of a rank whose program has closed the line to its starter.
 LINE_CLOSED = 86
 

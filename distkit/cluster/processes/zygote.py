@@ -37,12 +37,10 @@ from distkit.cluster.processes.descendants import (
     end_all_children,
     end_children,
 )
+from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import DistkitError
 
-#: DistributedDataParallel and optimizers import this for seconds, in each run unless it is there.
-LATE = "torch._dynamo"
-
-#: Without children and tasks for so long [s], there is time to import it.
+#: Without children and tasks for so long [s], there is time to import what programs import late.
 IDLE = 0.5
 
 #: How often to look whether the kernel is still there, besides waiting for its line to break [s].
@@ -99,7 +97,7 @@ class Zygote:
                 getattr(sys.modules[module], function)()
 
     def _import_late(self) -> None:
-        """Import torch's compiler, while no child works that would share the processors."""
+        """Import what programs import late, while no child would share the processors."""
         if "torch" not in sys.modules:
             return
         self.complete = True
