@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_458, 550),
     "distkit/algorithms": Line(1_664, 1_300),
-    "distkit/cluster": Line(6_224, 3_000),
+    "distkit/cluster": Line(6_235, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_688, 1_800),
     "distkit/kvstore": Line(2_326, 1_700),
@@ -36,7 +36,7 @@ LINES = {
     "distkit/trace": Line(1_087, 700),
     "distkit/views": Line(6_034, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
-    "companions/distkit_experiments": Line(797, 800),
+    "companions/distkit_experiments": Line(798, 800),
     "companions/distkit_hosts": Line(3_464, 3_200),
     "companions/distkit_simulation": Line(1_781, 1_400),
     "companions/distkit_strategies": Line(1_790, 1_700),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(23_846, 15_000),
-    "the whole product": Line(34_139, 25_000),
+    "all of distkit": Line(23_857, 15_000),
+    "the whole product": Line(34_151, 25_000),
     "lines of JavaScript": Line(4_607, 4_300),
     "files in distkit": Line(235, 150),
     "names at the top level": Line(28, 23),

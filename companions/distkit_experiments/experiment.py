@@ -80,6 +80,7 @@ class Clusters:
         """
         cluster = self._choose(ranks).wait()
         server().complete()  # what programs import late is no part of what is measured
+        server().wait_until_idle()
         return cluster
 
     def _choose(self, ranks: int) -> Cluster:

@@ -30,7 +30,6 @@ from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
 from distkit.cluster.processes.descendants import PATIENCE
-from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import StartError
 
 #: A zygote answers within this time [s]; it may be importing torch.
@@ -189,9 +188,8 @@ class ForkServer:
         return machine.gpus()
 
     def complete(self) -> None:
-        """Have the zygote import now what programs import late, and wait for it."""
-        self.preload(LATE)
-        self.wait_until_idle()
+        """Have the zygote import now what programs import late, without waiting."""
+        self._send({"do": "complete"})
 
     def wait_until_idle(self) -> None:
         """Wait until the zygote has done what it was asked."""

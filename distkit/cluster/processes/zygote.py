@@ -27,6 +27,7 @@ import socket
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes import folders
@@ -39,6 +40,9 @@ from distkit.cluster.processes.descendants import (
 )
 from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import DistkitError
+
+#: Where torch's compiler keeps files: it makes a folder as soon as it is imported.
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 #: Without children and tasks for so long [s], there is time to import what programs import late.
 IDLE = 0.5
@@ -76,7 +80,7 @@ class Zygote:
                 wait = WATCH if self.complete or self.children else IDLE
                 ready, _, _ = select.select([line, self.wakeup], [], [], wait)
                 if not (ready or self.complete or self.children):
-                    self._import_late()
+                    self.do_complete(None)
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -96,15 +100,18 @@ class Zygote:
             if function:
                 getattr(sys.modules[module], function)()
 
-    def _import_late(self) -> None:
-        """Import what programs import late, while no child would share the processors."""
-        if "torch" not in sys.modules:
+    def do_complete(self, fd: int | None) -> None:
+        """Import what programs import late: by itself while no child would share the processors."""
+        if self.complete or "torch" not in sys.modules:
             return
-        self.complete = True
+        self.complete, theirs = True, os.environ.get(CACHE)
         try:
             __import__(LATE)
         except Exception:  # ranks that need it will say so
             traceback.print_exc()
+        if theirs is None and (made := os.environ.pop(CACHE, "")):
+            with suppress(OSError):  # it is in use
+                Path(made).rmdir()
 
     def do_torch(self, fd: int | None) -> None:
         """Tell for which CUDA torch is built, and with which NCCL; neither is initialized."""

@@ -27,7 +27,7 @@ import torch
 from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.rank_spec import Spec
+from distkit.cluster.processes.rank_spec import LATE, Spec
 from distkit.cluster.rank import gpu, interpreter, seeds, wires
 from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
@@ -235,6 +235,7 @@ class Rank:
             outcome.error = self._tell(error, emit)
             outcome.intact = outcome.intact and not gpu.is_ruined(error)
         gpu.forget_messages()
+        outcome.imported = LATE in sys.modules
         return outcome
 
     def _tell(self, error: BaseException, emit: Emit) -> Failure:

@@ -86,6 +86,7 @@ class Outcome:
         tolerated: the others go on without it, as the store's ``on_crash="continue"`` says.
         intact: the next cell can use the process.
         collectives: how many it has issued, by group.
+        imported: it has imported what programs import late.
         grown: containers of the notebook whose copies it has filled.
         missed: what :func:`distkit.trouble` was to do and did not.
         dropped, without_values, unwaited, unseen: of the recorder, for the trace.
@@ -102,6 +103,7 @@ class Outcome:
     tolerated: bool = False
     intact: bool = False
     collectives: dict[str, int] = field(default_factory=dict)
+    imported: bool = False
     grown: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     dropped: int = 0

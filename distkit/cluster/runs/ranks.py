@@ -21,6 +21,7 @@ from distkit.cluster.processes.forkserver import ENDED, Child, Stop, end, server
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
+from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
@@ -196,6 +197,10 @@ class Ranks(RankController):
     def _tidy_up(self, run: Conductor) -> None:
         """The run has ended, and its processes end with it."""
         self.close()
+        if any(o.imported for o in run.outcomes.values()):
+            for fork in {child.server for child in self.ranks.values()}:
+                with suppress(StartError):  # it has ended
+                    fork.complete()
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
         """Put another in a dead rank's place, in the middle of its run.
@@ -235,8 +240,9 @@ class Ranks(RankController):
         """End all processes, wait so long [s] until they have ended, and drop what they met by."""
         self.nodes.close(within)
         shut(self.ranks.values(), within)
-        for file in Path(self.folder).glob(f"{self._meeting}-*"):
-            file.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder was removed
+            for file in Path(self.folder).glob(f"{self._meeting}-*"):
+                file.unlink(missing_ok=True)
         if self._store is not None:
             self._store.forget(self._meeting)
 
