@@ -178,16 +178,19 @@ class Nodes:
         else:
             self._hear(node, kind, what)
 
-    def settle(self) -> None:
-        """Have them hand over the events that they still hold."""
+    def settle(self, word: str = "flush", within: float = 2.0) -> None:
+        """Have them hand over the events that they still hold; with "rest", the last ones.
+
+        One that does not answer is waited for this long [s].
+        """
         asked = 0
         for child in self.children.values():
             with suppress(OSError):
                 if child.status is None:
-                    child.channel.send("flush")
+                    child.channel.send(word)
                     asked += 1
         for _ in range(asked):
-            self._flushed.acquire(timeout=2)
+            self._flushed.acquire(timeout=within)
 
     def close(self, within: float = ENDED) -> None:
         """End all, and wait so long [s] until they have ended."""

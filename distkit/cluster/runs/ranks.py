@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from distkit.cluster.hosts.fleet import Place
     from distkit.cluster.hosts.store import StoreServer
 
+#: A server that is not stopped hands its events over within this time [s].
+QUICK = 0.2
+
 #: A process whose connections broke ends within this time [s], or it hangs.
 ENDS = 1.0
 
@@ -220,6 +223,7 @@ class Ranks(RankController):
 
     def release(self, ranks: Iterable[int]) -> None:
         """Have these ranks report where they are, and end."""
+        self.nodes.settle("rest", QUICK)
         self._tell(ranks, "release")
 
     def _tell(self, ranks: Iterable[int], word: str, *what: Any) -> None:
