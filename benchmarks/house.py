@@ -28,10 +28,10 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_458, 550),
     "distkit/algorithms": Line(1_664, 1_300),
-    "distkit/cluster": Line(6_239, 3_000),
+    "distkit/cluster": Line(6_240, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_688, 1_800),
-    "distkit/kvstore": Line(2_326, 1_700),
+    "distkit/kvstore": Line(2_329, 1_700),
     "distkit/recording": Line(2_003, 1_600),
     "distkit/trace": Line(1_087, 700),
     "distkit/views": Line(6_034, 3_800),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(23_861, 15_000),
-    "the whole product": Line(34_155, 25_000),
+    "all of distkit": Line(23_865, 15_000),
+    "the whole product": Line(34_159, 25_000),
     "lines of JavaScript": Line(4_607, 4_300),
     "files in distkit": Line(235, 150),
     "names at the top level": Line(28, 23),

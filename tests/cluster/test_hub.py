@@ -34,23 +34,23 @@ def total(size=100_000):
     dist.all_reduce(x)
     return x[0].item()
 
-def push():
+def push(key="w"):
     kv = kvstore.create("dist_sync")
-    kv.init("w", torch.zeros(100_000))
-    kv.push("w", torch.ones(100_000))
-    return kv.pull("w")[0].item()
+    kv.init(key, torch.zeros(100_000))
+    kv.push(key, torch.ones(100_000))
+    return kv.pull(key)[0].item()
 
 def shared():
     x = torch.ones(100_000)
     dk.algorithms.shared_memory_all_reduce(x)
     return x[0].item()
 
-def twice(do):
+def twice(do, **then):
     do()
     Path(f"held-{os.getpid()}").touch()
     while not Path("go").exists():
         time.sleep(0.01)
-    return do()
+    return do(**then)
 
 cluster = dk.Cluster(2)
 run = cluster.run(total)
@@ -60,7 +60,7 @@ store = dk.Cluster(workers=2, servers=1)
 results = store.run(push).results
 Path("go").unlink(missing_ok=True)
 before = len([*Path().glob("held-*")])
-held = [cluster.submit(twice, total), store.submit(twice, push)]
+held = [cluster.submit(twice, total), store.submit(twice, push, key="v")]
 while len([*Path().glob("held-*")]) < before + 4:
     time.sleep(0.01)
 print(json.dumps({

@@ -168,7 +168,8 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
             service.leave(*word[1:])
             return
         flusher.flush()
-        if word == "rest":  # what comes of ending the run is not recorded
+        if word == "rest":  # nobody is to see what comes of ending the run
+            service.resting = True
             recorder.set_current(None)
         lifeline.send(("flushed", word))
 

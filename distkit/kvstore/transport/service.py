@@ -137,6 +137,8 @@ class Service:
         #: or None to stop.
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notices: deque[tuple[int, int, str] | None] = deque()
+        #: Set from another thread: nothing is answered any more, as the run is ended.
+        self.resting = False
         self._notes = Answering()
         self._lines: dict[str, Line] = {}  # to the scheduler and the backup, by endpoint
         self._session = ServerSession(node) if node.role == "server" else None
@@ -335,6 +337,8 @@ class Service:
 
     def _deliver(self, messages: Iterable[Message]) -> None:
         """Record each message, then send it: whoever has the answer finds it in the trace."""
+        if self.resting:
+            return
         letters: dict[int, list[Message]] = {}
         copies: list[Message] = []
         for message in messages:
