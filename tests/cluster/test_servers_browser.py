@@ -9,10 +9,11 @@ import pytest
 import torch
 import traces
 from sheets import Sheet, settle
+from waiting import until
 
 import distkit as dk
 from distkit import kvstore
-from distkit.events import Op
+from distkit.events import Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import at, body
 from distkit.views.scene.summaries import written
@@ -67,6 +68,7 @@ def interrupted(cluster: Any) -> Trace:
     run.subscribe(look)
     look()
     assert asked.wait(60)
+    until(lambda: any(s.state is State.BLOCKED for s in run.trace.spans if s.op is Op.PULL), 60)
     cluster.interrupt()
     with pytest.raises(dk.errors.RunInterrupted):
         run.wait()
