@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_781, 1_400),
     "companions/distkit_strategies": Line(1_790, 1_700),
     "notebooks/course": Line(1_185, 1_200),
-    "tests": Line(21_795, 16_000),
+    "tests": Line(21_797, 16_000),
     "tests/stress": Line(3_778, 4_000),
     "benchmarks": Line(1_919, 2_000),
 }
