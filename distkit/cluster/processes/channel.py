@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -27,12 +27,16 @@ from distkit.recording.plain import decode, encode
 
 _HEAD = struct.Struct("!Q")
 
+#: Of one channel so much is read at once [bytes].
+_CHUNK = 1 << 18
+
 
 class Channel:
     """One end of the line. ``send`` may be called from any thread, ``recv`` from one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
+        self._arrived = bytearray()  # the beginning of a message
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -77,11 +81,31 @@ class Channel:
         if not head:
             raise EOFError("the other end of the channel is closed")
         head += _read(sock, _HEAD.size - len(head))
-        try:
-            message = decode(_read(sock, _HEAD.unpack(head)[0]))
-        except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-            raise EOFError(f"the channel received an invalid message: {error}") from error
+        message = _decoded(_read(sock, _HEAD.unpack(head)[0]))
         return message, fds[0] if fds else None
+
+    def arrived(self) -> Iterator[Any]:
+        """The messages that have arrived completely; it never waits for the rest of one.
+
+        Raises:
+            EOFError: the other end has closed, or sent an invalid message.
+        """
+        try:
+            data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError("the other end of the channel is closed")
+        self._arrived += data
+        while len(self._arrived) >= _HEAD.size:
+            end = _HEAD.size + _HEAD.unpack_from(self._arrived)[0]
+            if len(self._arrived) < end:
+                return
+            body = bytes(self._arrived[_HEAD.size : end])
+            del self._arrived[:end]
+            yield _decoded(body)
 
     def broken(self) -> bool:
         """True if the other end has closed; does not wait."""
@@ -112,8 +136,18 @@ class Channel:
         self._sock.close()
 
 
+def _decoded(body: bytes) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+        raise EOFError(f"the channel received an invalid message: {error}") from error
+
+
 def _read(sock: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
+    try:
+        data = bytearray(size)
+    except (MemoryError, OverflowError) as error:
+        raise EOFError(f"the channel received an invalid message: {error}") from error
     view = memoryview(data)
     while view:
         try:
@@ -127,7 +161,11 @@ def _read(sock: socket.socket, size: int) -> bytes:
 
 
 class ChannelListener:
-    """Reads many channels, and hands every message to the one who asked for it."""
+    """Reads many channels, and hands each message to its listener.
+
+    It waits for no process in the middle of a message: one that is stopped there would keep it
+    from all others.
+    """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -165,16 +203,20 @@ class ChannelListener:
         self, channel: Channel, hear: Callable[[Any], None], gone: Callable[[], None]
     ) -> None:
         try:
-            try:
-                message = channel.recv()
-            except EOFError:
-                self._selector.unregister(channel)
-                channel.close()
-                gone()
-            else:
-                hear(message)
-        except Exception:  # a listener's mistake must not make all the others deaf
-            traceback.print_exc(file=sys.__stderr__)
+            for message in channel.arrived():
+                _call(hear, message)
+        except EOFError:
+            self._selector.unregister(channel)
+            channel.close()
+            _call(gone)
+
+
+def _call(callback: Callable[..., None], *message: Any) -> None:
+    """Call a listener; what it raises must not end the thread that serves all of them."""
+    try:
+        callback(*message)
+    except Exception:
+        traceback.print_exc(file=sys.__stderr__)
 
 
 _lines: ChannelListener | None = None
