@@ -491,7 +491,7 @@ class _Server:
 
 
 def _endpoint(node: kvstore.Node) -> str:
-    """Where worker 0 listens for workers of its host; each run has keys of its own."""
+    """The socket on which worker 0 listens for the workers of its host; each run has another."""
     return f"ipc://{node.folder}/co{zlib.crc32(repr(node.keys).encode())}"
 
 

@@ -423,7 +423,7 @@ def barrier(group: Group = None) -> None:
 
 
 def gossip_schedule(n: int, rounds: int = 1) -> Schedule:
-    """Neighbours on a ring tell each other what they have; nobody waits for the whole.
+    """Send everything to both neighbours on a ring, and add what they send.
 
     Args:
         n: number of ranks.

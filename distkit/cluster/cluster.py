@@ -462,8 +462,8 @@ class Cluster:
         child, heard = processes.children.get(numbers[name]), threading.Event()
         if child is None:
             raise ClusterError(
-                f"{name} has no process now: processes start and end with their run. Kill it while "
-                "a run goes on, such as one of cluster.submit()."
+                f"{name} has no process now: processes start and end with their run. Kill it "
+                "during a run, for example one that cluster.submit() has started."
             )
         child.on_exit(lambda status: heard.set())  # after the cluster, which asked before
         end([child])
@@ -475,7 +475,7 @@ class Cluster:
         return [] if run is None else run.findings
 
     def restart(self) -> Cluster:
-        """End the run that goes on, and the engines, with the variables of ``%%ranks`` cells."""
+        """End the current run and the engines; the variables of ``%%ranks`` cells are lost."""
         if self._room.closed:
             raise self._stopped()
         self._room.restart()

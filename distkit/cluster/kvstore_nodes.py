@@ -140,9 +140,9 @@ class Nodes:
     def _ended(self, node: int, status: int) -> None:
         """A process has ended.
 
-        Another replaces a server that ends before the run has begun, a few times; later its backup
-        serves in its place. Without a scheduler there is no run: workers that have registered
-        report it, before that nobody can.
+        A server that ends before all have registered is replaced, a few times; one that ends later
+        is not, and its backup serves in its place. The end of the scheduler ends the run: workers
+        that have registered report it, and before that this class does.
         """
         if self.closed:
             return

@@ -231,7 +231,7 @@ class Supervisor:
         self._end_all()
 
     def restart(self) -> None:
-        """End the run that goes on, and the engines; others are started when they are needed."""
+        """End the current run and the engines; new engines start with the next cell."""
         if (run := self.run) is not None:
             run.abandon("the cluster was restarted")
             self.settled.wait()

@@ -196,7 +196,7 @@ class ForkServer:
         self._ask({"do": "torch"})
 
     def kill(self, children: list[Child], over: bool = False) -> None:
-        """End children, and whatever they started; with ``over`` nobody needs their logs."""
+        """End children, and whatever they started; ``over``: their logs are not needed."""
         with suppress(OSError):
             self.channel.send({"do": "kill", "pids": [c.pid for c in children], "over": over})
 
@@ -359,7 +359,9 @@ class LocalForkServer(ForkServer):
 def end(children: Iterable[Child], over: bool = False) -> None:
     """End processes, on whichever machines they are, and whatever they started.
 
-    With ``over`` nobody needs their logs any more, and other machines do not send them.
+    Args:
+        children: the processes.
+        over: their run has ended, so that other machines need not send their logs.
     """
     of: dict[ForkServer, list[Child]] = {}
     for child in children:

@@ -168,7 +168,7 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
             service.leave(*word[1:])
             return
         flusher.flush()
-        if word == "rest":  # nobody is to see what comes of ending the run
+        if word == "rest":  # the run is being ended, and the consequences are not recorded
             service.resting = True
             recorder.set_current(None)
         lifeline.send(("flushed", word))

@@ -101,7 +101,7 @@ class Zygote:
                 getattr(sys.modules[module], function)()
 
     def do_complete(self, fd: int | None) -> None:
-        """Import what programs import late: by itself while no child would share the processors."""
+        """Import what programs import late; also called when there is nothing else to do."""
         if self.complete or "torch" not in sys.modules:
             return
         self.complete, theirs = True, os.environ.get(CACHE)
@@ -148,7 +148,7 @@ class Zygote:
     def do_kill(self, fd: int | None, pids: list[int], over: bool = False) -> None:
         """End children and all that they started. Only our own, not yet reaped: pids get reused.
 
-        With ``over`` nobody needs their logs any more.
+        ``over``: their logs are not needed.
         """
         for pid in pids:
             if over and pid in self.logs:

@@ -58,7 +58,7 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
 
 @contextmanager
 def outside_of_loops() -> Iterator[None]:
-    """Let the function have event loops of its own: an engine's is none of its business."""
+    """Hide the engine's event loop from the function, which may run its own."""
     loop, policy = asyncio._get_running_loop(), asyncio.get_event_loop_policy()
     asyncio._set_running_loop(None)
     asyncio.set_event_loop_policy(None)

@@ -61,7 +61,7 @@ class Group:
         """Be a member of the group, when the others are; does nothing when it already is."""
         if not self._joins:
             self._join()
-            # whoever ends from now on leaves nobody who still joins
+            # a rank that ends before all have joined would leave the others waiting
             assert self._store is not None
             self._store.set(f"distkit/joined/{self.spec.rank}", "")
             self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])

@@ -136,11 +136,11 @@ class Rank:
         """Act on the kernel's messages, and end with the kernel."""
         try:
             while True:
-                self._obey(*self.lifeline.recv())
+                self._handle(*self.lifeline.recv())
         except EOFError:
             os.killpg(0, signal.SIGKILL)
 
-    def _obey(self, word: str, run: int, permits: int | None = None) -> None:
+    def _handle(self, word: str, run: int, permits: int | None = None) -> None:
         """Act on a message: "go" with a number of permits or None, or "release"."""
         if word == "go":
             self._gates[run].allow(permits)
