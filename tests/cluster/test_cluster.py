@@ -347,7 +347,7 @@ IN_FORKS = {
 
 def test_a_forked_child_neither_ends_nor_uses_its_parents_cluster() -> None:
     command = [sys.executable, "-c", FORKS, *IN_FORKS]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ran.stdout == "".join(IN_FORKS.values()) + "[0, 1] [0, 1]\n", ran.stderr
     assert "Traceback" not in ran.stderr
 
