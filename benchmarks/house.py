@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_458, 550),
     "distkit/algorithms": Line(1_664, 1_300),
-    "distkit/cluster": Line(6_240, 3_000),
+    "distkit/cluster": Line(6_263, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_688, 1_800),
     "distkit/kvstore": Line(2_329, 1_700),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_781, 1_400),
     "companions/distkit_strategies": Line(1_790, 1_700),
     "notebooks/course": Line(1_185, 1_200),
-    "tests": Line(21_797, 16_000),
+    "tests": Line(21_839, 16_000),
     "tests/stress": Line(3_778, 4_000),
     "benchmarks": Line(1_919, 2_000),
 }
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(23_865, 15_000),
-    "the whole product": Line(34_159, 25_000),
+    "all of distkit": Line(23_888, 15_000),
+    "the whole product": Line(34_182, 25_000),
     "lines of JavaScript": Line(4_607, 4_300),
     "files in distkit": Line(235, 150),
     "names at the top level": Line(28, 23),
