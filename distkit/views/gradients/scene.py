@@ -160,7 +160,7 @@ def _cosines(table: Table, x: float, y: float, cell: Json, ranks: list[Json], ro
             style, part = shade(c, 1.0) or ("now", 0.5)
             shapes.append(rect(side - 1, side - 1, style, x=j * side, opacity=part))
             if side > 16:
-                words, middle = f"{c:.1f}".replace("-", "−"), (j + 0.5) * side
+                words, middle = f"{c:.1f}".replace("-", "−").replace("0.", "."), (j + 0.5) * side
                 shapes.append(text(words, "cell", x=middle, y=13, anchor="middle", size=8.5))
         table.add(x, y + 10 + i * side, title("\n".join(told)), *shapes)
     table.bottom = max(table.bottom, y + 16 + len(ranks) * side)
