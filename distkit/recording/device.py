@@ -75,7 +75,7 @@ class Later:
     def __init__(self, flat: torch.Tensor, stride: int, size: int) -> None:
         device = device_of(flat.device)
         self.memory, self._size, self._sampled = device.memory, size, size > len(flat)
-        square = flat.dot(flat) * (size / len(flat))
+        square = flat.square().sum() * (size / len(flat))  # dot would load cuBLAS
         numbers = torch.cat([flat[::stride], torch.stack([square, flat.min(), flat.max()])])
         self._numbers = torch.empty(
             numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda
@@ -152,8 +152,9 @@ class Flight:
         if not _has_come(self._end):
             return None
         self.seconds = self._begin.elapsed_time(self._end) / 1e3
-        with suppress(RuntimeError):  # only NCCL knows, if TORCH_NCCL_ENABLE_TIMING is set
-            self.seconds = self._work._get_duration() / 1e3
+        if self._work is not None:
+            with suppress(RuntimeError):  # only NCCL knows, if TORCH_NCCL_ENABLE_TIMING is set
+                self.seconds = self._work._get_duration() / 1e3
         return self._device.clock.time(self._begin, self._called, self._end, time.monotonic())
 
 

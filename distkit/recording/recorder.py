@@ -135,6 +135,7 @@ class Recorder:
         self.flying: list[Flying] = []
         self._late = False  # values may still be to come
         self._began, self._looked = time.monotonic(), 0.0
+        self._loaded = {"cpu"}  # kinds of devices whose kernels a first look has loaded
 
     def next_seq(self) -> int:
         """A number for the next operation."""
@@ -202,7 +203,10 @@ class Recorder:
         return False
 
     def look(self, *tensors: Tensor) -> Values | Later | None:
-        """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps."""
+        """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps.
+
+        A first look at a GPU is free: it loads the kernels, for longer than any budget.
+        """
         began = time.thread_time()  # on a busy machine the others' time does not count
         torch = sys.modules["torch"]
         try:
@@ -214,7 +218,10 @@ class Recorder:
             self.miss(f"values: {type(error).__name__}: {error}")
             return None
         finally:
-            self._looked += time.thread_time() - began
+            kind = tensors[0].device.type if tensors else "cpu"
+            if kind in self._loaded:
+                self._looked += time.thread_time() - began
+            self._loaded.add(kind)
 
     # -- waiting ------------------------------------------------------------------
 

@@ -294,6 +294,9 @@ class Tap:
             pending.complete()  # it is in a graph, and happens when that is replayed
             return
         work = pending.work = dist.Work.unbox(script)
+        if work is None:  # NCCL's synchronous collectives work in the caller's stream
+            pending.complete()
+            return
         caller = _caller(sys._getframe(1))
         python = caller.f_code.co_filename == c10d.__file__
         background = call.op not in P2P and (is_async(call, args) or not python)
@@ -488,11 +491,12 @@ class Tap:
         """An operator that waits for the GPU if it brings a tensor from there to the host."""
         waiting = self._waiting_for_gpu(redispatch)
 
-        def noted(keys: Any, tensor: torch.Tensor, **how: Any) -> Any:
+        def noted(keys: Any, tensor: torch.Tensor | complex, **how: Any) -> Any:
+            if not isinstance(tensor, torch.Tensor):  # a number, of which torch has made a tensor
+                return torch.tensor(tensor, dtype=how.get("dtype"), device=how.get("device"))
             stays = str(how.get("device", "cpu")) != "cpu" or how.get("non_blocking")
-            if not isinstance(tensor, torch.Tensor) or tensor.is_cpu:  # a number may take its place
-                stays = True
-            return (redispatch if stays else waiting)(keys - _KEY, tensor, **how)
+            call = redispatch if stays or tensor.is_cpu else waiting
+            return call(keys - _KEY, tensor, **how)
 
         return noted
 

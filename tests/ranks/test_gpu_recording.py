@@ -81,6 +81,18 @@ def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
         assert facts == {"device": "pretend:0", "stream": 0, "memory": 4096}
 
 
+def numbers() -> list[torch.Tensor]:
+    """Tensors of the host and numbers, which torch converts to the tensors' types."""
+    x = torch.arange(3, dtype=torch.float64)
+    return [torch.arange(3.0) + 2, x * 0.1, x + 3, torch.arange(3) == 1, x.float() * 2j]
+
+
+def test_numbers_are_converted_beside_a_device() -> None:
+    for found in on_device(lambda *_: numbers()).results:
+        for have, want in zip(found, numbers(), strict=True):
+            assert have.dtype == want.dtype and torch.equal(have, want)
+
+
 def test_a_thread_that_waits_for_a_hung_device_is_seen() -> None:
     def program(standin: Any, group: Any) -> None:
         x = torch.ones(4).to("pretend")

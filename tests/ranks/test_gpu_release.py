@@ -76,7 +76,7 @@ def test_nccl_hangs_are_explained_and_leave_a_usable_cluster(waits: str) -> None
 
 
 @pytest.mark.gpu(2)
-def test_a_rank_that_dies_in_an_nccl_collective_is_replaced() -> None:
+def test_the_next_run_works_after_a_rank_died_in_an_nccl_collective() -> None:
     def program(fatal: bool) -> float:
         x = torch.ones(1 << 20, device="cuda")
         dist.all_reduce(x)
