@@ -1,7 +1,7 @@
 """What has been proven on a GPU and what has not, row by row: docs/measured/README.md.
 
 The rows are the figures of :mod:`benchmarks.gpu` and the tests that are marked for a GPU, as they
-are in the sources; the results are those of the newest report beside the README.
+are in the sources; the results are those of the reports beside the README, the newest of each row.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _WORST = ["failed", "skipped", "passed"]
 BEYOND = (
     "the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, time-slicing",
     "MIG slices, of which no test can make some",
-    "notebook 14 in JupyterLab, with a GPU's memory behind the lanes",
+    "several GPUs: NCCL between ranks",
 )
 
 _HEAD = """# Measured on GPUs
 
 `tools/gpu-check --render` writes this page from the tests and figures that need a GPU, and from the
-newest report in this folder. Do not edit it: a test compares.
+reports in this folder, the newest for each row. Do not edit it: a test compares.
 
 `make test-gpu` runs all of them on a machine with an NVIDIA GPU, and writes `gpu-report.json` and
 traces into the folder `gpu-report`. `tools/gpu-check` is the same, and needs nothing installed but
@@ -82,26 +82,23 @@ def _marked(file: Path) -> Iterator[Test]:
                 yield Test(file.relative_to(ROOT).as_posix(), node.name, stand_in)
 
 
-def newest(folder: Path = FOLDER) -> dict[str, Any]:
-    """The report with the latest date; {} if there is none. Stand-ins prove nothing."""
+def reports(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """The reports there, the oldest first. Stand-ins prove nothing."""
     found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
-    return max(
-        (r for r in found if not r.get("stand_in")), key=lambda r: str(r.get("date")), default={}
-    )
+    return sorted((r for r in found if not r.get("stand_in")), key=lambda r: str(r.get("date")))
 
 
-def rendered(report: dict[str, Any]) -> str:
-    """The text of the README."""
-    figures = {f["name"]: f for f in report.get("figures", [])}
+def rendered(reports: list[dict[str, Any]]) -> str:
+    """The text of the README: of each row the newest result."""
+    figures = {f["name"]: f for report in reports for f in report.get("figures", [])}
     results: dict[tuple[str, str], str] = {}
-    for test in report.get("tests", []):  # of several with other parameters the worst
-        key = test["file"], test["name"]
-        results[key] = min(results.get(key, test["result"]), test["result"], key=_WORST.index)
-    said = "No report yet: every row is unproven."
-    if report:
-        versions = ", ".join(f"{k} {report.get(k)}" for k in ("torch", "cuda", "nccl"))
-        gpus = "; ".join(report.get("gpus", []))
-        said = f"Measured {report.get('date')} on {gpus} (name, memory, driver), {versions}."
+    for report in reports:
+        ran: dict[tuple[str, str], str] = {}
+        for test in report.get("tests", []):  # of several with other parameters the worst
+            key = test["file"], test["name"]
+            ran[key] = min(ran.get(key, test["result"]), test["result"], key=_WORST.index)
+        results |= ran
+    said = "\n".join(map(_measured, reports)) or "No report yet: every row is unproven."
     figure_rows = (
         (row.name, row.reference or "–", _limits(row), _figure(figures.get(row.name)))
         for row, _ in ROWS
@@ -130,6 +127,12 @@ def rendered(report: dict[str, Any]) -> str:
     )
 
 
+def _measured(report: dict[str, Any]) -> str:
+    versions = ", ".join(f"{k} {report.get(k)}" for k in ("torch", "cuda", "nccl"))
+    gpus = "; ".join(report.get("gpus", []))
+    return f"- Measured {report.get('date')} on {gpus}, {versions}."
+
+
 def _limits(row: Figure) -> str:
     sign = "" if row.absolute else "×"
     limits = {"must": row.must, "aim": row.aim}
@@ -153,5 +156,5 @@ def render() -> Path:
     """Write the README; its path."""
     FOLDER.mkdir(exist_ok=True)
     page = FOLDER / "README.md"
-    page.write_text(rendered(newest()))
+    page.write_text(rendered(reports()))
     return page

@@ -42,11 +42,11 @@ def tool() -> ModuleType:
 
 def test_the_page_of_what_is_unproven_is_up_to_date() -> None:
     page = (measured.FOLDER / "README.md").read_text()
-    assert page == measured.rendered(measured.newest()), "run tools/gpu-check --render"
+    assert page == measured.rendered(measured.reports()), "run tools/gpu-check --render"
 
 
 def test_every_figure_and_every_marked_test_has_its_row() -> None:
-    page = measured.rendered({})
+    page = measured.rendered([])
     assert all(f"| {row.name} |" in page for row, _ in ROWS)
     assert f"| {measured.BEYOND[0]} | {measured.UNPROVEN} |" in page
     found = {test.name: test for test in measured.tests()}
@@ -65,14 +65,18 @@ def test_results_come_from_the_newest_report_of_a_gpu(tmp_path: Path) -> None:
         "figures": [figure],
         "tests": [{**case, "result": "passed"}, {**case, "result": "failed"}],
     }
+    other = measured.tests()[-1]
+    before = {"file": other.file, "name": other.name, "result": "passed"}
     older = {**ours, "date": "2026-01-01", "gpus": ["T4"]}
+    older["tests"] = [{**case, "result": "passed"}, before]
     stand_in = {**ours, "date": "2027-01-01", "stand_in": "cpu"}
     for number, report in enumerate([older, ours, stand_in]):
         (tmp_path / f"{number}.json").write_text(json.dumps(report))
-    page = measured.rendered(measured.newest(tmp_path))
+    page = measured.rendered(measured.reports(tmp_path))
     assert "Measured 2026-02-01 on H200, 143771 MiB, 570.1" in page
     assert "| 1.5 s = 0.4×: must |" in page
     assert f"| {test.words} | `{test.file}` | {'yes' if test.stand_in else '–'} | failed |" in page
+    assert f"| {other.words} | `{other.file}` | {'yes' if other.stand_in else '–'} | passed |" in page
 
 
 # -- the tool ----------------------------------------------------------------------------------
