@@ -18,7 +18,7 @@ import time
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,13 +36,10 @@ from distkit.gone import GONE
 if TYPE_CHECKING:
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.runs.run import Run
-    from distkit.demos import Demo, Progress
+    from distkit.demos import Demo
     from distkit.diagnosis.findings import Finding
     from distkit.hangs import Case
     from distkit.trace.trace import Trace
-
-    #: Shows that something is going on: its name and title in, its progress out.
-    Bar = Callable[[str, str], AbstractContextManager[Progress]]
 
 
 #: The commands of companions, and the module of each, which adds them to the parser.
@@ -128,9 +125,8 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> None:
     chosen = [name for name in demos.ALL if name in names or "all" in names]
     shown: list[Demo] = []
     try:
-        with _bars() as bar:
-            for demo in _perform(chosen, args.ranks, bar):
-                shown.append(demo)
+        for demo in _perform(chosen, args.ranks):
+            shown.append(demo)
     finally:
         for demo in shown:
             _print_demo(demo)
@@ -139,7 +135,7 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> None:
         replay_page({k: trace for demo in shown for k, trace in demo.traces.items()}, args.html)
 
 
-def _perform(names: list[str], ranks: int | None, bar: Bar) -> Iterator[Demo]:
+def _perform(names: list[str], ranks: int | None) -> Iterator[Demo]:
     """The demos one after the other; those that only need ranks share a cluster."""
     from distkit import demos
 
@@ -150,21 +146,21 @@ def _perform(names: list[str], ranks: int | None, bar: Bar) -> Iterator[Demo]:
         (served, {"workers": 2 if ranks is None else ranks, "servers": 2}),
     ):
         if together:
-            with _cluster(bar, roles) as cluster:
+            with _cluster(roles) as cluster:
                 for name in together:
                     demo = demos.ALL[name]
-                    with bar(name, (demo.__doc__ or "").partition(":")[0]) as progress:
-                        yield demo(cluster, progress)
+                    with _spinner(name, (demo.__doc__ or "").partition(":")[0]):
+                        done = demo(cluster)
+                    yield done
 
 
 @contextmanager
-def _cluster(bar: Bar, roles: dict[str, Any]) -> Iterator[Cluster]:
+def _cluster(roles: dict[str, Any]) -> Iterator[Cluster]:
     from distkit.cluster.cluster import Cluster
 
     with Cluster(**roles) as cluster:
-        with bar("starting", ", ".join(f"{n} {role}" for role, n in roles.items())) as progress:
+        with _spinner("starting", ", ".join(f"{n} {role}" for role, n in roles.items())):
             cluster.wait()
-            progress(1)
         yield cluster
 
 
@@ -175,41 +171,14 @@ def _print_demo(demo: Demo) -> None:
         _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
 
 
-def _bars() -> AbstractContextManager[Bar]:
-    """Progress bars on a terminal, lines elsewhere; both on stderr."""
+@contextmanager
+def _spinner(name: str, title: str) -> Iterator[None]:
+    """Show that something is going on, on a terminal; then how long it took."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    return _rich_bars(console) if console.is_interactive else nullcontext(_line)
-
-
-@contextmanager
-def _rich_bars(console: Any) -> Iterator[Bar]:
-    from rich import progress as rich
-
-    columns = [
-        rich.TextColumn("{task.fields[name]:<16} {task.description}"),
-        rich.BarColumn(None),
-        rich.TaskProgressColumn(),
-        rich.TimeElapsedColumn(),
-    ]
-    with rich.Progress(*columns, console=console, expand=True) as bars:
-
-        @contextmanager
-        def bar(name: str, title: str) -> Iterator[Progress]:
-            task = bars.add_task(title, name=name, total=None)
-            try:
-                yield lambda done: bars.update(task, total=1, completed=done)
-            finally:
-                bars.stop_task(task)
-
-        yield bar
-
-
-@contextmanager
-def _line(name: str, title: str) -> Iterator[Progress]:
     started = time.perf_counter()
-    yield lambda done: None
+    with Console(stderr=True).status(f"{name:<16} {title}"):
+        yield
     print(f"{name:<16} {title}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
 

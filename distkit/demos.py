@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from distkit._format import count, human_seconds
 from distkit.data.sets import digits as digits  # also as dk.demos.digits
-from distkit.events import COLLECTIVES, P2P, REQUESTS, State
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark
 from distkit.trace.trace import Trace
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distkit.cluster.cluster import Cluster
-    from distkit.cluster.runs.run import Run
-
-#: Called with the fraction done, 0 to 1.
-Progress = Callable[[float], None]
 
 RANKS, EPOCHS, PS_EPOCHS, BATCH, LR = 4, 8, 3, 32, 0.2
 
@@ -200,12 +195,12 @@ class Demo:
         getattr(views, self.view)(next(iter(self.traces.values())))._ipython_display_()
 
 
-def p2p(cluster: Cluster | None = None, progress: Progress | None = None) -> Demo:
+def p2p(cluster: Cluster | None = None) -> Demo:
     """Send and receive: a handwritten digit goes from rank to rank."""
     import torch
 
     with _cluster(cluster) as ranks:
-        run = _follow(ranks.submit(pass_a_digit), progress, messages=ranks.plan.ranks - 1)
+        run = ranks.submit(pass_a_digit).wait()
     demo = Demo("p2p", "p2p: a digit passed from rank to rank by send and recv")
     _, sent = run.results[0]
     for rank, (before, after) in enumerate(run.results):
@@ -217,7 +212,7 @@ def p2p(cluster: Cluster | None = None, progress: Progress | None = None) -> Dem
     return demo
 
 
-def all_reduce(cluster: Cluster | None = None, progress: Progress | None = None) -> Demo:
+def all_reduce(cluster: Cluster | None = None) -> Demo:
     """All-reduce: the sum over all ranks, by torch's own call and by a ring on this page."""
     import torch
 
@@ -226,13 +221,8 @@ def all_reduce(cluster: Cluster | None = None, progress: Progress | None = None)
     demo = Demo("all_reduce", "all_reduce: the average digit, from partial sums on every rank")
     with _cluster(cluster) as ranks:
         n = ranks.plan.ranks
-        native = _follow(ranks.submit(average_digit), progress, share=(0, 0.5), collectives=n)
-        ring = _follow(
-            ranks.submit(average_digit, ring_all_reduce),
-            progress,
-            share=(0.5, 1),
-            messages=2 * n * (n - 1),
-        )
+        native = ranks.submit(average_digit).wait()
+        ring = ranks.submit(average_digit, ring_all_reduce).wait()
     images = digits()[0][: 1797 // n * n]
     partial, mean = native.results[0]
     demo.lines += _picture("rank 0", partial / (len(images) // n), mean)
@@ -248,14 +238,14 @@ def all_reduce(cluster: Cluster | None = None, progress: Progress | None = None)
     return demo
 
 
-def sync_sgd(cluster: Cluster | None = None, progress: Progress | None = None) -> Demo:
+def sync_sgd(cluster: Cluster | None = None) -> Demo:
     """Synchronous SGD: the replicas stay identical, and equal one process on the whole batch."""
     import torch
 
     with _cluster(cluster) as ranks:
         n = ranks.plan.ranks
         steps = EPOCHS * len(list(_batches(1797, n)))
-        run = _follow(ranks.submit(train_in_step), progress, collectives=n * (4 + steps))
+        run = ranks.submit(train_in_step).wait()
     alone = train_alone(n)
     weights = [r["weights"] for r in run.results]
     identical = all(torch.equal(w, weights[0]) for w in weights)
@@ -275,7 +265,7 @@ def sync_sgd(cluster: Cluster | None = None, progress: Progress | None = None) -
     return demo
 
 
-def parameter_server(cluster: Cluster | None = None, progress: Progress | None = None) -> Demo:
+def parameter_server(cluster: Cluster | None = None) -> Demo:
     """The parameter server: workers push gradients, servers update, in step and out of step."""
     demo = Demo("parameter_server", "parameter_server: workers push gradients to servers")
     with _cluster(cluster, servers=2) as ranks:
@@ -283,13 +273,8 @@ def parameter_server(cluster: Cluster | None = None, progress: Progress | None =
         demo.lines.append(
             f"{n} workers, {plan.servers} servers and a scheduler, each a process of its own"
         )
-        for i, mode in enumerate(("dist_sync", "dist_async")):
-            run = _follow(
-                ranks.submit(train_with_servers, mode),
-                progress,
-                share=(i / 2, (i + 1) / 2),
-                messages=_ps_messages(n),
-            )
+        for mode in ("dist_sync", "dist_async"):
+            run = ranks.submit(train_with_servers, mode).wait()
             losses = [r["losses"] for r in run.results]
             final = accuracy(run.results[0]["weights"])
             demo.lines.append(
@@ -306,12 +291,6 @@ def parameter_server(cluster: Cluster | None = None, progress: Progress | None =
                 )
             demo.traces[mode] = run.trace
     return demo
-
-
-def _ps_messages(workers: int) -> int:
-    """Messages of a run: four keys, each pulled and pushed once a step, each answered."""
-    steps = PS_EPOCHS * len(list(_batches(1797, workers)))
-    return workers * steps * 4 * 2 * 2
 
 
 #: The demonstrations by name, in the order in which they teach.
@@ -361,31 +340,6 @@ def _cluster(given: Cluster | None, *, servers: int = 0) -> Iterator[Cluster]:
         return
     with Cluster(workers=2, servers=servers) if servers else Cluster(RANKS) as made:
         yield made.wait()
-
-
-def _follow(
-    run: Run,
-    progress: Progress | None,
-    *,
-    share: tuple[float, float] = (0, 1),
-    messages: int = 0,
-    collectives: int = 0,
-) -> Run:
-    """Wait for a run, reporting how many of the operations to be expected have completed."""
-    expected, seen = 2 * messages or collectives, [0]
-    counted = P2P | REQUESTS if messages else COLLECTIVES
-
-    def on_events(events: list[Any]) -> None:
-        seen[0] += sum(e.state is State.COMPLETED and e.op in counted for e in events)
-        if progress is not None:
-            low, high = share
-            progress(low + (high - low) * min(1.0, seen[0] / max(1, expected)))
-
-    run.subscribe(on_events)
-    run.wait()
-    if progress is not None:
-        progress(share[1])
-    return run
 
 
 def _brief(trace: Trace) -> str:
