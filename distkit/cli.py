@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
     words = list(sys.argv[1:] if argv is None else argv)
-    cut = words.index("--") if "--" in words else len(words)
+    cut = next((i for i, word in enumerate(words) if _ends_ours(word, words)), len(words))
+    rest = words[cut + 1 :] if words[cut : cut + 1] == ["--"] else words[cut:]
     options = [word.partition("=")[0] for word in words[1:cut]]
     names = [" ".join(["distkit", *words[:1], *option]) for option in ([], *zip(options))]
     if gone := [GONE[name] for name in names if name in GONE]:
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words and words[0] in COMPANIONS:
             load(COMPANIONS[words[0]])
         args = _parser().parse_args(words[:cut])
-        return int(args.run(args, words[cut + 1 :]) or 0)
+        return int(args.run(args, rest) or 0)
     except KeyboardInterrupt:
         print("\ndistkit: interrupted", file=sys.stderr)
         return 130
@@ -82,6 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DistkitError as error:
         print(f"distkit: {error}", file=sys.stderr)
         return 1
+
+
+def _ends_ours(word: str, words: list[str]) -> bool:
+    """True if this word and those after it are another program's, as all options of ``lab``."""
+    return word == "--" or (
+        words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -410,9 +418,9 @@ def add_lab(commands: Any) -> None:
     lab = commands.add_parser(
         "lab",
         help="open the notebooks in JupyterLab",
-        usage="distkit lab [NOTEBOOK] [-- OPTION ...]",
+        usage="distkit lab [NOTEBOOK] [OPTION ...]",
     )
-    what = "a notebook or a folder; options after -- are JupyterLab's"
+    what = "a notebook or a folder; options are JupyterLab's"
     lab.add_argument("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help=what)
     lab.set_defaults(run=_lab)
 
@@ -440,6 +448,9 @@ def _lab(args: argparse.Namespace, rest: list[str]) -> None:
         raise DistkitError(f"{target}: there is no such notebook or folder.")
     if os.geteuid() == 0 and "--allow-root" not in rest:  # in a container one usually is
         rest = [*rest, "--allow-root"]
+    # the question whether one wants Jupyter's news would cover the notebook
+    paths = [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
+    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *rest])
 
 

@@ -196,12 +196,21 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     commands: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "theirs")
     return commands
 
 
-def test_lab_opens_a_notebook(executed: list[list[str]], tmp_path: Path) -> None:
-    assert cli.main(["lab", str(tmp_path), "--", "--no-browser"]) == 0
-    assert executed == [[sys.executable, "-c", JUPYTERLAB, str(tmp_path), "--no-browser"]]
+@pytest.mark.parametrize("options", [["--no-browser", "--port", "9000"], ["--", "--no-browser"]])
+def test_lab_opens_a_notebook(
+    options: list[str], executed: list[list[str]], tmp_path: Path
+) -> None:
+    assert cli.main(["lab", str(tmp_path), *options]) == 0
+    (command,) = executed
+    assert command[:4] == [sys.executable, "-c", JUPYTERLAB, str(tmp_path)]
+    ours, theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert "announcements" in Path(ours, "labconfig", "page_config.json").read_text()
+    assert theirs == "theirs"
+    assert command[4:] == [option for option in options if option != "--"]
 
 
 @pytest.fixture
