@@ -241,3 +241,29 @@ def wait_for(page: Any, state: tuple[bool, ...], views: int = len(SHOWN)) -> Non
         f"(wanted) => JSON.stringify(({SEEN})()) === JSON.stringify(wanted)",
         arg=[state] * views,
     )
+
+
+SLOW = """
+import time
+
+def slow():
+    for _ in range(8):
+        dist.all_reduce(torch.ones(3))
+        time.sleep(0.2)
+"""
+
+
+def test_a_watched_run_folds_to_a_line(tmp_path: Path) -> None:
+    """Its timeline is shown once: in the line, or where the run is the cell's value."""
+    cells = (START, SLOW, "run = cluster.run(slow)", "cluster.run(slow)", "cluster.stop()")
+    ran = nbformat.reads(notebook(*cells), as_version=4)
+    NotebookClient(ran, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    def shown(cell: NotebookNode) -> list[str]:
+        return [output.get("data", {}).get("text/html", "") for output in cell.outputs]
+
+    folded, widget = shown(ran.cells[2])
+    assert "<summary>slow: 2 ranks, gloo, 8 collectives" in folded and widget == ""
+    gone, _, still, _ = shown(ran.cells[3])
+    assert "<summary>" not in gone + still
+    assert "<img" not in gone and "<img" in still

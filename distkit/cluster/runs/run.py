@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pickle import loads
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import in_notebook, show_figures
 from distkit.cluster.runs import report
@@ -19,6 +19,9 @@ from distkit.errors import DeadlockError, RunError, RunStopped
 from distkit.events import Event
 from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from distkit.views import Timeline
 
 #: A notebook shows the timeline of a run that takes longer than this [s].
 PATIENCE = 1.0
@@ -38,7 +41,7 @@ class Run:
         self._results: list[Any] | None = None
         self._unreadable: RunError | None = None
         self._reading = threading.RLock()  # a result may look at the run
-        self._shown = False  # in its cell
+        self._watched: Timeline | None = None  # shown while it went on
         self._warned = False  # of what was found: once is enough
 
     def __repr__(self) -> str:
@@ -58,7 +61,10 @@ class Run:
 
         from distkit.views import Timeline
 
-        if self._shown or (self.finished and not self._conductor.live.arrived):
+        if self._watched is not None:
+            self._watched.remove()
+            self._watched = None
+        if self.finished and not self._conductor.live.arrived:
             display({"text/plain": repr(self)}, raw=True)
         else:
             display(Timeline(self if not self.finished else self.trace))
@@ -232,7 +238,7 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
 
 
 def follow(run: Run) -> Run:
-    """Wait for a run; in a notebook a long one shows its timeline meanwhile."""
+    """Wait for a run; in a notebook a long one shows its timeline meanwhile, then a line."""
     with ended_by_interrupt(run):  # to show a program that has told a lot takes a while
         if not in_notebook():
             return run.wait()
@@ -245,9 +251,12 @@ def follow(run: Run) -> Run:
 
         from distkit.views import Timeline
 
-        display(Timeline(run))
-        run._shown = True
-        return run.wait()
+        run._watched = Timeline(run)
+        display(run._watched)
+        try:
+            return run.wait()
+        finally:
+            run._watched.fold()
 
 
 def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:

@@ -16,7 +16,7 @@ import re
 import threading
 import zlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +48,10 @@ _ON_DARK = (
     ' body[data-jp-theme-light="false"] .distkit-picture.{} '
     "{{ filter: none; content: url(data:image/svg+xml;base64,{}); }}"
 )
+
+
+#: In place of a view that was folded: its widget is the next output.
+_FOLDED = ".jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }"
 
 
 class NotebookSnapshot:
@@ -90,6 +94,20 @@ class NotebookSnapshot:
                 self._handle.update(self.bundle(), raw=True)
                 _unheard().snapshots.add(self)
 
+    def fold(self, line: str) -> None:
+        """Put one line in the place of the picture and the widget, which opens to the picture."""
+        drawn, _ = self._draw()
+        bundle = as_picture(drawn, line, around=partial(_folded, line))
+        with self._sending:
+            if self._handle is not None:
+                self._handle.update(bundle, raw=True)
+
+    def remove(self) -> None:
+        """Take the picture and the widget out of the notebook again."""
+        with self._sending:
+            if self._handle is not None:
+                self._handle.update(_GONE, raw=True)
+
     def bundle(self) -> dict[str, str]:
         """The picture for every kind of front end."""
         return as_picture(*self._draw(), around=self._beside)
@@ -98,6 +116,20 @@ class NotebookSnapshot:
         """HTML that is seen where the widget is not."""
         ended = _ENDED * self._goes_on()
         return f'<div class="distkit-still"><style>{_STYLE}</style>{html}{ended}</div>'
+
+
+def _folded(line: str, html: str) -> str:
+    """HTML of a line that opens to what is in this HTML."""
+    return (
+        f'<style>{_FOLDED}</style><details class="distkit-folded"><summary>{escape(line)}'
+        f"</summary>{html}</details>"
+    )
+
+
+_GONE = {
+    "text/html": f'<style>{_FOLDED}</style><span class="distkit-folded"></span>',
+    "text/plain": "",
+}
 
 
 class _Unheard:

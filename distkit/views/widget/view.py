@@ -143,6 +143,16 @@ class View(anywidget.AnyWidget):
             unsubscribe()
         super().close()
 
+    def fold(self) -> None:
+        """Fold what was displayed to a line, which opens to the picture."""
+        self._still.fold(repr(self).partition("\n")[0])
+        self.close()
+
+    def remove(self) -> None:
+        """Take what was displayed out of the notebook again."""
+        self._still.remove()
+        self.close()
+
     # -- elsewhere --------------------------------------------------------------------
 
     def _ipython_display_(self) -> None:
