@@ -140,7 +140,23 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> None:
             _print_demo(demo)
     if args.html:
         print()
-        replay_page({k: trace for demo in shown for k, trace in demo.traces.items()}, args.html)
+        _demo_page(shown, args.html)
+
+
+def _demo_page(shown: list[Demo], file: Path) -> None:
+    """A page of all demonstrations, which begins with the ring on its stage."""
+    runs = [(name, trace, demo) for demo in shown for name, trace in demo.traces.items()]
+    runs.sort(key=lambda run: run[0] != _RING)
+    replay_page(
+        {name: trace for name, trace, _ in runs},
+        file,
+        title="What ranks say to each other",
+        about={name: f"{demo.title.partition(': ')[2].capitalize()}." for name, _, demo in runs},
+        first={name: demo.view.lower() for name, _, demo in runs} | {_RING: "stage"},
+    )
+
+
+_RING = "all_reduce (ring)"
 
 
 def _perform(names: list[str], ranks: int | None) -> Iterator[Demo]:
@@ -520,11 +536,11 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
 # -- what commands share -------------------------------------------------------------------------
 
 
-def replay_page(traces: dict[str, Trace], file: Path) -> None:
-    """Write the stand-alone page and say where it is."""
+def replay_page(traces: dict[str, Trace], file: Path, **how: Any) -> None:
+    """Write the stand-alone page, as ``to_html`` does, and say where it is."""
     from distkit.views.widget.page import to_html
 
-    write(file, lambda: to_html(traces, file))
+    write(file, lambda: to_html(traces, file, **how))
     print(f"Replay: {file.resolve().as_uri()}")
 
 

@@ -268,6 +268,7 @@ def sync_sgd(cluster: Cluster | None = None) -> Demo:
 def parameter_server(cluster: Cluster | None = None) -> Demo:
     """The parameter server: workers push gradients, servers update, in step and out of step."""
     demo = Demo("parameter_server", "parameter_server: workers push gradients to servers")
+    demo.view = "Servers"
     with _cluster(cluster, servers=2) as ranks:
         n, plan = ranks.plan.ranks, ranks.plan
         demo.lines.append(

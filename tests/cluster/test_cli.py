@@ -41,7 +41,8 @@ def test_demo(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
     assert f"Replay: {(tmp_path / 'demo.html').as_uri()}" in ran.stdout
     assert "Send and receive: " in ran.stderr
     assert "\x1b[" not in ran.stdout + ran.stderr
-    assert "<script" in (tmp_path / "demo.html").read_text()
+    page = (tmp_path / "demo.html").read_text()
+    assert "<script" in page and "A digit passed from rank to rank by send and recv." in page
     assert not leftovers()
 
 

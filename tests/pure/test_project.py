@@ -197,7 +197,7 @@ def test_what_was_recorded_before_replays_without_torch(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stdout + said.stderr
     names = {page.stem for page in tmp_path.glob("*.html")}
     assert names == {file.stem for file in PACKAGE.rglob("recorded/*.trace")}
-    assert len(names) == said.stdout.count("Replay: ") == 5
+    assert len(names) == said.stdout.count("Replay: ") == 6
     usage = PACKAGE.joinpath("cli.py").read_text()
     assert not [name for name in names if name not in usage]
 

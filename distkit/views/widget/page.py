@@ -116,7 +116,7 @@ VIEWS = (
     PageView(
         "stage",
         "Messages between ranks, and the contributions that each tensor contains. Space plays.",
-        _speaks,
+        lambda trace: _speaks(trace) and not _asks(trace),
         _drawn(lambda trace: stage_scene(stage(trace, most=MAX_KEYFRAMES)), scene_svg),
         kit="scene",
     ),
@@ -165,12 +165,22 @@ MAX_ROWS = 100
 _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
 
-def to_html(trace: EventLog | Mapping[str, EventLog], path: str | Path) -> Path:
+def to_html(
+    trace: EventLog | Mapping[str, EventLog],
+    path: str | Path,
+    *,
+    title: str = "",
+    about: Mapping[str, str] | None = None,
+    first: Mapping[str, str] | None = None,
+) -> Path:
     """Write one trace, or several by name as tabs, as a page that opens from the disk.
 
     Args:
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.
         path: the file to write.
+        title: the page's heading.
+        about: a sentence for some of the runs, by name.
+        first: the view that a run opens with, by the run's name; else the timeline.
 
     Returns:
         The path.
@@ -182,18 +192,23 @@ def to_html(trace: EventLog | Mapping[str, EventLog], path: str | Path) -> Path:
     """
     traces = {"": trace} if isinstance(trace, EventLog) else dict(trace)
     path = Path(path)
-    path.write_text(_page(traces), encoding="utf-8")
+    about, first = about or {}, first or {}
+    runs = [
+        _Run(i, name, trace, about.get(name, ""), first.get(name, ""))
+        for i, (name, trace) in enumerate(traces.items())
+    ]
+    path.write_text(_page(runs, title), encoding="utf-8")
     return path
 
 
-def _page(traces: dict[str, EventLog]) -> str:
-    runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
+def _page(runs: list[_Run], title: str) -> str:
     shown = dict.fromkeys(view.painter for run in runs for view in run.views)
     titles = [run.name or run.table["title"] for run in runs]
     return _PAGE.substitute(
-        title=escape(" · ".join(filter(None, titles)) or "distkit replay"),
+        title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
+        heading=f"<h1>{escape(title)}</h1>" if title else "",
         css=css(*shown),
-        tabs=_tabs(list(traces)) if len(runs) > 1 else "",
+        tabs=_tabs([run.name for run in runs]) if len(runs) > 1 else "",
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
             {
@@ -209,9 +224,9 @@ def _page(traces: dict[str, EventLog]) -> str:
 class _Run:
     """One trace of a page: its views, each drawn, and its tables."""
 
-    def __init__(self, number: int, name: str, trace: EventLog) -> None:
-        self.number, self.name, self.trace = number, name, trace
-        self.views = fitting(trace)
+    def __init__(self, number: int, name: str, trace: EventLog, about: str, first: str) -> None:
+        self.number, self.name, self.trace, self.about = number, name, trace, about
+        self.views = sorted(fitting(trace), key=lambda view: view.name != first)
         self.drawn = [view.draw(trace) for view in self.views]
         columns = Columns(trace, MAX_OPERATIONS)
         self.table = columns.picture(MAX_ROWS * max(2, len(columns.frame["lanes"])))
@@ -226,6 +241,7 @@ class _Run:
         role = f'role="tabpanel" aria-labelledby="tab{i}"' if several else ""
         note = left_out(self.trace)
         parts = [
+            f'<p class="run">{escape(self.about)}</p>' if self.about else "",
             self._tabs() if len(self.views) > 1 else "",
             f'<p class="note">{escape(note)}</p>' if note else "",
             *map(self._view, range(len(self.views))),
