@@ -7,8 +7,6 @@ takes it, a gradient is in the inbox of its key. The consistency rule is inferre
 from __future__ import annotations
 
 import math
-import re
-from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,10 +18,8 @@ from distkit.consistency import Asynchronous, Rule, Synchronous, rule_of
 from distkit.events import NO_ATTRIBUTES, Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog
 
-_MATCH = re.compile(r"kv:(\d+):\d+:\d+")
-
-#: A key of one server, in one run.
-Place = tuple[int, int, str]
+#: A key on a server.
+Place = tuple[int, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +36,6 @@ class Request:
     key: str
     node: int
     server: int
-    run: int
     sent: float
     arrived: float | None
     left: float | None
@@ -58,15 +53,15 @@ class Request:
     alone: bool = False
     terms: Mapping[str, Any] = NO_ATTRIBUTES  # of a registration: the mode and options
     optimizer: str = ""  # its name, if the request sets the optimizer
-    taken: float | None = None
+    taken: float = math.inf
     by: int | None = None  # the version that this update made
     late: int | None = None  # number of updates between the pull and this one
     value: Summary | None = None  # of the tensor in the request or reply
 
     @property
     def place(self) -> Place:
-        """The key, with its run and server."""
-        return self.run, self.server, self.key
+        """The key, with its server."""
+        return self.server, self.key
 
     @property
     def stuck(self) -> bool:
@@ -78,7 +73,6 @@ class Request:
 class Update:
     """An update of a key; ``late`` has the staleness of each worker's gradient."""
 
-    run: int
     server: int
     key: str
     version: int
@@ -89,45 +83,33 @@ class Update:
 
     @property
     def place(self) -> Place:
-        """The key, with its run and server."""
-        return self.run, self.server, self.key
+        """The key, with its server."""
+        return self.server, self.key
 
 
 @dataclass(frozen=True)
 class ServerHistory:
-    """One or several runs, in the order of time."""
+    """All that happened, in the order of time."""
 
     roles: dict[int, str]  # "worker", "server" or "scheduler", by rank
-    begins: dict[int, float]  # begin of each run
-    rules: dict[int, Rule]  # consistency rule by run
+    rule: Rule
     requests: list[Request]
     updates: list[Update]
     gradients: list[Request]  # pushes that count, in the order of arrival
     barriers: list[list[Span]]
 
-    def over(self, run: int) -> float:
-        """The begin of the next run, which resets the servers, or infinity."""
-        return min((t for r, t in self.begins.items() if r > run), default=math.inf)
-
     def of(self, role: str) -> list[int]:
         """The ranks with this role."""
         return sorted(rank for rank, mine in self.roles.items() if mine == role)
 
-    def present(self) -> list[tuple[float, float, Request]]:
-        """The registered nodes: begin, end and request."""
-        asked = (r for r in self.requests if r.op is Op.REGISTER and r.arrived is not None)
-        return [(r.arrived or 0.0, self.over(r.run), r) for r in asked]
+    def present(self) -> list[tuple[float, None, Request]]:
+        """The registered nodes: begin, no end, and request."""
+        asked = (r for r in self.requests if r.op is Op.REGISTER)
+        return [(r.arrived, None, r) for r in asked if r.arrived is not None]
 
-    def gone(self, gradient: Request) -> float:
-        """The time when a gradient leaves its inbox, or infinity."""
-        taken = math.inf if gradient.taken is None else gradient.taken
-        return min(taken, self.over(gradient.run))
-
-    def quorum(self, *runs: int) -> int:
-        """The largest number of gradients in an update, of these runs or of all."""
-        rules = [self.rules[run] for run in runs or self.rules if run in self.rules]
-        workers = len(self.of("worker"))
-        return max((workers - r.backup if r.halts else 1 for r in rules), default=1)
+    def quorum(self) -> int:
+        """The largest number of gradients in an update."""
+        return len(self.of("worker")) - self.rule.backup if self.rule.halts else 1
 
 
 def read(trace: EventLog) -> ServerHistory:
@@ -136,10 +118,7 @@ def read(trace: EventLog) -> ServerHistory:
         _request(*ends) for ends in trace.pairs.requests() if ends[0].state is not State.SCHEDULED
     ]
     roles = _roles(trace, requests)
-    begins: dict[int, float] = {}
-    for r in requests:
-        begins[r.run] = min(begins.get(r.run, r.sent), r.sent)
-    updates = list(_updates(trace.spans, requests, roles))
+    updates = list(_updates(trace.spans, roles))
     _drop(requests)
     _part(requests, trace)
     gradients = _walk(requests, updates)
@@ -149,46 +128,35 @@ def read(trace: EventLog) -> ServerHistory:
         if s.op is Op.BARRIER and roles.get(s.rank) == "worker" and s.state is not State.SCHEDULED
     )
     workers = sum(role == "worker" for role in roles.values())
-    rules = _rules(begins, requests, updates, workers, structs.asdict(trace.info.terms))
-    return ServerHistory(roles, begins, rules, requests, updates, gradients, barriers)
+    rule = _rule(requests, updates, workers, structs.asdict(trace.info.terms))
+    return ServerHistory(roles, rule, requests, updates, gradients, barriers)
 
 
-def _rules(
-    begins: Iterable[int],
-    requests: list[Request],
-    updates: list[Update],
-    workers: int,
-    usual: Mapping[str, Any],
-) -> dict[int, Rule]:
-    """The rule shown by a run's updates, or by its mode if there are none.
+def _rule(
+    requests: list[Request], updates: list[Update], workers: int, usual: Mapping[str, Any]
+) -> Rule:
+    """The rule shown by the updates, or by the mode if there are none.
 
     ``usual`` are the terms of a run without registrations, such as a simulation.
     """
-    terms = {r.run: r.terms for r in requests if r.op is Op.REGISTER and r.terms}
-    taken: dict[int, int] = {}
-    for u in updates:
-        taken[u.run] = max(len(u.late), taken.get(u.run, 0))
-    rules = dict[int, Rule]()
-    for run in begins:
-        told = rule_of(**{"mode": "", **terms.get(run, usual)})
-        n = taken.get(run, max(1, workers - told.backup) if told.halts else 1)
-        rules[run] = Synchronous(workers - n) if n > 1 else Asynchronous(told.staleness)
-    return rules
+    terms = next((r.terms for r in reversed(requests) if r.terms), usual)
+    told = rule_of(**{"mode": "", **terms})
+    usually = max(1, workers - told.backup) if told.halts else 1
+    n = max((len(u.late) for u in updates), default=usually)
+    return Synchronous(workers - n) if n > 1 else Asynchronous(told.staleness)
 
 
 # -- requests ---------------------------------------------------------------------------
 
 
 def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
-    assert s.peer is not None and s.match is not None
-    run = _MATCH.fullmatch(s.match)
+    assert s.peer is not None
     done = s.state is State.COMPLETED
     return Request(
         op=s.op,
         key=s.label,
         node=s.rank,
         server=s.peer,
-        run=int(run[1]) if run else 0,
         sent=s.start,
         arrived=got.end if got else None,
         left=reply.start if reply else None,
@@ -242,27 +210,15 @@ def _roles(trace: EventLog, requests: list[Request]) -> dict[int, str]:
 # -- updates ----------------------------------------------------------------------------
 
 
-def _updates(
-    spans: Iterable[Span], requests: list[Request], roles: dict[int, str]
-) -> Iterator[Update]:
-    """The servers' updates, each in the run of the latest message to its server."""
-    heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for r in requests:
-        if r.arrived is not None:
-            heard[r.server].append((r.arrived, r.run))
-    for times in heard.values():
-        times.sort()
+def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
+    """The servers' updates."""
     for s in spans:
         facts = s.attributes
-        if s.op is not Op.MARK or "version" not in facts or roles.get(s.rank) != "server":
-            continue
-        server = s.rank if s.peer is None else s.peer  # a backup serves for its peer
-        times = heard[server]
-        i = bisect_right(times, (s.start, math.inf))
-        run = times[max(i - 1, 0)][1] if times else 0
-        late = dict(zip(facts.get("workers", ()), facts.get("late", ()), strict=False))
-        key, version = key_name(facts["key"]), facts["version"]
-        yield Update(run, server, key, version, s.start, s.end, late, s.after)
+        if s.op is Op.MARK and "version" in facts and roles.get(s.rank) == "server":
+            server = s.rank if s.peer is None else s.peer  # a backup serves for its peer
+            late = dict(zip(facts.get("workers", ()), facts.get("late", ()), strict=False))
+            key, version = key_name(facts["key"]), facts["version"]
+            yield Update(server, key, version, s.start, s.end, late, s.after)
 
 
 def _drop(requests: list[Request]) -> None:

@@ -6,7 +6,7 @@ A keyframe is a message in flight, an update, a barrier or a death; acknowledgem
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -101,13 +101,11 @@ class Captions:
         self.history, self.names = history, names
         self.held = {id(w.asked): w for w in waits if w.asked is not None}
         self.members = len(history.of("worker")) + len(history.of("server"))
-        self.quorum = {run: history.quorum(run) for run in history.rules}
+        self.quorum = history.quorum()
         self.inbox = defaultdict[Place, list[Request]](list)
         for g in history.gradients:
             self.inbox[g.place].append(g)
-        self.registered = defaultdict[int, list[float]](list)
-        for _, _, r in history.present():
-            insort(self.registered[r.run], r.arrived or 0.0)
+        self.registered = sorted(arrived for arrived, _, _ in history.present())
 
     def name(self, node: int) -> str:
         """The name of a node."""
@@ -122,11 +120,11 @@ class Captions:
         return clean(sentence), clean(" · ".join(filter(None, [more, size])))
 
     def _push(self, r: Request) -> tuple[str, str]:
-        more, quorum = "refused" if r.refused else f"computed from v{r.version}", self.quorum[r.run]
+        more = "refused" if r.refused else f"computed from v{r.version}"
         if r.dropped:
             more += ": too late, not counted"
-        elif not r.refused and r.arrived is not None and quorum > 1:
-            more += f" · {self._in_inbox(r.place, r.arrived)} of {quorum} have arrived"
+        elif not r.refused and r.arrived is not None and self.quorum > 1:
+            more += f" · {self._in_inbox(r.place, r.arrived)} of {self.quorum} have arrived"
         if r.alone:
             more += f" · applied in v{r.by}" if r.by is not None else ""
             more += " · its worker has ended"
@@ -136,7 +134,7 @@ class Captions:
         """The number of workers with a gradient in the inbox just after a time."""
         mine = self.inbox[place]
         recent = mine[: bisect_right(mine, time, key=lambda g: g.arrived or 0.0)][-256:]
-        return len({g.node for g in recent if g.taken is None or g.taken > time})
+        return len({g.node for g in recent if g.taken > time})
 
     def _awaited(self, r: Request, template: str) -> str:
         """The nodes that a request waits for when it arrives, in words."""
@@ -162,9 +160,7 @@ class Captions:
         return f"{self.name(r.node)} sends {self.name(r.server)} an optimizer", r.optimizer
 
     def _register(self, r: Request) -> tuple[str, str]:
-        present = bisect_right(
-            self.registered[r.run], -math.inf if r.arrived is None else r.arrived
-        )
+        present = bisect_right(self.registered, -math.inf if r.arrived is None else r.arrived)
         more = f"{present} of {self.members} have registered"
         return f"{self.name(r.node)} registers with the scheduler", more
 

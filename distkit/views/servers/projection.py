@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.summaries import written
-from distkit.views.servers.history import Request, ServerHistory, read
+from distkit.views.servers.history import Place, Request, ServerHistory, read
 from distkit.views.servers.keyframes import Keyframe, keyframes
 from distkit.views.servers.layout import MAX_WORKERS, histogram
 from distkit.views.servers.waits import Stretch, Wait, deaths, find, statuses
@@ -19,8 +20,6 @@ from distkit.views.servers.waits import Stretch, Wait, deaths, find, statuses
 #: The last keyframes are drawn, the others dropped in blocks; the counters count all.
 MAX_KEYFRAMES, BLOCK = 6_000, 1_000
 
-#: A key on a server.
-At = tuple[int, str]
 #: Begin and end of a version [s], its number, the staleness of its gradients by worker, and its
 #: values if they are few.
 Version = tuple[float, float, tuple[int, Mapping[int, int], str]]
@@ -54,8 +53,8 @@ class Serving:
     first: int
     start: float
     end: float
-    rows: dict[At, Row]
-    versions: dict[At, list[Version]]
+    rows: dict[Place, Row]
+    versions: dict[Place, list[Version]]
     doing: dict[int, list[Stretch]]  # by drawn worker
     staleness: Json
 
@@ -73,7 +72,7 @@ def project(trace: EventLog, live: bool = False) -> Serving:
     """Project the parameter server of a run.
 
     Args:
-        trace: one run, or several in sequence.
+        trace: the run.
         live: whether the run continues.
 
     >>> project(EventLog()).keyframes
@@ -109,9 +108,9 @@ def _names(trace: EventLog, history: ServerHistory) -> dict[int, str]:
     return {rank: name(trace.info, rank) for rank in ranks}
 
 
-def _rows(history: ServerHistory) -> dict[At, Row]:
+def _rows(history: ServerHistory) -> dict[Place, Row]:
     """Every key on every server with a request for it, in the order of the requests."""
-    size: Counter[At] = Counter()
+    size: Counter[Place] = Counter()
     for r in history.requests:
         if r.op is not Op.REGISTER and not r.optimizer:
             nbytes = r.nbytes if r.op is not Op.PULL else r.nbytes_back
@@ -129,35 +128,31 @@ def _rows(history: ServerHistory) -> dict[At, Row]:
     return found
 
 
-def _versions(history: ServerHistory, rows: dict[At, Row]) -> dict[At, list[Version]]:
+def _versions(history: ServerHistory, rows: dict[Place, Row]) -> dict[Place, list[Version]]:
     """The versions of each key, in order."""
-    given: dict[tuple[int, At], Request] = {}  # the first request that shows a value
+    given: dict[Place, tuple[float, Request]] = {}  # the first request that shows a value
     for r in history.requests:
-        at = r.server, r.key
         lost = r.failed is not None and (r.refused or r.left is None)
-        if at not in rows or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
+        if r.place not in rows or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
             continue
-        first = given.setdefault((r.run, at), r)
-        if first.arrived is None or r.arrived < first.arrived:
-            given[r.run, at] = r
+        if r.place not in given or r.arrived < given[r.place][0]:
+            given[r.place] = r.arrived, r
     none: Mapping[int, int] = {}
     changes = [
-        (r.arrived or 0.0, run, at, 0, none, r.value if r.op is Op.INIT else None)
-        for (run, at), r in given.items()
+        (arrived, place, 0, none, r.value if r.op is Op.INIT else None)
+        for place, (arrived, r) in given.items()
     ]
-    for u in history.updates:
-        if u.end is not None:
-            changes.append((u.end, u.run, (u.server, u.key), u.version, u.late, u.value))
-    found: dict[At, list[Version]] = defaultdict(list)
-    last: dict[At, int] = {}
-    for time, run, at, version, late, value in sorted(changes, key=lambda c: c[:4]):
-        if version == 0 and last.get(at) == run:
+    changes += [
+        (u.end, u.place, u.version, u.late, u.value) for u in history.updates if u.end is not None
+    ]
+    found: dict[Place, list[Version]] = defaultdict(list)
+    for time, place, version, late, value in sorted(changes, key=lambda c: c[:3]):
+        if version == 0 and place in found:
             continue  # an update was recorded before the first value
-        if found[at]:
-            begin, end, before = found[at][-1]
-            found[at][-1] = begin, min(end, time), before
-        found[at].append((time, history.over(run), (version, late, written(value))))
-        last[at] = run
+        if found[place]:
+            begin, _, before = found[place][-1]
+            found[place][-1] = begin, time, before
+        found[place].append((time, math.inf, (version, late, written(value))))
     return found
 
 
@@ -200,9 +195,8 @@ def rule_sentence(history: ServerHistory) -> str:
     known = history.updates or any(r.op is Op.REGISTER and r.key for r in history.requests)
     if not known or not workers:
         return ""
-    bounds = [rule.staleness for rule in history.rules.values() if rule.staleness is not None]
-    if most <= 1 and workers > 1 and bounds:
-        ahead = count(max(bounds), "gradient")
+    if most <= 1 and workers > 1 and history.rule.staleness is not None:
+        ahead = count(history.rule.staleness, "gradient")
         return (
             f"Each gradient is applied when it arrives. A worker that is more than {ahead} "
             "ahead of another waits in its pull."

@@ -28,11 +28,10 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import cut
 from distkit.views.servers import layout
-from distkit.views.servers.history import Request
+from distkit.views.servers.history import Place, Request
 from distkit.views.servers.keyframes import Captions, Keyframe
 from distkit.views.servers.layout import WIDTH, bin_of, brief
 from distkit.views.servers.projection import (
-    At,
     Row,
     Serving,
     Version,
@@ -165,15 +164,15 @@ class _Painter:
     def _slots(self, workers: list[int]) -> dict[Request, int]:
         """The slot of each gradient in its inbox: its worker's, or the first free one."""
         own = {w: i for i, w in enumerate(workers)}
-        busy: dict[At, dict[int, float]] = defaultdict(dict)  # end of the last gradient by slot
+        busy: dict[Place, dict[int, float]] = defaultdict(dict)  # end of the last gradient by slot
         found = {}
         for g in self.run.history.gradients:
-            mine, slot = busy[g.server, g.key], own.get(g.node, 0)
+            mine, slot = busy[g.place], own.get(g.node, 0)
             if self.quorum < len(own):
                 came = g.arrived or 0.0
                 free = (i for i in range(self.quorum) if mine.get(i, -math.inf) <= came)
                 slot = next(free, self.quorum - 1)
-            mine[slot] = self.run.history.gone(g)
+            mine[slot] = g.taken
             found[g] = slot
         return found
 
@@ -245,12 +244,11 @@ class _Painter:
 
     def _inboxes(self) -> None:
         """Gradients in their slots, and waiting pulls."""
-        lying: dict[tuple[At, int], list[Any]] = defaultdict(list)
+        lying: dict[tuple[Place, int], list[Any]] = defaultdict(list)
         for g, slot in self.slots.items():
-            if (spot := self.spots[g.server, g.key])["shown"]:
+            if (spot := self.spots[g.place])["shown"]:
                 few = len(spot["slots"]) >= self.quorum
-                span = (g.arrived, self.run.history.gone(g), g)
-                lying[(g.server, g.key), slot if few else -1].append(span)
+                lying[g.place, slot if few else -1].append((g.arrived, g.taken, g))
         for (at, slot), spans in lying.items():
             slots = self.spots[at]["slots"]
             x, y, w, h = slots[min(max(slot, 0), len(slots) - 1)]
@@ -265,10 +263,10 @@ class _Painter:
                     over = (x - 0.5, y - 0.5)  # covers the edge of the empty slot
                     drawing = _box(w + 1, h + 1, words, self._lane(here[0].node))
                 self.scene.add(*over, *drawing, begin=begin, end=end, layer=ROW)
-        held: dict[At, list[Any]] = defaultdict(list)
+        held: dict[Place, list[Any]] = defaultdict(list)
         for w in self.run.waits:
             if w.kind == "pull" and w.asked:
-                held[w.asked.server, w.asked.key].append((w.begin, w.end, w.node))
+                held[w.asked.place].append((w.begin, w.end, w.node))
         for at, waits in held.items():
             if (spot := self.spots[at])["shown"]:
                 x, y = spot["wait"]
@@ -289,7 +287,7 @@ class _Painter:
         if shown < n:
             yield text(f"+{n - shown}", "small", x=15 * shown - 3, y=4)
 
-    def _version(self, at: At, versions: list[Version], spot: Json) -> None:
+    def _version(self, at: Place, versions: list[Version], spot: Json) -> None:
         """The version of a key, its values if they are few, and the workers of its last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
@@ -359,7 +357,7 @@ class _Painter:
         spot = (
             None
             if keyframe.kind in ("barrier", "death")
-            else self.spots.get((keyframe.subject.server, keyframe.subject.key))
+            else self.spots.get(keyframe.subject.place)
         )
         if spot and spot["shown"] and end is not None:
             now = rect(spot["w"] + 10, 47, "now", x=-5, y=-2, r=7)
@@ -447,7 +445,7 @@ class _Painter:
         for i, keyframe in enumerate(drawn):
             if keyframe.kind == "update" and keyframe.end is not None:
                 row, late = (
-                    self.run.rows[keyframe.subject.server, keyframe.subject.key],
+                    self.run.rows[keyframe.subject.place],
                     keyframe.subject.late,
                 )
                 part = " {}/{}".format(*row.part) if row.part else ""
@@ -518,8 +516,8 @@ class _Painter:
         """A histogram of the gradients so far, with the bins of the whole run."""
         drawn, side = self.run.staleness, self.side
         pitch, high, floor = drawn["pitch"], drawn["high"], 84 + drawn["high"]
-        gradients = [g for g in self.run.history.gradients if g.taken is not None]
-        taken = sorted((self.run.history.gone(g), bin_of(drawn, g.late)) for g in gradients)
+        gradients = (g for g in self.run.history.gradients if g.taken < math.inf)
+        taken = sorted((g.taken, bin_of(drawn, g.late)) for g in gradients)
         for begin, end, n in steps([end for end, _ in taken[:1]]):
             words = "gradients, by staleness" if n else "no gradient applied yet"
             side.add(0, 66, text(words, "small"), begin=begin, end=end)

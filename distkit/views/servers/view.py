@@ -38,7 +38,7 @@ class Servers(SceneView):
     >>> from distkit.trace.info import RankInfo, RunInfo
     >>> ranks = {0: RankInfo("worker", "worker"), 1: RankInfo("server", "server")}
     >>> facts = dict(attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)})
-    >>> asked = dict(peer=1, attributes={"key": "w"}, match="kv:0:0:0", nbytes=8, dtype="float32")
+    >>> asked = dict(peer=1, attributes={"key": "w"}, match="kv:0:0", nbytes=8, dtype="float32")
     >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **asked),
     ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **asked | {"peer": 0}),
     ...                Event(1, 1, Op.MARK, State.STARTED, 0.1, **facts),
@@ -62,9 +62,7 @@ def to_table(run: Serving) -> str:
     lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
     if not run.keyframes:
         return f"{lines[0]}\n  {NOTHING}"
-    lying = Counter(
-        (g.server, g.key) for g in run.history.gradients if run.history.gone(g) > run.end
-    )
+    lying = Counter(g.place for g in run.history.gradients if g.taken > run.end)
     for at, row in list(run.rows.items())[:MAX_ROWS]:
         here = [version for begin, end, (version, *_) in run.versions.get(at, ()) if end > run.end]
         version = f"v{here[-1]}" if here else "no value"

@@ -79,10 +79,10 @@ def find(history: ServerHistory) -> list[Wait]:
     return sorted((w for w in found if w.begin < w.end), key=lambda w: (w.begin, w.node))
 
 
-def _until(request: Request, history: ServerHistory) -> float:
-    """The time when a request was answered or given up, or when its run ended."""
-    ends = (request.left, request.back, request.failed, history.over(request.run))
-    return min(t for t in ends if t is not None)
+def _until(request: Request) -> float:
+    """The time when a request was answered or given up, or infinity."""
+    ends = (request.left, request.back, request.failed)
+    return min((t for t in ends if t is not None), default=math.inf)
 
 
 def _absent(nodes: list[int], arrivals: dict[int, float]) -> tuple[Missing, list[float]]:
@@ -96,15 +96,11 @@ def _absent(nodes: list[int], arrivals: dict[int, float]) -> tuple[Missing, list
 
 def _registrations(history: ServerHistory) -> Iterator[Wait]:
     """The scheduler answers when the last node has registered."""
-    runs: dict[int, list[Request]] = defaultdict(list)
-    for r in history.requests:
-        if r.op is Op.REGISTER:
-            runs[r.run].append(r)
-    for asked in runs.values():
-        came = {r.node: r.arrived for r in asked if r.arrived is not None}
-        absent = _absent([*history.of("worker"), *history.of("server")], came)
-        for r in asked:
-            yield Wait("register", r.node, r.sent, _until(r, history), *absent, r)
+    asked = [r for r in history.requests if r.op is Op.REGISTER]
+    came = {r.node: r.arrived for r in asked if r.arrived is not None}
+    absent = _absent([*history.of("worker"), *history.of("server")], came)
+    for r in asked:
+        yield Wait("register", r.node, r.sent, _until(r), *absent, r)
 
 
 def _inits(history: ServerHistory) -> Iterator[Wait]:
@@ -116,7 +112,7 @@ def _inits(history: ServerHistory) -> Iterator[Wait]:
         giver = given.get(r.place)
         came = {giver.node: giver.arrived} if giver and giver.arrived is not None else {}
         absent = _absent([giver.node] if giver else [], came)
-        yield Wait("init", r.node, r.arrived, _until(r, history), *absent, r)
+        yield Wait("init", r.node, r.arrived, _until(r), *absent, r)
 
 
 class _Inbox:
@@ -128,7 +124,7 @@ class _Inbox:
         for g in gradients:
             self.of[g.node].append(g)
             changes |= {g.arrived, g.taken}
-        self.times = sorted(t for t in changes if t is not None)
+        self.times = sorted(t for t in changes if t is not None and t < math.inf)
 
     def clock(self, worker: int, time: float) -> int:
         """The number of a worker's gradients that have arrived."""
@@ -136,7 +132,7 @@ class _Inbox:
 
     def taken(self, worker: int, n: int, time: float) -> bool:
         """True if an update has taken a worker's n-th gradient, from 1."""
-        return n < 1 or (self.of[worker][n - 1].taken or math.inf) <= time
+        return n < 1 or self.of[worker][n - 1].taken <= time
 
 
 def _pulls(history: ServerHistory) -> Iterator[Wait]:
@@ -149,7 +145,7 @@ def _pulls(history: ServerHistory) -> Iterator[Wait]:
     for r in history.requests:
         if r.op is Op.PULL and not r.at_once and r.arrived is not None:
             held = _held(r, history, inboxes.get(r.place, _Inbox(())), workers)
-            wait = Wait("pull", r.node, r.arrived, _until(r, history), *held, r)
+            wait = Wait("pull", r.node, r.arrived, _until(r), *held, r)
             if wait.real:
                 yield wait
 
@@ -158,7 +154,7 @@ def _held(
     r: Request, history: ServerHistory, inbox: _Inbox, workers: list[int]
 ) -> tuple[Missing, list[float]]:
     """The workers that the rule lets a pull wait for."""
-    rule, clock = history.rules[r.run], inbox.clock(r.node, r.arrived or 0.0)
+    rule, clock = history.rule, inbox.clock(r.node, r.arrived or 0.0)
 
     def missing(time: float) -> list[int]:
         clocks = {w: inbox.clock(w, time) for w in workers}
