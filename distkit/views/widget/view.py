@@ -184,19 +184,17 @@ class View(anywidget.AnyWidget):
         return save(self._svg(), Path(path), dark=dark, width=width)
 
 
-class WholeView(View):
+class SceneView(View):
     """A view whose picture is made anew from the whole trace, at most twice a second."""
 
+    _esm = esm("scene")
+    _css = css("scene")
     period = 0.5
     _data: Json
 
     def _project(self, trace: EventLog) -> Json:
-        """The pure projection; ``self._live`` tells whether the run goes on."""
+        """What ``scene.marks.picture`` makes; ``self._live`` tells whether the run goes on."""
         raise NotImplementedError
-
-    def _changes(self, before: Json, now: Json) -> Json:
-        """The patch for the browser, where not the whole picture has to travel."""
-        return now
 
     def _begin(self, trace: EventLog, live: bool) -> None:
         self._live = live
@@ -213,10 +211,17 @@ class WholeView(View):
 
     def _renew(self, trace: EventLog) -> Json:
         before, self._data = self._data, self._project(trace)
-        return self._changes(before, self._data)
+        changed: Json = patch(before, self._data)
+        return changed
 
     def _picture(self) -> Json:
         return self._data
+
+    def _svg(self) -> str:
+        return to_svg(self._less(self._data))
+
+    def __repr__(self) -> str:
+        return to_table(self._less(self._data))
 
 
 def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]:
@@ -232,23 +237,6 @@ def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]
             f"Use {view}(run.trace), or {view}(Trace.load(path))."
         )
     return trace, source if goes_on else None
-
-
-class SceneView(WholeView):
-    """A view whose ``_project`` returns what ``distkit.views.scene.marks.picture`` makes."""
-
-    _esm = esm("scene")
-    _css = css("scene")
-
-    def _changes(self, before: Json, now: Json) -> Json:
-        changed: Json = patch(before, now)
-        return changed
-
-    def _svg(self) -> str:
-        return to_svg(self._less(self._data))
-
-    def __repr__(self) -> str:
-        return to_table(self._less(self._data))
 
 
 def patch(before: Any, now: Any) -> Any:
