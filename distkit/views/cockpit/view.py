@@ -21,6 +21,16 @@ from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Notifier, Steppable, Worker
 
+#: What the browser may call of a run, and with what of the message.
+BUTTONS = {
+    "next": ("rank",),
+    "seek": ("position",),
+    "play": ("speed",),
+    "back": (),
+    "pause": (),
+    "finish": (),
+}
+
 
 def _snapshot(_: object, cockpit: Cockpit) -> Json:
     return cockpit._steps()
@@ -98,22 +108,10 @@ class Cockpit(Timeline):
         self.send({"did": command.get("id")})
 
     def _do(self, command: Json) -> None:
-        source = self._source
-        match command.get("do"):
-            case "next":
-                source.next(command.get("rank"))
-            case "back":
-                source.back()
-            case "seek":
-                source.seek(int(command["position"]))
-            case "play":
-                source.play(float(command["speed"]))
-            case "pause":
-                source.pause()
-            case "finish":
-                source.finish()
-            case other:
-                raise ValueError(f"the cockpit has no button {other!r}")
+        button = command.get("do")
+        if button not in BUTTONS:
+            raise ValueError(f"the cockpit has no button {button!r}")
+        getattr(self._source, button)(*map(command.get, BUTTONS[button]))
 
     def close(self) -> None:
         """Take the widget off the page; the run stays as it is."""

@@ -170,20 +170,15 @@ REST = 0.016
 
 
 class Worker:
-    """Calls functions one after the other in a thread of its own, started by the first."""
+    """Calls functions one after the other in a thread of its own."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        threading.Thread(target=self._work, daemon=True).start()
 
     def do(self, call: Callable[[], None]) -> None:
         """Have ``call`` called, after all that came before it."""
         self._calls.put(call)
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, daemon=True)
-                self._thread.start()
 
     def close(self) -> None:
         """End the thread when it has done what was asked so far."""
