@@ -164,42 +164,24 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
         if b not in joined[a]:
             joined[a].append(b)
             joined[b].append(a)
-    rows: list[list[int]] = []
-    slots: dict[int, float] = {}
     root = root_of(ranks, sent)
-    for top in sorted(ranks, key=lambda rank: rank != root):
-        if top not in slots:
-            _hang(top, joined, slots, rows)
-    deep, wide = max(len(rows) - 1, 1), max(max(slots.values(), default=0), 1)
-    return {
-        rank: (round(slots[rank] / wide, 4), round(y / deep, 4))
-        for y, row in enumerate(rows)
-        for rank in row
-    }
-
-
-def _hang(
-    top: int, joined: Mapping[int, list[int]], slots: dict[int, float], rows: list[list[int]]
-) -> None:
-    """Place a tree beside those already placed: leaves side by side, parents above."""
-    free = math.floor(max(slots.values(), default=-1) + 1)
-    below: dict[int, list[int]] = {}
-    stack = [(top, 0)]
-    depth = {top: 0}
+    depth: dict[int, int] = {}
+    below: dict[int, list[int]] = {}  # in the order of a walk: leaves come from left to right
+    stack = sorted(reversed(ranks), key=lambda rank: rank == root)
     while stack:
-        rank, level = stack.pop()
-        if level == len(rows):
-            rows.append([])
-        rows[level].append(rank)
-        below[rank] = [other for other in joined.get(rank, []) if other not in depth]
-        depth.update(dict.fromkeys(below[rank], level + 1))
-        stack += [(other, level + 1) for other in reversed(below[rank])]
-    for rank in below:  # in the order of a walk, so that leaves come from left to right
-        if not below[rank]:
-            slots[rank], free = float(free), free + 1
-    for rank in sorted(below, key=lambda rank: -depth[rank]):
-        if below[rank]:
-            slots[rank] = sum(slots[child] for child in below[rank]) / len(below[rank])
+        rank = stack.pop()
+        if rank not in below:
+            depth.setdefault(rank, 0)
+            below[rank] = [other for other in joined[rank] if other not in depth]
+            depth.update(dict.fromkeys(below[rank], depth[rank] + 1))
+            stack += reversed(below[rank])
+    leaves = (rank for rank, children in below.items() if not children)
+    slots = {rank: float(i) for i, rank in enumerate(leaves)}
+    for rank, children in reversed(below.items()):
+        if children:
+            slots[rank] = sum(slots[child] for child in children) / len(children)
+    deep, wide = (max([1, *places.values()]) for places in (depth, slots))
+    return {rank: (round(slots[rank] / wide, 4), round(depth[rank] / deep, 4)) for rank in below}
 
 
 def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
