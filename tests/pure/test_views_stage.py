@@ -15,7 +15,7 @@ from distkit.algorithms.rounds import held as contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import drawing_of, to_svg
-from distkit.views.stage.contributions import find_rings, follow
+from distkit.views.stage.contributions import find_rings
 from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import DOT, draw
@@ -200,20 +200,6 @@ def test_what_only_looks_like_a_ring_is_none():
 
 
 # -- everything else -------------------------------------------------------------------------
-
-
-def test_a_sum_of_known_tensors_holds_both():
-    s = Script()
-    for a, b in ((0, 1), (1, 0), (2, 3), (3, 2)):
-        send(s, a, b, 0, values(a))
-    pair = [[x + y for x, y in zip(values(a), values(a ^ 1), strict=True)] for a in range(4)]
-    for a in range(4):
-        send(s, a, a ^ 2, 2, pair[a])
-    found = follow(s.trace(world_size=4))
-    assert not found.doubtful
-    assert found.cargo[0, 2].piece.sure == {0, 1} and found.cargo[3, 3].piece.sure == {2, 3}
-    early = held_at(stage(s.trace(world_size=4)), 4711.25 + 1.5 * MS)
-    assert early[0][0]["sure"] == [0, 1]  # added as soon as it came
 
 
 def test_what_is_computed_otherwise_is_bounded_not_guessed():

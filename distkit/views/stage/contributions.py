@@ -2,15 +2,15 @@
 
 Three sources are used: the semantics of collectives; runs whose messages equal the schedule of the
 ring all-reduce, round by round; and values. A tensor with the values of a received one is the same
-piece, one with the sum of two known ones contains both. Otherwise it may contain everything that
-its rank has received: then the content has a *maybe*.
+piece. Otherwise it may contain everything that its rank has received: then the content has a
+*maybe*.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from distkit.events import COLLECTIVES, P2P, REQUESTS, Message, Op, Span, Summary
 from distkit.trace.log import EventLog
@@ -291,7 +291,6 @@ class _Follower:
         self.known: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
         self.received: dict[int, dict[int, frozenset[int]]] = defaultdict(dict)
         self.sent: dict[str, Piece] = {}
-        self.latest: dict[int, int] = {}  # the change of each rank's latest receive
 
     def run(self, done: set[Key]) -> None:
         met = ((max(s.start for s in members), members) for members in self.trace.collectives)
@@ -327,17 +326,12 @@ class _Follower:
             received = self.received[s.rank]
             received[s.nbytes] = received.get(s.nbytes, frozenset()) | piece.sure | piece.maybe
             self._learn(s.rank, s.nbytes, piece)
-            self.latest[s.rank] = len(self.found.changes)
             self._show(time, s.rank, piece)
 
     def _payload(self, s: Span) -> Piece:
-        """The piece a rank sends: a known one, a sum of two, its own, or an uncertain one."""
+        """The piece a rank sends: a known one, its own, or an uncertain one."""
         values = s.before.values if s.before else ()
-        old = self._recall(s.rank, s.nbytes, values) or self._sum(s.rank, s.nbytes, values)
-        if old and (at := self.latest.pop(s.rank, None)) is not None:  # summed on receipt
-            if old.sure > self.found.changes[at].pieces[0].sure:
-                came = self.found.changes[at]
-                self.found.changes[at] = Change(came.time, s.rank, (replace(old, values=values),))
+        old = self._recall(s.rank, s.nbytes, values)
         received = self.received[s.rank].values()  # of any size: it may be a part of one
         if old:
             piece = Piece(old.sure, old.maybe, values)
@@ -354,17 +348,6 @@ class _Follower:
             return None
         same = (p for n, p in reversed(self.known[rank]) if n == size and p.values == values)
         return next(same, None)
-
-    def _sum(self, rank: int, size: int, values: Values) -> Piece | None:
-        """The sum of two tensors of this size, if it has these values."""
-        known = [p for n, p in self.known[rank] if n == size and any(p.values)]
-        if not any(values):
-            return None
-        for i, a in enumerate(known):
-            for b in known[:i]:
-                if not a.sure <= b.sure and not b.sure <= a.sure and _adds_up(a, b, values):
-                    return Piece(a.sure | b.sure, (a.maybe | b.maybe) - a.sure - b.sure)
-        return None
 
     def _learn(self, rank: int, size: int, piece: Piece) -> None:
         self.known[rank] = [*self.known[rank], (size, piece)][-MEMORY:]
@@ -394,15 +377,6 @@ class _Follower:
         old = self._recall(s.rank, s.nbytes, values)
         sure, maybe = (old.sure, old.maybe) if old else (frozenset({s.rank}), frozenset())
         return Piece(sure, maybe, values)
-
-
-def _adds_up(a: Piece, b: Piece, values: Values) -> bool:
-    if not len(a.values) == len(b.values) == len(values):
-        return False
-    return all(
-        abs(x + y - v) <= 1e-5 * (abs(x) + abs(y))
-        for x, y, v in zip(a.values, b.values, values, strict=True)
-    )
 
 
 #: The pieces of each member before and after.
