@@ -21,7 +21,7 @@ from distkit.cluster.runs.conductor import LOOKED_AT
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis import rules
 from distkit.errors import RunInterrupted
-from distkit.views.compare.figures import figures as measures
+from distkit.views.compare.projection import figures as measures
 from distkit.views.scene import figures, svg
 from distkit.views.scene.theme import GRAY, INK, RANKS_LIGHT
 from distkit.views.timeline.columns import Columns

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from distkit.companions import attributes
 
 if TYPE_CHECKING:
-    from distkit.views.cockpit.view import Cockpit
+    from distkit.views.cockpit.scene import Cockpit
     from distkit.views.compare.view import Compare
-    from distkit.views.gradients.view import Gradients
-    from distkit.views.servers.view import Servers
-    from distkit.views.stage.view import Stage
-    from distkit.views.tensors.view import Tensors
+    from distkit.views.gradients.scene import Gradients
+    from distkit.views.servers.scene import Servers
+    from distkit.views.stage.scene import Stage
+    from distkit.views.tensors import Tensors
     from distkit.views.timeline.view import Timeline
     from distkit.views.widget.page import to_html
 
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cockpit": "cockpit.view",
+    "Cockpit": "cockpit.scene",
     "Compare": "compare.view",
-    "Gradients": "gradients.view",
-    "Servers": "servers.view",
-    "Stage": "stage.view",
-    "Tensors": "tensors.view",
+    "Gradients": "gradients.scene",
+    "Servers": "servers.scene",
+    "Stage": "stage.scene",
+    "Tensors": "tensors",
     "Timeline": "timeline.view",
     "to_html": "widget.page",
 }

@@ -13,8 +13,7 @@ from sheets import Sheet
 import distkit as dk
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views.tensors.projection import project
-from distkit.views.tensors.scene import draw
+from distkit.views.tensors import draw, project
 
 
 def said() -> None:

@@ -17,7 +17,7 @@ from distkit.events import Event, Op, State
 from distkit.trace.info import RankInfo
 from distkit.trace.trace import Trace
 from distkit.views import Cockpit, Compare, Stage, Timeline
-from distkit.views.stage.field import Field
+from distkit.views.stage.layout import Field
 from distkit.views.stage.projection import project
 from distkit.views.timeline.columns import Columns
 from distkit_hosts.causality import crossings, in_order

@@ -15,8 +15,7 @@ import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Event, Op
 from distkit.trace.trace import Trace
-from distkit.views.compare.figures import figures, training
-from distkit.views.compare.projection import project
+from distkit.views.compare.projection import figures, project, training
 from distkit.views.timeline.columns import Columns
 
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")

@@ -24,10 +24,8 @@ from distkit.views import Servers
 from distkit.views.scene.painter import to_svg
 from distkit.views.servers import projection
 from distkit.views.servers.history import read
-from distkit.views.servers.keyframes import Captions
-from distkit.views.servers.projection import notices, opening, project, rule_sentence
-from distkit.views.servers.scene import draw
-from distkit.views.servers.view import to_table
+from distkit.views.servers.projection import Captions, notices, opening, project, rule_sentence
+from distkit.views.servers.scene import draw, to_table
 from distkit.views.servers.waits import find, listed
 
 ONE = torch.ones(2)

@@ -18,8 +18,7 @@ from distkit.views.scene.painter import drawing_of, to_svg
 from distkit.views.stage.contributions import find_rings
 from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
-from distkit.views.stage.scene import DOT, draw
-from distkit.views.stage.view import Stage, table
+from distkit.views.stage.scene import DOT, Stage, draw, table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,8 +15,7 @@ from distkit.trace.trace import Trace
 from distkit.views import Tensors
 from distkit.views.scene.painter import to_svg
 from distkit.views.scene.summaries import columns, cosine, in_columns
-from distkit.views.tensors.projection import MAX_RANKS, project
-from distkit.views.tensors.scene import draw
+from distkit.views.tensors import MAX_RANKS, draw, project
 from distkit.views.timeline.columns import Columns
 
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")

@@ -7,8 +7,7 @@ from itertools import islice, permutations
 from typing import Any
 
 from distkit._format import human_bytes, ticks
-from distkit.views.compare.figures import difference, figure, finite, ratio
-from distkit.views.compare.projection import names
+from distkit.views.compare.projection import difference, figure, finite, names, ratio
 from distkit.views.scene.frame import Json
 from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Scene, Shape, line, rect, text, title

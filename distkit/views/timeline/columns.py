@@ -8,6 +8,7 @@ run goes on its columns are made anew with each batch of events, and what change
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -22,12 +23,11 @@ from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Bools, Floats, Ints, Look
 from distkit.trace.hosts import Traffic, several, traffic
 from distkit.trace.log import EventLog
-from distkit.trace.matching import Values
+from distkit.trace.matching import Operations, Values
 from distkit.trace.training import is_note
 from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
 from distkit.views.timeline.causes import Causes, causes, unknown
-from distkit.views.timeline.rows import rows
 
 #: A picture opens with the last rank's first call if so much of the time is over then, and so
 #: much of the operations is still to come.
@@ -523,3 +523,43 @@ def compact(**fields: Any) -> Json:
     """An object without what says nothing; None stays where it says "not yet"."""
     kept = ("end", "sent", "received")
     return {k: v for k, v in fields.items() if k in kept or v not in (None, "", [])}
+
+
+def rows(ops: Operations, events: int) -> Ints:
+    """The row of each operation in its lane: the topmost that is free when it begins.
+
+    Args:
+        ops: the operations.
+        events: the number of events that they are made of.
+    """
+    found = np.zeros(len(ops), np.int64)
+    until = np.where(ops.ended, ops.last, events)
+    by_lane = np.lexsort((ops.begin, ops.rank * 2 + ops.mark))
+    lane = (ops.rank * 2 + ops.mark)[by_lane]
+    for part in np.split(by_lane, np.flatnonzero(np.diff(lane)) + 1):
+        if len(part):
+            found[part] = _of_lane(ops.begin[part], until[part])
+    return found
+
+
+def _of_lane(begin: Ints, until: Ints) -> Ints:
+    """Rows for the bars of one lane, in the order in which they begin."""
+    rows = np.zeros(len(begin), np.int64)
+    over = np.maximum.accumulate(until)
+    alone = begin[1:] > over[:-1]  # all before it have ended
+    crowded = np.flatnonzero(~(np.append(True, alone) & np.append(alone, True)))
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    count = 0
+    for i, first, last in zip(
+        crowded.tolist(), begin[crowded].tolist(), until[crowded].tolist(), strict=True
+    ):
+        while busy and busy[0][0] < first:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            row = heapq.heappop(free)
+        else:
+            row, count = count, count + 1
+        heapq.heappush(busy, (last, row))
+        rows[i] = row
+    return rows

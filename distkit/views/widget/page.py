@@ -27,8 +27,8 @@ from distkit.views.servers.projection import project as servers
 from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import draw as stage_scene
-from distkit.views.tensors.projection import project as tensors
-from distkit.views.tensors.scene import draw as tensor_scene
+from distkit.views.tensors import draw as tensor_scene
+from distkit.views.tensors import project as tensors
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg

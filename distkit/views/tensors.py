@@ -1,16 +1,21 @@
-"""Tensors before and after each operation, as plain data: rank beside rank, and who differs."""
+"""Tensors before and after each operation, rank beside rank, and which ranks differ.
+
+``project`` compares the ranks as plain data, ``draw`` makes the marks of that.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from distkit._format import count
+from distkit._format import count, human_seconds
 from distkit.events import COMPUTATION, P2P, Op, Span, Summary
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
+from distkit.views.scene.marks import Scene, picture, text
 from distkit.views.scene.summaries import (
     distance,
+    figure,
     headline,
     in_columns,
     key,
@@ -18,6 +23,8 @@ from distkit.views.scene.summaries import (
     rounded,
     unequal,
 )
+from distkit.views.scene.values import Cell, Table, bounds, norm
+from distkit.views.widget.view import SceneView
 
 #: At most so many ranks of an operation are drawn, and so many values of all operations.
 MAX_RANKS, MAX_VALUES = 16, 120_000
@@ -182,3 +189,135 @@ def _different(trace: EventLog, what: str, kinds: int, differ: list[int], by: fl
         return f"{kinds} different tensors{amount}"
     who = ", ".join(name(trace.info, rank) for rank in differ)
     return f"{who} differ{'s' if len(differ) == 1 else ''} from the others{amount}"
+
+
+#: Widths of the scene and of the rows' names, height of a tensor [px].
+WIDTH, LEFT, HIGH = 720, 84, 120
+STILLS = 12  # operations in the table; the static picture has fewer
+CHANGED = 0.35  # of the values: where more have changed, none are marked
+
+
+def draw(found: Json) -> Json:
+    """The picture of a run's tensors, for both painters.
+
+    Args:
+        found: the result of ``projection.project``.
+    """
+    ops, scene = found["ops"], Scene(WIDTH, 0)
+    heights = [_table(scene, n, op) for n, op in enumerate(ops)]
+    scene.height = max(heights, default=0)
+    waiting = "waiting for the first message"
+    last = max(0.0, len(ops) - 1.0)
+    return picture(
+        scene,
+        title=found["title"] or "Tensors",
+        view="tensors",
+        facts=found["facts"],
+        notices=found["notices"],
+        live=found["live"],
+        empty="" if ops else waiting if found["live"] else "no tensor values were recorded",
+        unit="operation",
+        end=last,
+        opening=last if found["live"] else 0.0,
+        keyframes=[_keyframe(n, op) for n, op in enumerate(ops)],
+        list={"name": "operations", "all": "all ranks", "rows": [*map(_row, range(len(ops)), ops)]},
+        stills=[[n, heights[n]] for n in _chosen(ops)],
+    )
+
+
+def _keyframe(n: int, op: Json) -> Json:
+    verdicts = [
+        {**op[when], "text": op[when]["text"] if op["message"] else f"{when}: {op[when]['text']}"}
+        for when in ("before", "after")
+        if op[when]["word"]
+    ]
+    tensors = [s for r in op["ranks"] for s in (r["before"], r["after"]) if s]
+    size, shown = max((s["size"], len(s["values"])) for s in tensors)
+    part = f"{shown} of {count(size, 'value')}, at equal distances" if shown < size else ""
+    more = filter(None, [op["tensor"], part, f"at {human_seconds(op['time'])}"])
+    return {
+        "begin": float(n),
+        "end": float(n),
+        "who": op["title"],
+        "more": " · ".join(more),
+        "where": op["where"],
+        "verdicts": verdicts,
+    }
+
+
+def _row(n: int, op: Json) -> list[object]:
+    """An operation in the list; the reader chooses those of a rank."""
+    wrong = bool(op["after"].get("expected"))
+    off = [[r["lane"] % 8, str(r["rank"]), ""] for r in op["ranks"] if r["off"] and wrong]
+    names = [r["name"] for r in op["ranks"]]
+    return [n, names, op["title"], f" {op['tensor']}", "≠" if wrong else "", off, 0]
+
+
+def _chosen(ops: list[Json]) -> list[int]:
+    """The first operations, or the first of each kind if there are several kinds."""
+    kinds = {(op["title"], op["tensor"], op["where"]): n for n, op in reversed([*enumerate(ops)])}
+    firsts = sorted(kinds.values())
+    return (firsts if len(firsts) >= min(5, len(ops)) else [*range(len(ops))])[:STILLS]
+
+
+def _table(scene: Scene, n: int, op: Json) -> float:
+    """The table of an operation, and where it ends."""
+    ranks, most = op["ranks"], op["most"] or 0.0
+    table = Table(scene, n, [(r["name"], r["role"], r["lane"]) for r in ranks], LEFT, WIDTH, HIGH)
+    few = all(len(r["changed"]) <= CHANGED * len(r["after"]["values"]) for r in ranks if r["after"])
+    before = [Cell(r["before"], _lines(r["before"])) for r in ranks]
+    after = [_after(r, few) for r in ranks]
+    rows = {"before": before, "after": after}
+    if op["message"]:  # what was sent, beside what arrived
+        rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
+    for when, cells in rows.items():
+        if any(cell.summary for cell in cells):
+            table.row(when, [f"colours: ±{figure(most)}"] if most else [], cells, most)
+    if op["more"]:
+        table.add(0, table.bottom + 8, text(f"and {count(op['more'], 'more rank')}", "small"))
+        table.bottom += 16
+    return table.bottom
+
+
+def _after(r: Json, few: bool) -> Cell:
+    """A rank's tensor after a call; cells that are wrong or that changed have a frame."""
+    lines, changed = _lines(r["after"]), r["changed"]
+    beside: Sequence[float | str] = ()
+    if r["compared"]:
+        lines.append(("small", [f"{len(changed) or 'none'} changed"]))
+        beside = r["before"]["values"]
+    marked = r["off"] or (changed if few else ())
+    return Cell(r["after"], lines, beside, marked, wrong=bool(r["off"]))
+
+
+def _lines(s: Json | None) -> list[tuple[str, Sequence[str]]]:
+    return [("count", [bounds(s)]), norm(s)] if s else []
+
+
+class Tensors(SceneView):
+    """Shows the values of each message and collective, before and after, on every rank.
+
+    A slider goes from operation to operation. Each rank has a heat map, a histogram and the
+    numbers; a line says whether the ranks hold the same, who differs, and by how much. Of a
+    tensor with more than 64 elements it shows 64, at equal strides.
+
+    Args:
+        source: a :class:`~distkit.Trace`, or a run that has one.
+
+    Raises:
+        TypeError: ``source`` has no trace.
+
+    >>> from distkit.events import Event, Op, State, Summary
+    >>> ones = Summary((1.0, 1.0), 2**0.5, 1.0, 1.0, 2)
+    >>> said = dict(nbytes=8, shape=(2,), dtype="float32")
+    >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
+    ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **said),
+    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **said)]))
+    Tensors: 2 ranks
+      rank 0 → rank 1  float32 [2] · at 0 µs
+        = rank 1 received what rank 0 sent
+        values: colours: ±1; rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
+    """
+
+    def _project(self, trace: EventLog) -> Json:
+        return draw(project(trace, live=self._live))

@@ -1,1 +1,0 @@
-"""Tensors before and after each operation."""
