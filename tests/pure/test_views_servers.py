@@ -23,10 +23,9 @@ from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.painter import to_svg
 from distkit.views.servers import projection
-from distkit.views.servers.history import read
+from distkit.views.servers.history import find, listed, read
 from distkit.views.servers.projection import Captions, notices, opening, project, rule_sentence
 from distkit.views.servers.scene import draw, to_table
-from distkit.views.servers.waits import find, listed
 
 ONE = torch.ones(2)
 MAX_BYTES = 60_000  # of a static picture

@@ -14,9 +14,9 @@ from typing import Any
 
 from distkit._format import count
 from distkit.views.scene.frame import Json, clean
-from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Scene, Shape, picture, rect, text, title
 from distkit.views.scene.painter import cut
+from distkit.views.scene.svg import text_width
 
 #: The largest number of parameters of one kind that are listed by name.
 FEW = 3

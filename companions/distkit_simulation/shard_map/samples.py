@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 from distkit._format import count, joined
 from distkit.data.policies import Plan
 from distkit.views.scene.frame import Json, clean
-from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Scene, Shape, line, path, picture, rect, text, title
 from distkit.views.scene.painter import cut
+from distkit.views.scene.svg import text_width
 
 WIDTH, LEFT, RIGHT = 900, 92, 812  # of the field; of the steps
 #: Largest heights of all samples, of a row and of all rows; the largest cell.

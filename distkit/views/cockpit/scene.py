@@ -21,9 +21,9 @@ from distkit.errors import DistkitError
 from distkit.views.cockpit.projection import Stepping
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
-from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Scene, Shape, circle, rect, text
 from distkit.views.scene.painter import body, cut, wrapped
+from distkit.views.scene.svg import text_width
 from distkit.views.timeline.static import MAX_BARS, WIDTH, paint
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm

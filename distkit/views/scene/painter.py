@@ -12,8 +12,8 @@ from typing import TypeVar
 from distkit._format import human_seconds
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
-from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import Shape
+from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import (
     GRAY,
     INK,

@@ -35,6 +35,24 @@ def notice_color(line: str) -> str:
     return WARNING_LIGHT if line.startswith("! ") else GRAY
 
 
+#: Widths of Helvetica's letters, in parts of the font size; no font is measured here.
+_WIDTHS = {
+    c: w
+    for letters, w in (
+        (" fijlt.,:;|'![]()/", 0.3),
+        ('r-"*', 0.36),
+        ("mMwW@%…→", 0.87),
+        ("ABCDEFGHJKLNOPQRSTUVXYZ&", 0.7),
+    )
+    for c in letters
+}
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is, in pixels."""
+    return size * sum(_WIDTHS.get(c, 0.56) for c in text)
+
+
 def document(width: float, height: float, title: str, body: str) -> str:
     """A picture on a light card of its own, legible on dark pages too."""
     size = (

@@ -10,7 +10,6 @@ from itertools import groupby
 
 from distkit._format import count
 from distkit.views.scene.frame import Json
-from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import (
     Scene,
     Shape,
@@ -24,6 +23,7 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import cut
 from distkit.views.scene.summaries import figure
+from distkit.views.scene.svg import text_width
 
 #: Shades of a colour; width of the largest cell, and sides of the smallest with a number [px].
 LEVELS, LARGEST, NUMBERED = 8, 40, (25, 13)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from distkit.views.scene.frame import Json
-from distkit.views.scene.geometry import text_width
+from distkit.views.scene.svg import text_width
 from distkit.views.servers.history import ServerHistory
 
 WIDTH, FIELD = 720, 580  # with a scheduler, all others are in the field to its left

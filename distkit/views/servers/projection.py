@@ -14,9 +14,21 @@ from distkit.events import Op, Span
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.summaries import written
-from distkit.views.servers.history import Place, Request, ServerHistory, Update, read
+from distkit.views.servers.history import (
+    Death,
+    Place,
+    Request,
+    ServerHistory,
+    Stretch,
+    Update,
+    Wait,
+    deaths,
+    find,
+    listed,
+    read,
+    statuses,
+)
 from distkit.views.servers.layout import MAX_WORKERS, histogram
-from distkit.views.servers.waits import Death, Stretch, Wait, deaths, find, listed, statuses
 
 #: The last keyframes are drawn, the others dropped in blocks; the counters count all.
 MAX_KEYFRAMES, BLOCK = 6_000, 1_000

@@ -1,6 +1,6 @@
 """The view of a parameter server: servers, keys, inboxes, workers, messages.
 
-history.py and waits.py read the events, projection.py combines them and captions keyframes.
+history.py reads the events, projection.py combines them and captions keyframes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from distkit._format import count, human_bytes
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, flagged
-from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import (
     Scene,
     Shape,
@@ -31,8 +30,9 @@ from distkit.views.scene.marks import (
     title,
 )
 from distkit.views.scene.painter import cut
+from distkit.views.scene.svg import text_width
 from distkit.views.servers import layout
-from distkit.views.servers.history import Place, Request
+from distkit.views.servers.history import Place, Request, Status
 from distkit.views.servers.layout import WIDTH, bin_counts, bin_of, brief
 from distkit.views.servers.projection import (
     Captions,
@@ -47,7 +47,6 @@ from distkit.views.servers.projection import (
     project,
     rule_sentence,
 )
-from distkit.views.servers.waits import Status
 from distkit.views.widget.view import SceneView
 
 Point = tuple[float, float]

@@ -1,7 +1,7 @@
 """The stage: a card per rank with the chunks of its tensor, and messages on their way.
 
-projection.py makes plain data of a run, contributions.py follows which ranks contributed,
-clocks.py has the keyframes by rounds and by time, layout.py the places.
+projection.py makes plain data of a run, by rounds and by time, contributions.py follows which
+ranks contributed, layout.py has the places.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from distkit._format import count, human_seconds, joined
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, flagged
-from distkit.views.scene.geometry import text_width
 from distkit.views.scene.marks import (
     Scene,
     Shape,
@@ -28,9 +27,17 @@ from distkit.views.scene.marks import (
     title,
 )
 from distkit.views.scene.summaries import figure
-from distkit.views.stage.clocks import PANELS, Clock, by_rounds, by_time, panels
+from distkit.views.scene.svg import text_width
 from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
-from distkit.views.stage.projection import project, sentence
+from distkit.views.stage.projection import (
+    PANELS,
+    Clock,
+    by_rounds,
+    by_time,
+    panels,
+    project,
+    sentence,
+)
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import SceneView
 
