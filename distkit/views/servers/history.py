@@ -1,8 +1,8 @@
 """The history of a run with a parameter server, read from its events alone. Pure.
 
 It consists of requests with their answers, updates, and gradients: from its arrival until an update
-takes it, a gradient is in the inbox of its key. The consistency rule is inferred, not assumed. Waits
-of workers for each other, and what each node does, follow from these.
+takes it, a gradient is in the inbox of its key. The consistency rule is inferred, not assumed.
+The waits of workers for each other, and what each node does, follow from these.
 """
 
 from __future__ import annotations

@@ -45,35 +45,26 @@ class PageView:
     """A view as pages know it.
 
     ``name`` is its name, ``about`` what it shows, ``fits`` tells whether a trace has anything for
-    it, ``draw`` makes the painter's picture and the static one, ``kit`` is the painter that it
-    shares with others.
+    it, ``scene`` makes its picture; the timeline is not a scene and has none.
     """
 
     name: str
     about: str
     fits: Callable[[EventLog], bool]
-    draw: Callable[[EventLog], tuple[Json, str]]
-    kit: str = ""
+    scene: Callable[[EventLog], Json] | None = None
 
     @property
     def painter(self) -> str:
-        """Its name in assets.py."""
-        return self.kit or self.name
+        """The name of its painter in assets.py."""
+        return "scene" if self.scene else self.name
 
-
-def _drawn(
-    project: Callable[[EventLog], Json], static: Callable[[Json], str]
-) -> Callable[[EventLog], tuple[Json, str]]:
-    def draw(trace: EventLog) -> tuple[Json, str]:
-        picture = project(trace)
-        return picture, static(picture)
-
-    return draw
-
-
-def _timeline(trace: EventLog) -> tuple[Json, str]:
-    columns = Columns(trace, MAX_OPERATIONS)
-    return packed(columns, thin=True), to_svg(columns.picture(3 * MAX_BARS))
+    def draw(self, trace: EventLog) -> tuple[Json, str]:
+        """The painter's picture and the static one."""
+        if self.scene is None:
+            columns = Columns(trace, MAX_OPERATIONS)
+            return packed(columns, thin=True), to_svg(columns.picture(3 * MAX_BARS))
+        picture = self.scene(trace)
+        return picture, scene_svg(picture)
 
 
 def _speaks(trace: EventLog) -> bool:
@@ -111,35 +102,30 @@ VIEWS = (
         "timeline",
         "Each rank's calls over time, and the messages between ranks.",
         lambda _: True,
-        _timeline,
     ),
     PageView(
         "stage",
         "Messages between ranks, and the contributions that each tensor contains. Space plays.",
         lambda trace: _speaks(trace) and not _asks(trace),
-        _drawn(lambda trace: stage_scene(stage(trace, most=MAX_KEYFRAMES)), scene_svg),
-        kit="scene",
+        lambda trace: stage_scene(stage(trace, most=MAX_KEYFRAMES)),
     ),
     PageView(
         "tensors",
         "The values of each message and collective, before and after, on every rank.",
         _has_values,
-        _drawn(lambda trace: tensor_scene(tensors(trace, room=MAX_VALUES)), scene_svg),
-        kit="scene",
+        lambda trace: tensor_scene(tensors(trace, room=MAX_VALUES)),
     ),
     PageView(
         "gradients",
         "Gradients per layer and rank, before and after the all-reduce; drift, loss and speed.",
         _is_watched,
-        _drawn(lambda trace: gradient_scene(gradients(trace)), scene_svg),
-        kit="scene",
+        lambda trace: gradient_scene(gradients(trace)),
     ),
     PageView(
         "servers",
         "Keys on their servers, pushes and pulls in flight, and which worker waits for which.",
         _asks,
-        _drawn(lambda trace: server_scene(servers(trace)), scene_svg),
-        kit="scene",
+        lambda trace: server_scene(servers(trace)),
     ),
 )
 
