@@ -73,7 +73,7 @@ def test_each_view_is_drawn_when_it_is_first_shown(tab: Any, page_file: Path) ->
     tab.page.locator("#timeline0 canvas").first.wait_for()
     assert figures(tab) == 1
     places = tab.page.locator("[data-view]").evaluate_all("all => all.map(e => e.dataset.picture)")
-    assert {"timeline0", "stage0", "tensors0", "stage1", "gradients2"} <= set(places)
+    assert {"timeline0", "stage0", "tensors0", "servers1", "gradients2"} <= set(places)
     RESULTS.mkdir(exist_ok=True)
     for seen, place in enumerate(places, 1):
         name, run = re.fullmatch(r"(\w+)(\d)", place).groups()
