@@ -1,9 +1,8 @@
-"""Recording what passes no operator of ``c10d``: stores, and ``torch.distributed.rpc``.
+"""Recording of stores, which pass no operator of ``c10d``.
 
 ``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key, for
 minutes, in C++, where no interrupt reaches them. So a wait whose key is not there yet looks for it
-again and again, as torch's own FileStore does. Calls of rpc are counted only: the trace says that
-they are no events.
+again and again, as torch's own FileStore does.
 """
 
 from __future__ import annotations
@@ -123,34 +122,3 @@ def _limit(store: Any, given: tuple[Any, ...]) -> timedelta:
     said = next((value for value in given if isinstance(value, timedelta)), None)
     limit: timedelta = store.timeout if said is None else said
     return limit
-
-
-# -- torch.distributed.rpc ------------------------------------------------------------------
-
-#: How the trace tells of its calls.
-NOT_RECORDED = "calls of torch.distributed.rpc are not recorded"
-
-#: Through these ``rpc_sync``, ``rpc_async`` and ``remote`` leave the rank.
-_WAYS = (
-    "_invoke_rpc",
-    "_invoke_remote_builtin",
-    "_invoke_remote_torchscript",
-    "_invoke_remote_python_udf",
-)
-
-
-def count_remote_calls(undo: ExitStack) -> None:
-    """Count the calls from now on, until ``undo`` is closed."""
-    for way in _WAYS if dist.rpc.is_available() else ():
-        hook(undo, dist.rpc.api, way, _counting)
-
-
-def _counting(call: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(call)
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder.current()
-        if recorder is not None:
-            recorder.miss(NOT_RECORDED)
-        return call(*args, **kwargs)
-
-    return counting

@@ -48,7 +48,7 @@ from distkit.recording.operators import (
 )
 from distkit.recording.pending import Pending, Unwaited, hook, is_given_to_users, is_limit
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
-from distkit.recording.stores import Stores, count_remote_calls
+from distkit.recording.stores import Stores
 from distkit.recording.witness import Witness
 
 #: What returns before its message has gone or come.
@@ -129,7 +129,6 @@ class Tap:
             self._watch_gpu(undo)
         self.unwaited.install(undo)
         self._stores.install(undo)
-        count_remote_calls(undo)
 
     def remove(self) -> None:
         """Restore stock torch."""

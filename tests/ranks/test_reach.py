@@ -19,7 +19,6 @@ from distkit.diagnosis.findings import Finding
 from distkit.events import Op, Span, State
 from distkit.recording.operators import described
 from distkit.recording.recorder import Recorder, summarize
-from distkit.recording.stores import NOT_RECORDED
 from distkit.recording.tap import tap
 
 
@@ -273,27 +272,6 @@ def test_a_group_made_by_hand() -> None:
     assert [op for op, _ in told(run)] == [Op.ALL_REDUCE, Op.ALL_REDUCE, Op.RECV, Op.ALL_REDUCE]
     assert sum(run.trace.info.unseen[0].values()) == 3
     assert mistakes(run) == []
-
-
-# -- what is not recorded is said ----------------------------------------------------------
-
-
-def remote_calls(path: str) -> int:
-    from torch.distributed import rpc
-
-    rank = dist.get_rank()
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{path}")
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-    total = rpc.rpc_sync(f"worker{1 - rank}", sum, args=([1, 2],))
-    rpc.shutdown()
-    return int(total)
-
-
-def test_remote_calls_are_counted() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        run = dk.run_ranks(remote_calls, 2, f"{folder}/rpc")
-    assert run.results == [3, 3]
-    assert run.trace.info.unseen[1][NOT_RECORDED] >= 1
 
 
 # -- nothing of ours breaks a program ----------------------------------------------------
