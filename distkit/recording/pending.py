@@ -14,14 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from traceback import walk_stack
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import overrides
 from torch.distributed import distributed_c10d as c10d
 
@@ -179,7 +178,7 @@ class Pending:
 # -- those that nobody waits for ------------------------------------------------------------
 
 #: What a program can do with a Work, beside wait(), to know that it is over.
-_LOOKS = (
+LOOKS = (
     "get_future",
     "is_completed",
     "is_success",
@@ -218,17 +217,11 @@ def is_given_to_users(frame: FrameType) -> bool:
 class Unwaited:
     """The asynchronous collectives of a run that its program has not waited for."""
 
-    def __init__(self, on_known: Callable[[Any], None]) -> None:
-        self._on_known = on_known  # called with a work when its program knows of its end
+    def __init__(self) -> None:
         # by id of the work: the work, the call's number, and its group
         self._given: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         self._latest: deque[Any] = deque(maxlen=8)  # keeps a work until its caller has it
         self._lost: list[int] = []  # of works that are gone
-
-    def install(self, undo: ExitStack) -> None:
-        """Notice what programs do with a Work, until ``undo`` is closed."""
-        for name in _LOOKS:
-            hook(undo, dist.Work, name, self._noticing)
 
     def add(self, work: Any, pending: Pending) -> None:
         """A call has returned ``work`` to the user's code."""
@@ -241,8 +234,7 @@ class Unwaited:
             self._lost.append(seq)
 
     def forget(self, work: Any) -> None:
-        """The program waits for it, and may want its memory back."""
-        self._on_known(work)
+        """The program waits for it."""
         if self._given.pop(id(work), None) is not None and work in self._latest:
             self._latest.remove(work)
 
@@ -250,21 +242,3 @@ class Unwaited:
         """The numbers of the calls that were not waited for; on one group, of those still held."""
         held = [seq for _, seq, its in list(self._given.values()) if group in (WORLD, its)]
         return sorted([*(self._lost if group == WORLD else ()), *held])[:_MOST]
-
-    def clear(self) -> None:
-        """The run is over."""
-        self._given.clear()
-        self._latest.clear()
-        self._lost.clear()
-
-    def _noticing(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        polls = method.__name__ == "is_completed"
-
-        @wraps(method)
-        def noticing(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = method(work, *args, **kwargs)
-            if not polls or result:
-                self.forget(work)
-            return result
-
-        return noticing

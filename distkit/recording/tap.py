@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
@@ -46,7 +46,7 @@ from distkit.recording.operators import (
     storage_of,
     tensors,
 )
-from distkit.recording.pending import Pending, Unwaited, hook, is_given_to_users, is_limit
+from distkit.recording.pending import LOOKS, Pending, Unwaited, hook, is_given_to_users, is_limit
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores
 from distkit.recording.witness import Witness
@@ -79,32 +79,16 @@ class Tap:
         self.before: list[Callable[[Op, int], None]] = []
         #: Called with a group whose collectives several threads of this rank call.
         self.on_threads: Callable[[str], None] = lambda group: None
-        #: The groups that this rank communicates in.
-        self.groups = Groups()
         #: Whether collectives are gloo's; NCCL's wait in streams.
         self.on_gloo = False
         #: Whether this process computes on a GPU, and may wait for that.
         self.on_gpu = False
         #: Looks at each collective before it goes to the backend.
         self.witness: Witness | None = None
-        #: A call has failed: gloo may have closed connections, the group is not what it was.
-        self.broken = False
-        #: How many collectives were called on each group, by the group's name.
-        self.collectives: Counter[str] = Counter()
         self._buffers = OpenBuffers()
-        #: Asynchronous collectives that nobody has waited for.
-        self.unwaited = Unwaited(on_known=self._buffers.remove)
-        self._made = MadeGroups()
         self._stores = Stores(self._hand_over)
         self._undo: ExitStack | None = None  # takes the hooks away
-        self._pending: dict[int, tuple[Any, Pending]] = {}
-        self._threads: dict[str, int] = {}  # by group, who called a collective; 0 for several
-        self._limited: set[str] = set()  # groups that the program gave a short time limit
-        self._backward = -1  # the backward pass that the latest call belongs to
-        self._alone: tuple[Any, Pending] | None = None  # its first call, while it is the only one
-        self._sent: list[tuple[Any, Pending]] = []  # by its reducer, in a stream
-        # with a device at them, by works that the program may wait for
-        self._afloat: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
+        self.forget()
 
     def install(self) -> None:
         """Hook every c10d operator that this torch has; a second time it does nothing."""
@@ -127,7 +111,8 @@ class Tap:
         hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
         if self.on_gpu:
             self._watch_gpu(undo)
-        self.unwaited.install(undo)
+        for name in LOOKS:
+            hook(undo, dist.Work, name, self._noticing)
         self._stores.install(undo)
 
     def remove(self) -> None:
@@ -146,19 +131,25 @@ class Tap:
                 self._settle(work, pending)
 
     def forget(self) -> None:
-        """Let go of operations that nobody waited for."""
-        self.broken = False
-        self.collectives.clear()
-        self._threads.clear()
-        self.unwaited.clear()
-        self._pending.clear()
-        self.groups.clear()
-        self._limited.clear()
+        """Know nothing of what was called so far."""
         self._buffers.clear()
-        self._made.clear()
-        self._backward, self._alone = -1, None
-        self._sent.clear()
-        self._afloat.clear()
+        #: The groups that this rank communicates in.
+        self.groups = Groups()
+        #: A call has failed: gloo may have closed connections, the group is not what it was.
+        self.broken = False
+        #: How many collectives were called on each group, by the group's name.
+        self.collectives: Counter[str] = Counter()
+        #: Asynchronous collectives that nobody has waited for.
+        self.unwaited = Unwaited()
+        self._made = MadeGroups()
+        self._pending: dict[int, tuple[Any, Pending]] = {}
+        self._threads: dict[str, int] = {}  # by group, who called a collective; 0 for several
+        self._limited: set[str] = set()  # groups that the program gave a short time limit
+        self._backward = -1  # the backward pass that the latest call belongs to
+        self._alone: tuple[Any, Pending] | None = None  # its first call, while it is the only one
+        self._sent: list[tuple[Any, Pending]] = []  # by its reducer, in a stream
+        # with a device at them, by works that the program may wait for
+        self._afloat: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
 
     # -- one call ---------------------------------------------------------------
 
@@ -400,8 +391,26 @@ class Tap:
     def _waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         """Work.wait that notes the completion before the user's code goes on."""
 
+    def _noticing(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of Work, beside wait(), by which the program learns that it is over."""
+        polls = method.__name__ == "is_completed"
+
+        @wraps(method)
+        def noticing(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = method(work, *args, **kwargs)
+            if not polls or result:
+                self._stop_watching(work)
+            return result
+
+        return noticing
+
+    def _stop_watching(self, work: Any) -> None:
+        """The program waits for a work, and may want its memory back."""
+        self._buffers.remove(work)
+        self.unwaited.forget(work)
+
         def waiting(work: Any, *args: Any, **kwargs: Any) -> Any:
-            self.unwaited.forget(work)
+            self._stop_watching(work)
             found = self._pending.pop(id(work), None)
             if found is None:
                 return self._wait_late(partial(wait, work, *args, **kwargs), work)
