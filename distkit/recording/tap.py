@@ -202,11 +202,14 @@ class Tap:
 
     def _read(
         self, recorder: Recorder, call: Call, args: tuple[Any, ...], caller: FrameType
-    ) -> Pending:
+    ) -> Pending | None:
         thread, in_backward = threading.get_ident(), torch._C._current_graph_task_id() >= 0
+        group = self.groups.known(args[call.group])
+        if group is None:
+            recorder.miss("calls on process groups made by hand are not recorded")
+            return None
         outputs = tensors(args, call.outputs)
         touched = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
-        group = self.groups.known(args[call.group], recorder.rank)
         if call.op not in P2P:
             self.collectives[group.name] += 1
             if not in_backward:  # autograd has threads of its own
@@ -226,21 +229,8 @@ class Tap:
                 device, facts = None, (*facts, ("captured", True))
         look = bool(touched) and (device is not None or touched[0].is_cpu) and recorder.can_look()
         seq = recorder.next_seq()
-        match = None
-        if not group.judged:
-            recorder.miss("calls on process groups made by hand are shown, but not compared")
-            match = f"{group.name}: {recorder.rank}.{seq}"
-        fields = (
-            peer,
-            group.name,
-            nbytes,
-            shape,
-            dtype,
-            tag,
-            user_line(3) or line_of_main(),
-            facts,
-            match,
-        )
+        where = user_line(3) or line_of_main()
+        fields = peer, group.name, nbytes, shape, dtype, tag, where, facts, None
         pending = Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look, device)
         if self._buffers.active:
             reads, writes = _read_by(call, args, pending), _written_by(call, args, pending)
@@ -391,6 +381,16 @@ class Tap:
     def _waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         """Work.wait that notes the completion before the user's code goes on."""
 
+        def waiting(work: Any, *args: Any, **kwargs: Any) -> Any:
+            self._stop_watching(work)
+            found = self._pending.pop(id(work), None)
+            if found is None:
+                return self._wait_late(partial(wait, work, *args, **kwargs), work)
+            limit = next(iter((*args, *kwargs.values())), None)
+            return self._wait_for([found], is_limit(limit), partial(wait, work, *args, **kwargs))
+
+        return waiting
+
     def _noticing(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method of Work, beside wait(), by which the program learns that it is over."""
         polls = method.__name__ == "is_completed"
@@ -408,16 +408,6 @@ class Tap:
         """The program waits for a work, and may want its memory back."""
         self._buffers.remove(work)
         self.unwaited.forget(work)
-
-        def waiting(work: Any, *args: Any, **kwargs: Any) -> Any:
-            self._stop_watching(work)
-            found = self._pending.pop(id(work), None)
-            if found is None:
-                return self._wait_late(partial(wait, work, *args, **kwargs), work)
-            limit = next(iter((*args, *kwargs.values())), None)
-            return self._wait_for([found], is_limit(limit), partial(wait, work, *args, **kwargs))
-
-        return waiting
 
     def _wait_late(self, wait: Callable[[], Any], work: Any) -> Any:
         """Wait for what is over, or was begun in an earlier cell."""
