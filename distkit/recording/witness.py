@@ -13,7 +13,6 @@ import mmap
 import os
 import struct
 import sys
-import time
 import traceback
 import weakref
 import zlib
@@ -36,11 +35,8 @@ from distkit.trace.calls import UNEQUAL
 #: So many calls of each member are kept; a rank that is further ahead is not compared.
 SLOTS, SIZE = 16, 32
 
-#: So long a rank waits for others to enter a run, and looks for them so often [s].
-LATE, TICK = 0.5, 0.0002
-
 _BODY = struct.Struct("<IIqiiI")  # run, number, share, operation, root, words; then their sum
-_CHECK = _HERE = struct.Struct("<I")
+_CHECK = struct.Struct("<I")
 _RUN_AND_NUMBER, _SUM, _SIZE = 8, _BODY.size, _BODY.size + 4
 _NUMBER_OF = {op: i for i, op in enumerate(Op)}
 
@@ -111,50 +107,6 @@ class RollCall:
                 if theirs[_SUM:] == _CHECK.pack(zlib.crc32(theirs[:_SUM])):
                     return False
         return True
-
-    def close(self) -> None:
-        """The run is over."""
-        for sheet, _, _ in self._sheets.values():
-            sheet.close()
-        self._sheets.clear()
-
-
-def enter_together(folder: Path, run: int, rank: int, ranks: int) -> None:
-    """Wait until all ranks of a run are here, so that its record does not begin with their skew.
-
-    Nobody waits longer than :data:`LATE` for a rank that may have ended or be stopped.
-
-    Args:
-        folder: private to the ranks.
-        run: number of the run.
-        rank: this rank.
-        ranks: of the run.
-
-    >>> import tempfile, threading
-    >>> times = []
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     def enter(rank):
-    ...         enter_together(Path(folder), 1, rank, 2)
-    ...         times.append(time.monotonic())
-    ...     other = threading.Thread(target=enter, args=(1,))
-    ...     other.start()
-    ...     time.sleep(0.01)
-    ...     alone = not times
-    ...     enter(0)
-    ...     other.join()
-    >>> alone, len(times)
-    (True, 2)
-    """
-    here = _HERE.pack(run & 0xFFFFFFFF)
-    try:
-        sheet = _open(folder / "entered", ranks * _HERE.size)
-    except OSError:  # no room, or no folder any more
-        return
-    with sheet:
-        sheet[rank * _HERE.size : (rank + 1) * _HERE.size] = here
-        end = time.monotonic() + LATE
-        while sheet[:] != here * ranks and time.monotonic() < end:
-            time.sleep(TICK)
 
 
 def _open(path: Path, size: int) -> mmap.mmap:
@@ -301,8 +253,6 @@ class Witness:
         """The run is over."""
         global _looking
         _looking = None
-        if self._rollcall is not None:
-            self._rollcall.close()
 
 
 def _over_gloo(group: str) -> bool:

@@ -273,8 +273,6 @@ def rolls():
         for roll in made:
             roll.meet("world", [0, 1, 2])
         yield made
-        for roll in made:
-            roll.close()
 
 
 @pytest.mark.parametrize(

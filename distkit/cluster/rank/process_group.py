@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.cluster.hosts.store import StoreClient
-from distkit.recording.witness import LATE
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.rank_spec import Spec
@@ -39,6 +38,9 @@ NCCL = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     **dict([TIMING]),
 }
+
+#: A rank waits so long for others to enter a run [s].
+LATE = 0.5
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -67,7 +69,10 @@ class Group:
             self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])
 
     def enter(self, run: int) -> None:
-        """Wait for the other ranks of a run, but not for long: one may have ended."""
+        """Wait for the other ranks of a run, so that its record does not begin with their skew.
+
+        Not for long: one may have ended.
+        """
         if self._store is not None:
             name = f"distkit/entered/{run}"
             self._store.set(f"{name}/{self.spec.rank}", "")

@@ -48,7 +48,7 @@ from distkit.recording.blackbox import BlackBox
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped, OnRank
-from distkit.recording.witness import RollCall, Witness, enter_together
+from distkit.recording.witness import RollCall, Witness
 
 #: The notebook's backend for matplotlib, and the one that takes its place on ranks.
 INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
@@ -263,7 +263,7 @@ class Rank:
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
         if not self.group.alone:  # a replacement comes alone
-            self._enter(run)
+            self.group.enter(run)
         try:
             value = fn(*args, **kwargs)
         finally:
@@ -271,14 +271,6 @@ class Rank:
             if os.getpid() != self._pid:
                 _end_child()
         return value, [n for n, (one, size) in held.items() if value is None and len(one) > size]
-
-    def _enter(self, run: int) -> None:
-        """Wait for the others, so that the record does not begin with the ranks' skew."""
-        spec = self.spec
-        if spec.hosts == 1:
-            enter_together(Path(spec.folder), run, spec.rank, spec.world_size)
-        else:
-            self.group.enter(run)
 
     def _run_cell(self, cell: Cell) -> Any:
         if self.spec.rank not in cell.ranks:
