@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -503,9 +504,7 @@ MACHINERY = (
     ),
 )
 _LIBRARY = str(Path(threading.__file__).parent) + "/"
-_is_user: dict[str, bool] = {}
 _made_users: set[str] = set()
-_lines: dict[tuple[str, int], str] = {}
 
 
 def user_line(depth: int = 1) -> str:
@@ -520,16 +519,8 @@ def line_of_main() -> str:
 
 def _line_of(frame: FrameType | None) -> str:
     while frame is not None:
-        file = frame.f_code.co_filename
-        known = _is_user.get(file)
-        if known is None:
-            known = _is_user[file] = is_users(file)
-        if known:
-            key = file, frame.f_lineno
-            line = _lines.get(key)
-            if line is None:
-                line = _lines[key] = f"{file}:{frame.f_lineno}"
-            return line
+        if is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
@@ -578,9 +569,10 @@ def make_users(filename: str) -> None:
     """Take a source file for the user's, wherever it is: a script or function of it is run."""
     if filename not in _made_users and not filename.startswith(MACHINERY):
         _made_users.add(filename)
-        _is_user.pop(filename, None)
+        is_users.cache_clear()
 
 
+@cache
 def is_users(filename: str) -> bool:
     """True if a source file is the user's, or a page to read: no library, no machinery."""
     if filename.startswith((*MACHINERY, "<frozen", "<string>", "<eval_with_key>")):
