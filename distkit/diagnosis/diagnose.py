@@ -21,7 +21,6 @@ from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
 from distkit.diagnosis.lint import remarks
 from distkit.diagnosis.silent import silent
 from distkit.events import Span
-from distkit.trace.generations import split
 from distkit.trace.log import EventLog
 
 __all__ = ["Finding", "diagnose"]
@@ -43,18 +42,7 @@ def diagnose(trace: EventLog) -> list[Finding]:
     rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:5: each waits for
     the other. Let one of them send first. [DK101]
     """
-    *earlier, last = split(trace)
-    found = _Diagnosis(Evidence(last)).findings()
-    for number, part in reversed([*enumerate(earlier)]):
-        its = _Diagnosis(Evidence(part)).findings()  # of those, the reasons why it ended
-        found += [_over(f, number) for f in its if f.hang or issubclass(f.rule, _FAILURES)]
-    return found
-
-
-def _over(finding: Finding, number: int) -> Finding:
-    """What ended an earlier generation."""
-    message = f"generation {number} ended, and all ranks were started anew: {finding.message}"
-    return replace(finding, message=message, hang=False)
+    return _Diagnosis(Evidence(trace)).findings()
 
 
 class _Diagnosis:
@@ -252,9 +240,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
 
 #: What differs in two ranks' texts of the same error.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-
-#: What ends a generation, whether or not others waited.
-_FAILURES = (rules.Died, rules.Raised)
 
 
 def _capital(text: str) -> str:

@@ -25,7 +25,6 @@ from distkit.events import (
 )
 from distkit.trace.awaiting import concerns
 from distkit.trace.calls import SILENT, call
-from distkit.trace.generations import split
 from distkit.trace.info import RankEnd
 from distkit.trace.log import EventLog
 
@@ -42,12 +41,10 @@ _CONSEQUENCE = re.compile(
 class Evidence:
     """The operations of a trace by what they belong to, and the ranks that are stuck.
 
-    What a release did to the ranks is undone: they stand where they stood before. Of a run whose
-    ranks were started anew it is the last generation.
+    What a release did to the ranks is undone: they stand where they stood before.
     """
 
     def __init__(self, trace: EventLog) -> None:
-        trace = split(trace)[-1]
         self.trace = trace
         self.ranks = trace.ranks
         begun = [self._as_it_waited(s) for s in trace.spans if s.state is not State.SCHEDULED]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
@@ -114,37 +114,19 @@ class Terms(Struct, frozen=True, omit_defaults=True):
     backup: Count = 0
 
 
-class GenerationInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What each generation of a run has of its own: all ranks are started anew together.
+class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Facts of a run besides its events.
 
     Args:
+        name: of the run.
         world_size: the number of ranks; 0 if it is not known.
         groups: the ranks of each process group.
         ends: of the ranks that have ended.
-        began: when each rank's process began [s].
         until: when the trace ends [s].
         raising: the exception that propagates on a rank.
         unreduced: the parameters whose gradients no rank reduced; None if nobody looked.
         unused: the parameters that had no gradient.
         unwaited: the operations of each rank that nobody waited for.
-    """
-
-    world_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
-    groups: dict[str, list[Rank]] = {}
-    ends: dict[Rank, RankEnd] = {}
-    began: dict[Rank, Number] = {}
-    until: Number | None = None
-    raising: dict[Rank, Raising] = {}
-    unreduced: dict[Rank, list[str]] | None = None
-    unused: dict[Rank, list[str]] = {}
-    unwaited: dict[Rank, list[Count]] = {}
-
-
-class RunInfo(GenerationInfo, frozen=True, omit_defaults=True, kw_only=True):
-    """Facts of a run besides its events; of several generations, those of the latest.
-
-    Args:
-        name: of the run.
         backend: of ``torch.distributed``.
         device: of all ranks.
         simulated: True if no process ran.
@@ -163,7 +145,6 @@ class RunInfo(GenerationInfo, frozen=True, omit_defaults=True, kw_only=True):
         stopped: the signals by which processes are stopped.
         silent_since: when such a process last gave a sign of life [s].
         waits: what a rank waits in that may still run.
-        generations: the facts of each generation, where there are several.
         clocks: of the hosts, where there are several.
         clocks_disagree: why they could not be aligned.
 
@@ -173,6 +154,14 @@ class RunInfo(GenerationInfo, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     name: str = ""
+    world_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
+    groups: dict[str, list[Rank]] = {}
+    ends: dict[Rank, RankEnd] = {}
+    until: Number | None = None
+    raising: dict[Rank, Raising] = {}
+    unreduced: dict[Rank, list[str]] | None = None
+    unused: dict[Rank, list[str]] = {}
+    unwaited: dict[Rank, list[Count]] = {}
     backend: str = ""
     device: str = ""
     simulated: bool = False
@@ -191,7 +180,6 @@ class RunInfo(GenerationInfo, frozen=True, omit_defaults=True, kw_only=True):
     stopped: dict[Rank, str] = {}
     silent_since: dict[Rank, Number] = {}
     waits: dict[Rank, Wait] = {}
-    generations: list[GenerationInfo] = []
     clocks: dict[str, ClockOffset] = {}
     clocks_disagree: str = ""
 
@@ -203,8 +191,3 @@ class RunInfo(GenerationInfo, frozen=True, omit_defaults=True, kw_only=True):
     def died(self, rank: int) -> bool:
         """True if the process of a rank died."""
         return rank in self.ends and self.ends[rank].how == "died"
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """The facts that the latest generation has of its own, by name."""
-        return {name: getattr(self, name) for name in GenerationInfo.__struct_fields__}

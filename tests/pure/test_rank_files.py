@@ -19,7 +19,6 @@ from distkit.errors import DeadlockError, RankError, RunError, StepError
 from distkit.events import WORLD, Op, State
 from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import encode
-from distkit.trace.generations import split
 from distkit.trace.info import ClockOffset
 from distkit.trace.trace import Trace
 from distkit_hosts.torchrun import merge, rankfile
@@ -269,7 +268,7 @@ def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
             )
     trace = Trace.load(tmp_path)
     assert [e.time for e in trace.events] == [31.0, 31.0, 32.0, 32.0]
-    assert not trace.info.generations
+    assert not trace.info.limits
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "Slurm"])
@@ -285,7 +284,7 @@ def test_ranks_with_equal_pids_on_one_kernel_are_one_run(
         )
     trace = Trace.load(tmp_path)
     assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
-    assert not trace.info.generations
+    assert not trace.info.limits
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -322,42 +321,24 @@ def restarted(folder: Path) -> Trace:
     return Trace.load(folder)
 
 
-def test_a_trace_tells_that_ranks_were_started_anew(tmp_path: Path) -> None:
-    trace = restarted(tmp_path)
-    assert trace.ranks == [0, 1, 2]
-    assert trace.info.world_size == 2
-    assert trace.info.groups == {WORLD: [0, 1], "world (generation 0)": [0, 1, 2]}
-    (dead,) = trace.info.replaced
-    assert (dead.node, dead.time) == (1, 12.5)
-    marks = {s.rank: s for s in trace.spans if s.op is Op.MARK}
-    assert marks[0].label.startswith("generation 1: rank 1 died (without a report")
-    assert {r: (s.start, s.end) for r, s in marks.items()} == {0: (13.5, 20.0), 1: (12.5, 20.0)}
-    first = [s for s in trace.spans if s.group == "world (generation 0)"]
-    assert [s.state for s in first if s.rank != 1] == [State.COMPLETED] * 2 + [State.FAILED] * 2
-    assert sorted(map(len, trace.collectives)) == [2, 2, 2, 2, 3]
-    assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]
-    again = Trace.load(trace.save(tmp_path / "whole.gz"))
-    assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
-
-
 @pytest.mark.parametrize("recent", [0.0, math.inf])  # torchrun starts ranks anew within a second
-def test_each_generation_is_diagnosed_alone(
+def test_the_latest_start_of_ranks_is_shown_and_the_end_of_the_one_before_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: float
 ) -> None:
     monkeypatch.setattr(merge, "RECENT", recent)
-    (found,) = restarted(tmp_path).diagnose()
-    assert found.message.startswith("generation 0 ended, and all ranks were started anew: ")
-    assert "the process of rank 1 ended" in found.message
-    assert "ranks 0 and 2 wait in all_reduce()" in found.message
-    assert not found.hang
-
-
-def test_views_show_a_run_whose_ranks_were_started_anew(tmp_path: Path) -> None:
     trace = restarted(tmp_path)
-    page = trace.to_html(tmp_path / "page.html").read_text()
-    assert "generation 1: rank 1 died" in page
-    for view in (dk.Timeline(trace), dk.Stage(trace), dk.Tensors(trace), dk.Compare(trace, trace)):
-        assert "</svg>" in view.save(tmp_path / "x.svg").read_text()
+    assert (trace.ranks, trace.info.groups) == ([0, 1], {WORLD: [0, 1]})
+    assert [*map(len, trace.collectives)] == [2, 2, 2]
+    assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]
+    (found,) = trace.diagnose()
+    told = "started 2 times, and this is the latest; before it, the process of rank 1 ended"
+    assert told in found.message and not found.hang
+    assert "ranks 0 and 2 wait in all_reduce()" in found.message
+    assert told in trace.to_html(tmp_path / "page.html").read_text()
+    again = Trace.load(trace.save(tmp_path / "whole.gz"))
+    assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
+    old = Trace.load([path for path in tmp_path.glob("*.rank") if "-0.rank" in path.name])
+    assert (old.ranks, old.info.limits) == ([0, 1, 2], {})
 
 
 def test_a_join_without_a_restart_count_is_seen_by_its_ranks(tmp_path: Path) -> None:
@@ -369,10 +350,9 @@ def test_a_join_without_a_restart_count_is_seen_by_its_ranks(tmp_path: Path) -> 
         its = about(rank, 3, began=20.0, pid=200 + rank)
         write(tmp_path, its, [(Op.BARRIER, 21.0, 21.5)], end="returned", until=22.0)
     trace = Trace.load(tmp_path)
-    assert [len(part.ranks) for part in split(trace)] == [2, 3]
-    labels = {s.label for s in trace.spans if s.op is Op.MARK}
-    assert labels == {"generation 1: the ranks were started anew"}
-    assert trace.diagnose() == []
+    assert trace.ranks == [0, 1, 2]
+    (found,) = trace.diagnose()
+    assert found.message == "the ranks were started 2 times, and this is the latest."
 
 
 def test_hosts_need_not_agree_on_the_order_nor_have_counted_equally_far(tmp_path: Path) -> None:
@@ -391,7 +371,7 @@ def test_hosts_need_not_agree_on_the_order_nor_have_counted_equally_far(tmp_path
             )
             path.with_suffix(".fault").write_text("Current thread 0x1:\n")
     trace = Trace.load(tmp_path)
-    assert [len(part.collectives[0]) for part in split(trace)] == [2, 2]
+    assert [*map(len, trace.collectives)] == [2]
     assert trace.info.clocks["b"].ahead == pytest.approx(12, abs=1)
 
 

@@ -20,7 +20,6 @@ from distkit.errors import DeadlockError, RunError, StepError, TraceFileError
 from distkit.events import Event
 from distkit.recording import trouble
 from distkit.trace.calls import raised_at
-from distkit.trace.generations import split
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
@@ -165,11 +164,10 @@ class Following:
             if end is not None and began > end:
                 raise TimeoutError(f"{self._name} still runs after {timeout} s; it goes on")
             _pause(began)
-        last = split(self._trace)[-1]
-        outcomes = [outcome(rank, end) for rank, end in last.info.ends.items()]
-        trace = Trace(last.events, last.info)
+        trace = self._trace
+        outcomes = [outcome(rank, end) for rank, end in trace.info.ends.items()]
         error = report.verdict(self._name, outcomes, trace)
-        if found := self._deadlock or (_broken_off(last) if error is not None else []):
+        if found := self._deadlock or (_broken_off(trace) if error is not None else []):
             raise self._deadlocked(found, "All ranks have ended.") from error
         if error is not None:
             raise error
@@ -243,7 +241,7 @@ class Following:
     def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[TheirRanks, Stepper]:
         """Take the lines of these ranks up, if that has not been done."""
         if self._held is None or self._held[1].finished:
-            info = split(self._trace)[-1].info
+            info = self._trace.info
             run = OthersRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
             theirs = TheirRanks(run, ranks)
             self._held = theirs, Stepper(Run(run), theirs.go)
@@ -336,16 +334,19 @@ class Following:
 
     def _watch(self) -> None:
         """See whether the ranks wait for each other for ever."""
-        last = split(self._trace)[-1]
-        generation = len(self._trace.info.generations)
+        info = self._trace.info
+        generation = len(merge.generations_of(self._records))
         if generation != self._generation:
+            for callback in [*self._told] if self._generation else []:  # a view shows one start
+                callback([])
+                del self._told[callback]
             self._generation, self._watchdog = generation, DeadlockWatchdog()
             self._deadlock, self._ending = [], False
-        for rank, wait in last.info.waits.items():
+        for rank, wait in info.waits.items():
             self._watchdog.hear(rank, wait.seqs, wait.since, wait.until)
-        running = [r for r in last.info.ranks if r not in last.info.ends]
+        running = [r for r in info.ranks if r not in info.ends]
         if not self._deadlock and self.whole and self._watchdog.due(running):
-            self._deadlock = self._watchdog.judge(last, running)
+            self._deadlock = self._watchdog.judge(self._trace, running)
 
 
 def _broken_off(trace: EventLog) -> list[Finding]:

@@ -18,12 +18,12 @@ from typing import Any
 
 from msgspec import structs
 
+from distkit.diagnosis.diagnose import diagnose
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
 from distkit.recording.recorder import is_users, to_event
 from distkit.trace import file
-from distkit.trace.generations import join
-from distkit.trace.info import ClockOffset, Raising, RankEnd, RankInfo, RunInfo, Wait
+from distkit.trace.info import ClockOffset, Limit, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
 from distkit_hosts.alignment import ClocksDisagree, Correction, Crossing, align
 from distkit_hosts.causality import crossings
@@ -56,18 +56,28 @@ def of(records: Sequence[Record], kind: type[Log]) -> Log:
 
 
 def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
-    """The events of a run, and what is known of it."""
+    """The events of a run, and what is known of it; of ranks started anew, the latest start."""
     generations = generations_of(records)
     last = generations[-1][min(generations[-1])]
     clocks = _Clocks(generations, reference=last.about["clock"])
-    parts = [_part(ranks, clocks, over=ranks is not generations[-1]) for ranks in generations]
-    events, info = join(parts)
-    return events, structs.replace(
-        info,
+    part = _part(generations[-1], clocks)
+    return list(part.events), structs.replace(
+        part.info,
         name=last.about["program"],
+        limits=_earlier(generations[:-1], clocks),
         clocks=clocks.offsets,
         clocks_disagree=clocks.disagreement,
     )
+
+
+def _earlier(generations: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limit]:
+    """That the ranks were started anew, and what ended the start before the latest."""
+    if not generations:
+        return {}
+    found = diagnose(_part(generations[-1], clocks, over=True))
+    why = f"; before it, {found[0].message}" if found else "."
+    text = f"the ranks were started {len(generations) + 1} times, and this is the latest{why}"
+    return {"starts": Limit(text, "To see an earlier start, load its ranks' files alone.")}
 
 
 def generations_of(records: Iterable[Record]) -> list[dict[int, Record]]:
@@ -219,7 +229,7 @@ def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
 # -- the ranks of one generation -----------------------------------------------------------------
 
 
-def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool) -> EventLog:
+def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -> EventLog:
     """The trace of one generation; ``over``: its ranks were started anew, so they have ended."""
     events = [e for rank, r in ranks.items() for e in _events(rank, r, clocks)]
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
@@ -229,7 +239,6 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool) -> EventL
         world_size=size,
         ranks={rank: _about(record) for rank, record in told.items()},
         groups={WORLD: [*range(size)]} | groups,
-        began={rank: clocks(r, r.about["began"][0])[0] for rank, r in told.items()},
         ends={rank: end for rank, r in told.items() if (end := end_of(r, clocks, over=over))},
         waits={rank: wait for rank, r in told.items() for wait in _waits(r, clocks, over)},
         until=max(clocks(r, r.until)[0] for r in ranks.values()),
