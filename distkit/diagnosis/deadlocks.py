@@ -255,7 +255,7 @@ def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     """A collective that some ranks wait in, and others have ended without."""
     mine = here[min(here)]
-    if "gradients" in mine.attributes and facts.sees_gradients:
+    if "gradients" in mine.attributes:
         return _without_backward(facts, here, gone)
     more, fewer = facts.called(min(here), mine), facts.called(gone[0], mine)
     rule, remedy = _why_not_called(facts, mine, here, gone)
@@ -263,7 +263,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     if often and rule in (rules.Skipped, rules.MissingBarrier):
         rule, remedy = rules.UnevenEnd, uneven(facts, mine)
     culprits = minority([sorted(here), gone])
-    if rule in (rules.NewGroup, rules.GradientsMissing) or len(here) == len(gone):
+    if rule is rules.NewGroup or len(here) == len(gone):
         culprits = tuple(gone)
     return rule.finding(
         *here.values(),
@@ -305,10 +305,6 @@ def _why_not_called(
     """The rule, and its remedy; "" for the rule's own."""
     if mine.op is Op.NEW_GROUP:
         return rules.NewGroup, ""
-    if "gradients" in mine.attributes:
-        if _whole_backward(facts, mine):
-            return rules.UnevenEnd, uneven(facts, mine)
-        return rules.GradientsMissing, ""
     if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
         return rules.MemberMissing, ""
     rule = rules.MissingBarrier if mine.op is Op.BARRIER else rules.Skipped
@@ -321,17 +317,6 @@ def _of_a_group(facts: Evidence, here: Stuck) -> str:
     theirs = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
     alone = len(here) > 1 and all(s.group == "world" for s in here.values())
     return fill(rules.Divergence.meant, ranks=[*here]) if theirs and alone else ""
-
-
-def _whole_backward(facts: Evidence, mine: Span) -> bool:
-    """True if the open gradients are those of a whole backward pass.
-
-    Each pass sends the same number of bytes, however they are packed into buckets.
-    """
-    row = [s for s in facts.calls[mine.group][mine.rank] if "gradients" in s.attributes]
-    waiting = sum(s.nbytes for s in row if s.seq >= mine.seq)
-    done = sum(s.nbytes for s in row if s.seq < mine.seq)
-    return waiting > 0 and done > 0 and done % waiting == 0
 
 
 def without_key(facts: Evidence, stuck: Stuck) -> Told | None:

@@ -130,13 +130,8 @@ class Evidence:
                 result it has not used.
             ranks: which.
         """
-        noted: dict[int, list[str]] = getattr(self.trace.info, what) or {}
+        noted: dict[int, list[str]] = getattr(self.trace.info, what)
         return {r: found for r in sorted(ranks) if (found := noted.get(r))}
-
-    @property
-    def sees_gradients(self) -> bool:
-        """True if it was noted which backward passes have left parameters out."""
-        return self.trace.info.unreduced is not None
 
     def raising(self, span: Span) -> tuple[str, str]:
         """The exception that was under way when a call was made, and its line; "" for none."""

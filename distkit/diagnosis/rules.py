@@ -1036,14 +1036,6 @@ class UnusedModule(UnusedParameter):
     )
 
 
-class GradientsNotSent(UnusedParameter):
-    message = "{here:send|gradients}, but {gone:go on to}: some of the gradients are missing there."
-
-
-class GradientsMissing(UnusedParameter):
-    message = "{here:wait in}, but {gone:have} {over} without sending all gradients{known}."
-
-
 class ZeroGradient(Rule, code="DK502"):
     """torch.distributed.nn.functional.broadcast loses the gradient of its source in a group.
 

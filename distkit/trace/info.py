@@ -124,7 +124,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         ends: of the ranks that have ended.
         until: when the trace ends [s].
         raising: the exception that propagates on a rank.
-        unreduced: the parameters whose gradients no rank reduced; None if nobody looked.
+        unreduced: the parameters whose gradients no rank reduced.
         unused: the parameters that had no gradient.
         unwaited: the operations of each rank that nobody waited for.
         backend: of ``torch.distributed``.
@@ -159,7 +159,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     ends: dict[Rank, RankEnd] = {}
     until: Number | None = None
     raising: dict[Rank, Raising] = {}
-    unreduced: dict[Rank, list[str]] | None = None
+    unreduced: dict[Rank, list[str]] = {}
     unused: dict[Rank, list[str]] = {}
     unwaited: dict[Rank, list[Count]] = {}
     backend: str = ""

@@ -291,18 +291,8 @@ HANGS = {
         {},
         ("new_group([0, 1]) at a.py:3",),
     ),
-    "a parameter unused on one rank": (
-        "unused_parameter",
-        (0,),
-        [
-            [*backward(8, 400), *backward(8), all_reduce(9)],
-            *([*backward(8, 400), *backward(8, 400), all_reduce(9)] for _ in range(2)),
-        ],
-        {},
-        (),
-    ),
     "a rank without a backward pass": (
-        "unused_parameter",
+        "uneven",
         (0,),
         [[], backward(8), backward(8)],
         {},

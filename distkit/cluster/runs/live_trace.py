@@ -34,7 +34,7 @@ class LiveTrace:
     """
 
     def __init__(self, info: RunInfo) -> None:
-        self.info, self._noting = structs.replace(info, groups={}, unreduced={}), threading.RLock()
+        self.info, self._noting = structs.replace(info, groups={}), threading.RLock()
         #: Puts the ranks' times into the reader's; a stepped run's leaves the pauses out.
         self.clock: Callable[[float], float] = float
         #: The clock of the machine that a rank is on; None if it is this machine's.
