@@ -7,7 +7,6 @@ finding and the stuck ranks that it is about, or None.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -42,22 +41,21 @@ def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
     """Two ends of messages that were meant for each other, and miss each other."""
     for pair in (_tag_or_group, _taken, _source, _destination, _groups):
         for mine in stuck.values():
-            if (found := pair(facts, mine)) is not None:
-                finding, other = found
-                return finding, {r for r in (mine.rank, other, *finding.culprits) if r in stuck}
+            if (finding := pair(facts, mine)) is not None:
+                return finding, {mine.rank, *finding.culprits, *finding.lines} & stuck.keys()
     return None
 
 
-def _tag_or_group(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+def _tag_or_group(facts: Evidence, mine: Span) -> Finding | None:
     """A message between the same two ranks, with another tag or in another group."""
     for other in facts.alone if mine.op in P2P else ():
-        if not _would_meet(mine, other) or _elsewhere(facts, mine, other):
+        if not _would_meet(mine, other):
             continue
         send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
         if send.group != recv.group:
-            return _wrong_group(facts, send, recv), other.rank
+            return _wrong_group(facts, send, recv)
         if send.tag != recv.tag:
-            return _wrong_tag(send, recv), other.rank
+            return _wrong_tag(send, recv)
     return None
 
 
@@ -65,17 +63,6 @@ def _would_meet(one: Span, other: Span) -> bool:
     """True if one sends to the other, who receives from it, tags and groups aside."""
     fits = other.op in P2P and other.op is not one.op and other.peer == one.rank
     return fits and one.peer in (other.rank, None)
-
-
-def _elsewhere(facts: Evidence, mine: Span, other: Span) -> bool:
-    """True if the other rank sits in a message of its own with this one: that is the cause."""
-    standing = facts.stuck.get(other.rank)
-    return (
-        standing is not None
-        and standing.op in P2P
-        and standing.peer == mine.rank
-        and standing.seq != other.seq
-    )
 
 
 def _wrong_tag(send: Span, recv: Span) -> Finding:
@@ -97,7 +84,7 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
 
 
-def _taken(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+def _taken(facts: Evidence, mine: Span) -> Finding | None:
     """A receive whose message an earlier one has taken, which receives from any source."""
     if mine.op is not Op.RECV or mine.peer is None:
         return None
@@ -113,7 +100,7 @@ def _taken(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
     if not taken:
         return None
     rule = rules.MessageTaken
-    finding = rule.finding(
+    return rule.finding(
         mine,
         *left[:1],
         culprits=[mine.rank],
@@ -122,16 +109,15 @@ def _taken(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
         early=taken[-1],
         left=fill(rule.left, left=left[0]) if left else "",
     )
-    return finding, left[0].rank if left else mine.rank
 
 
-def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+def _source(facts: Evidence, mine: Span) -> Finding | None:
     """A receive from one rank, while the message is from another."""
     if mine.op is not Op.RECV or mine.peer is None or _in_conversation(facts, mine):
         return None
     for send in facts.alone:
         if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
-            finding = rules.WrongSource.finding(
+            return rules.WrongSource.finding(
                 mine,
                 send,
                 culprits=[mine.rank],
@@ -139,11 +125,10 @@ def _source(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
                 send=send,
                 over=facts.which_is_over(mine.peer),
             )
-            return finding, send.rank
     return None
 
 
-def _destination(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+def _destination(facts: Evidence, mine: Span) -> Finding | None:
     """A message to one rank, while another waits for it."""
     if mine.op not in P2P:
         return None
@@ -151,17 +136,15 @@ def _destination(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
     for other in facts.alone:
         send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
         meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
-        if other.op is not wants or not meant or _in_conversation(facts, send):
-            continue
-        finding = rules.WrongDestination.finding(
-            send,
-            recv,
-            culprits=[send.rank],
-            send=send,
-            recv=recv,
-            over=facts.which_is_over(send.peer),
-        )
-        return finding, other.rank
+        if other.op is wants and meant and not _in_conversation(facts, send):
+            return rules.WrongDestination.finding(
+                send,
+                recv,
+                culprits=[send.rank],
+                send=send,
+                recv=recv,
+                over=facts.which_is_over(send.peer),
+            )
     return None
 
 
@@ -184,7 +167,7 @@ def _is_stuck_in(facts: Evidence, span: Span) -> bool:
     return standing is not None and standing.seq == span.seq
 
 
-def _groups(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
+def _groups(facts: Evidence, mine: Span) -> Finding | None:
     """The same collective, by ranks that wait for each other in different groups."""
     if mine.op not in COLLECTIVES:
         return None
@@ -193,7 +176,7 @@ def _groups(facts: Evidence, mine: Span) -> tuple[Finding, int] | None:
         if theirs is None or mine.rank not in theirs.waits_for or theirs.group == mine.group:
             continue
         if theirs.op is mine.op:
-            return _all_in(facts, mine.group, theirs.group, mine.op), rank
+            return _all_in(facts, mine.group, theirs.group, mine.op)
     return None
 
 
@@ -378,26 +361,10 @@ def circle(facts: Evidence, stuck: Stuck) -> Told | None:
     path = [start]
     while (after := ways[path[-1]][0]) not in path:
         path.append(after)
-    ring = _shortest(after, ways)
-    return _cycle(facts, [stuck[r] for r in ring]), set(ring)
-
-
-def _shortest(start: int, ways: Mapping[int, list[int]]) -> list[int]:
-    """The shortest way from a rank back to itself, beginning with its lowest rank."""
-    came = {}
-    queue = deque([start])
-    while queue:
-        rank = queue.popleft()
-        for after in ways[rank]:
-            if after not in came:
-                came[after] = rank
-                queue.append(after)
-    ring = [start]
-    while came[ring[-1]] != start:
-        ring.append(came[ring[-1]])
-    ring.reverse()
+    ring = path[path.index(after) :]
     first = ring.index(min(ring))
-    return ring[first:] + ring[:first]
+    ring = ring[first:] + ring[:first]
+    return _cycle(facts, [stuck[r] for r in ring]), set(ring)
 
 
 def _cycle(facts: Evidence, ring: list[Span]) -> Finding:

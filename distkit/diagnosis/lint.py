@@ -58,17 +58,11 @@ def _forgotten(facts: Evidence, open_still: list[Span]) -> Iterator[Finding]:
 def _left_behind(facts: Evidence, mine: Span) -> Finding | None:
     """A request that its rank has left behind, if the message is lost with it."""
     other = next((b if a is mine else a for a, b in facts.pairs if mine in (a, b)), None)
-    if other is None or not _waits_in_vain(facts, other):
+    if other is None or not _waits_long(facts, other):
         return None
     return rules.LeftBehind.finding(
         mine, culprits=[mine.rank], waiting=[other.rank], hang=True, mine=mine, other=other
     )
-
-
-def _waits_in_vain(facts: Evidence, span: Span) -> bool:
-    """True if a rank has waited longer than any transfer takes."""
-    held = span.state is State.BLOCKED or span.rank in facts.held
-    return held and _waited(facts, span) > _LOST + span.nbytes / _SLOW
 
 
 def _without_end(mine: Span) -> Finding:
@@ -179,6 +173,7 @@ def _cut(facts: Evidence, spans: list[Span]) -> str:
 
 
 def _waits_long(facts: Evidence, span: Span) -> bool:
+    """True if a rank has waited longer than any transfer takes."""
     held = span.state is State.BLOCKED or (span.state is State.FAILED and span.rank in facts.held)
     return held and _waited(facts, span) > _LOST + span.nbytes / _SLOW
 
