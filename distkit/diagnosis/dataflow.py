@@ -109,8 +109,7 @@ def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = f
         case ast.Subscript(slice=ast.Slice(lower=None, upper=None, step=ast.AST() as step)):
             return depends_on_rank(step, scopes) or reorders(value.value, scopes, seen)
         case ast.Name(id=name) if name not in seen:
-            found = [reorders(v, scopes, seen | {name}) for v in _sources(name, scopes)]
-            return any(found) or any(_sorts_in_place(name, s, scopes) for s in scopes)
+            return any(reorders(v, scopes, seen | {name}) for v in _sources(name, scopes))
     return False
 
 
@@ -122,19 +121,6 @@ def _unsorted(value: ast.AST) -> str:
         case ast.Subscript(slice=ast.Slice(lower=None, upper=None)):
             return _unsorted(value.value)
     return ast.unparse(value)
-
-
-def _sorts_in_place(name: str, scope: ast.AST, scopes: Sequence[ast.AST]) -> bool:
-    """True if a list is reversed or sorted under a condition on the rank."""
-    return any(
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr in ("reverse", "sort")
-        and ast.unparse(call.func.value) == name
-        for node in _own(scope)
-        if isinstance(node, ast.If) and depends_on_rank(node.test, scopes)
-        for call in ast.walk(node)
-    )
 
 
 # -- assignments ---------------------------------------------------------------------------
