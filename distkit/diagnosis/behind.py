@@ -14,6 +14,7 @@ from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, fill, with_tensor
 from distkit.events import Span
 from distkit.trace.calls import CUT, call
+from distkit.trace.log import grouped
 
 _MOST = 5  # so many findings, the causes first
 
@@ -65,7 +66,7 @@ def _collectives(facts: Evidence) -> Iterator[Gap]:
         ahead = [r for r, n in counts.items() if n > least]
         if some:
             then = calls[next(r for r in ahead if counts[r] > least)][least]
-            yield _behind(facts, some, ahead, calls[some[0]][-1:], then), ahead
+            yield _behind(facts, some, ahead, calls.get(some[0], [])[-1:], then), ahead
 
 
 def _behind(
@@ -94,11 +95,9 @@ def _behind(
 
 def _messages(facts: Evidence) -> Iterator[Gap]:
     """Sends without their receive, and receives without their send: the first of each pair."""
-    open_ends: dict[tuple[int, int], list[Span]] = {}
-    for span in sorted(facts.alone, key=lambda s: (s.rank, s.seq)):
-        if span.peer is not None and span.peer in facts.ranks:
-            open_ends.setdefault((span.rank, span.peer), []).append(span)
-    for (rank, peer), spans in open_ends.items():
+    alone = sorted(facts.alone, key=lambda s: (s.rank, s.seq))
+    known = (s for s in alone if s.peer in facts.ranks)
+    for (rank, peer), spans in grouped(known, lambda s: (s.rank, s.peer or 0)).items():
         if len(spans) > _lost(facts, peer):
             finding = rules.MessageBehind.finding(
                 spans[0],

@@ -8,7 +8,6 @@ are named with it.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
 from distkit.diagnosis.lint import remarks
 from distkit.diagnosis.silent import silent
 from distkit.events import Span
-from distkit.trace.log import EventLog
+from distkit.trace.log import EventLog, grouped
 
 __all__ = ["Finding", "diagnose"]
 
@@ -149,12 +148,13 @@ class _Diagnosis:
 
     def _failures(self, broken: set[int]) -> Iterator[Finding]:
         """Ranks that raised or died, those in the same way together."""
-        alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-        for rank, end in sorted(self.facts.ends.items()):
-            if end.is_failure and rank not in broken:
-                alike[end.how, _NUMBER.sub("", end.text), end.where].append(rank)
+        ends = self.facts.ends
+        failed = [r for r, end in sorted(ends.items()) if end.is_failure and r not in broken]
+        alike = grouped(
+            failed, lambda r: (ends[r].how, _NUMBER.sub("", ends[r].text), ends[r].where)
+        )
         for (how, _, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
-            text = _ADDRESS.sub("", self.facts.ends[ranks[0]].text)
+            text = _ADDRESS.sub("", ends[ranks[0]].text)
             waiting = self._explain(set(ranks))
             failure = deadlocks.failure(self.facts, ranks, how, text, where)
             yield self._with_waiting(groups.explained(self.facts, failure), waiting)

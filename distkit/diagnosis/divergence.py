@@ -15,6 +15,7 @@ from distkit.diagnosis.findings import Calls, Finding, fill
 from distkit.diagnosis.program import Guard, Path, Place, Program
 from distkit.events import Op, Span
 from distkit.trace.calls import raised_at
+from distkit.trace.log import grouped
 
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]
@@ -36,9 +37,7 @@ def parted(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
     """Two lines at one position, told apart by the loops and conditions around them."""
-    sides: dict[str, list[int]] = {}
-    for rank, span in sorted(column.items()):
-        sides.setdefault(span.where, []).append(rank)
+    sides = grouped(sorted(column), lambda rank: column[rank].where)
     if len(sides) != 2 or "" in sides:
         return None
     one, other = sides.values()

@@ -26,7 +26,7 @@ from distkit.events import (
 from distkit.trace.awaiting import concerns
 from distkit.trace.calls import SILENT, call
 from distkit.trace.info import RankEnd
-from distkit.trace.log import EventLog
+from distkit.trace.log import EventLog, grouped
 
 #: How trouble that was made on purpose begins in what is said of a rank's end.
 ASKED = "dk.trouble"
@@ -159,11 +159,10 @@ class Evidence:
     @cached_property
     def calls(self) -> dict[str, dict[int, list[Span]]]:
         """The collectives of each group and rank, in their order."""
-        found: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
-        for s in sorted(self.spans, key=lambda s: (s.rank, s.seq)):
-            if s.op in COLLECTIVES:
-                found[s.group][s.rank].append(s)
-        return found
+        spans = sorted(self.spans, key=lambda s: (s.rank, s.seq))
+        calls = grouped((s for s in spans if s.op in COLLECTIVES), lambda s: s.group)
+        found = {group: grouped(some, lambda s: s.rank) for group, some in calls.items()}
+        return defaultdict(dict, found)
 
     def nth(self, span: Span) -> int:
         """The how manieth collective of its rank and group it is, from 0."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from html import escape
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distkit._format import count, named, ordinal, times
 from distkit.events import Span
 from distkit.trace.calls import at, call
+from distkit.trace.log import grouped
 
 if TYPE_CHECKING:
     from distkit.diagnosis.rules import Rule
@@ -157,13 +157,12 @@ def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = cal
         write: writes a call.
     """
     said, _, instead = spec.partition("|")
-    together: dict[str, list[int]] = defaultdict(list)
-    for s in sorted(spans, key=lambda s: s.rank):
-        together[(instead or write(s)) + placed(s)].append(s.rank)
+    in_order = sorted(spans, key=lambda s: s.rank)
+    together = grouped(in_order, lambda s: (instead or write(s)) + placed(s))
     plural, _, rest = said.partition(" ")
     parts = [
-        f"{verb(ranks, plural)} {rest} {what}".replace("  ", " ")
-        for what, ranks in together.items()
+        f"{verb([s.rank for s in some], plural)} {rest} {what}".replace("  ", " ")
+        for what, some in together.items()
     ]
     return listed(parts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from distkit._format import ordinal, times
@@ -12,6 +11,7 @@ from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, fill, listed, verb
 from distkit.events import Op, Span, State
 from distkit.trace.calls import at, keys
+from distkit.trace.log import grouped
 
 #: What is looked at first: whoever misses a gradient often waits for it at a barrier.
 _ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)
@@ -39,9 +39,7 @@ def _alike(facts: Evidence, one: Span, mine: Span, absent: list[int]) -> bool:
 
 def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> Finding:
     mine = here[min(here)]
-    said: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for w in absent:
-        said[_instead(facts, mine, w)].append(w)
+    said = grouped(absent, lambda w: _instead(facts, mine, w))
     others = listed([f"{verb(ws, word)} {rest}" for (word, rest), ws in said.items()])
     culprits = minority([sorted(here), absent])
     if len(here) == len(absent) or mine.op in (Op.INIT, Op.REGISTER):
@@ -134,9 +132,7 @@ def _key(s: Span) -> object:
 
 
 def _too_many(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
-    alike: dict[int, list[int]] = defaultdict(list)
-    for w, n in counts.items():
-        alike[n].append(w)
+    alike = grouped(counts, lambda w: counts[w])
     said = [
         f"{verb(ws, 'have')} pushed {keys([key])} {times(n)}"
         if n

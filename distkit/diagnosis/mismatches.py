@@ -34,6 +34,7 @@ from distkit.diagnosis.findings import (
 )
 from distkit.events import Op, Span
 from distkit.trace.calls import at, call, difference, share
+from distkit.trace.log import grouped
 
 #: A finding, and the operations that its mistake concerns.
 Mismatch = tuple[Finding, list[Span]]
@@ -105,9 +106,7 @@ def _exchanged(facts: Evidence, column: Column) -> Finding | None:
     sizes = {s.nbytes for s in column.values()}
     if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
         return None  # else it may be meant
-    rows: dict[int, list[int]] = defaultdict(list)
-    for rank, span in column.items():
-        rows[span.nbytes].append(rank)
+    rows = grouped(column, lambda rank: column[rank].nbytes)
     return replace(_tensor(facts, column), culprits=minority(list(rows.values())))
 
 
@@ -369,9 +368,7 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
         first = column[span.rank]
         return f"{with_tensor(first)}{at(first.where)} and then {with_tensor(span)}"
 
-    rows: dict[str, list[int]] = defaultdict(list)
-    for r, s in after.items():
-        rows[both(s)].append(r)
+    rows = grouped(after, lambda rank: both(after[rank]))
     return rules.AnotherOrder.finding(
         *column.values(), culprits=minority(list(rows.values())), here=Calls(after.values(), both)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from distkit._format import named
@@ -11,6 +10,7 @@ from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding, fill
 from distkit.events import P2P, Op, Span, State
 from distkit.trace.calls import at, call
+from distkit.trace.log import grouped
 
 
 def used_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
@@ -25,15 +25,16 @@ def used_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Fin
         key = _request(touch) if touch.op is Op.TOUCH else None
         if key is not None and key not in forgotten:
             touched[key] = touch
-    found: dict[tuple[str, Op], list[tuple[int, int]]] = defaultdict(list)
-    for key, touch in touched.items():
-        if key in facts.by_key:
-            unseen = touch.attributes.get("function") == ""  # noticed at the end only
-            where = "" if unseen else touch.where
-            found[where, facts.by_key[key].op].append(key)
-    for (where, _), keys in found.items():
-        writes = all("writes" in touched[key].attributes for key in keys)
-        yield _early([facts.by_key[key] for key in keys], writes, where)
+
+    def place(span: Span) -> tuple[str, Op]:
+        touch = touched[span.rank, span.seq]
+        unseen = touch.attributes.get("function") == ""  # noticed at the end only
+        return "" if unseen else touch.where, span.op
+
+    known = [facts.by_key[key] for key in touched if key in facts.by_key]
+    for (where, _), spans in grouped(known, place).items():
+        writes = all("writes" in touched[s.rank, s.seq].attributes for s in spans)
+        yield _early(spans, writes, where)
     for s in facts.spans:
         if _is_changed(s) and (s.rank, s.seq) not in touched.keys() | forgotten:
             yield _early([s], writes=True, where="")
@@ -82,9 +83,7 @@ def never_waited(facts: Evidence) -> list[Span]:
 
 def forgotten(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
     """Calls that nobody has waited for: messages, then the collectives of each line."""
-    together: dict[tuple[str, Op | None], list[Span]] = defaultdict(list)
-    for s in spans:
-        together["" if s.op in P2P else s.where, None if s.op in P2P else s.op].append(s)
+    together = grouped(spans, lambda s: ("", None) if s.op in P2P else (s.where, s.op))
     uses = {_request(touch): touch.where for touch in facts.trace.spans if touch.op is Op.TOUCH}
     for (_, op), some in together.items():
         used = next((uses[s.rank, s.seq] for s in some if (s.rank, s.seq) in uses), "")
@@ -102,11 +101,8 @@ def forgotten(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
 
 def _clauses(spans: list[Span]) -> str:
     """Which ranks have not waited for what, and on which line they called it."""
-    by_line: dict[str, list[Span]] = defaultdict(list)
-    for s in spans:
-        by_line[s.where].append(s)
     parts = []
-    for where, some in by_line.items():
+    for where, some in grouped(spans, lambda s: s.where).items():
         ranks = sorted({s.rank for s in some})
         its = f"{_its(ranks)} " if some[0].op in P2P else ""
         parts.append(f"{named(ranks)} never waited for {its}{_called(some)}{at(where)}")

@@ -15,6 +15,7 @@ from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Finding
 from distkit.events import COLLECTIVES, Op, Span, State
 from distkit.trace.calls import at
+from distkit.trace.log import grouped
 
 
 def silent(facts: Evidence, told: Sequence[Finding]) -> Iterator[Finding]:
@@ -31,10 +32,8 @@ def silent(facts: Evidence, told: Sequence[Finding]) -> Iterator[Finding]:
 
 def _races(facts: Evidence) -> Iterator[Finding]:
     """Receives from any source that several senders may serve, where their order matters."""
-    rows: dict[tuple[int, str, int | None], list[Span]] = defaultdict(list)
-    for span in facts.from_anybody:
-        if span.state is State.COMPLETED and span.peer is not None:
-            rows[span.rank, span.group, span.tag].append(span)
+    came = [s for s in facts.from_anybody if s.state is State.COMPLETED and s.peer is not None]
+    rows = grouped(came, lambda s: (s.rank, s.group, s.tag))
     sends = {(r.rank, r.seq): s for s, r in facts.pairs}
     matters: dict[tuple[str, str], bool] = {}  # by the lines of two receives
     for row in rows.values():
@@ -85,12 +84,9 @@ def _race(one: Span, other: Span) -> Finding:
 def _reordered(facts: Evidence) -> Iterator[Finding]:
     """Collectives in a loop that takes the same things in another order on some ranks."""
     for calls in facts.calls.values():
-        places: dict[tuple[Op, str], dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
-        for rank, row in calls.items():
-            for span in row:
-                if span.dtype:
-                    places[span.op, span.where][rank].append(span)
-        for (op, where), found in places.items():
+        spans = (s for row in calls.values() for s in row if s.dtype)
+        for (op, where), some in grouped(spans, lambda s: (s.op, s.where)).items():
+            found = grouped(some, lambda s: s.rank)
             often = [len(row) for row in found.values()]
             if len(found) < 2 or min(often) < 2:
                 continue
@@ -112,11 +108,12 @@ def _reordered(facts: Evidence) -> Iterator[Finding]:
 
 def _crossed(facts: Evidence) -> Iterator[Finding]:
     """Messages of one size between two ranks that are received under each other's names."""
-    rows: dict[tuple[object, ...], list[tuple[Span, Span]]] = defaultdict(list)
-    for send, recv in facts.pairs:
-        key = send.rank, recv.rank, send.group, send.tag, send.dtype, send.nbytes
-        rows[key].append((send, recv))
-    seen = set()
+
+    def way(pair: tuple[Span, Span]) -> tuple[object, ...]:
+        send, recv = pair
+        return send.rank, recv.rank, send.group, send.tag, send.dtype, send.nbytes
+
+    rows, seen = grouped(facts.pairs, way), set()
     for pairs in rows.values():
         for two in pairwise(pairs):
             places = tuple(s.where for pair in two for s in pair)

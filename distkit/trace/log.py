@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +18,20 @@ if TYPE_CHECKING:
     from distkit.trace.matching import Pairs
 
 Log = TypeVar("Log", bound="EventLog")
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by their keys, in the order in which they come.
+
+    >>> grouped([3, 1, 4, 1, 5], lambda n: n % 2)
+    {1: [3, 1, 1, 5], 0: [4]}
+    """
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 @dataclass(frozen=True)
@@ -101,10 +114,7 @@ class EventLog(Sequence[Event]):
     @cached_property
     def by_rank(self) -> dict[int, list[Event]]:
         """The events of each rank, in time order."""
-        lanes: dict[int, list[Event]] = {r: [] for r in self.ranks}
-        for e in self.events:
-            lanes[e.rank].append(e)
-        return lanes
+        return {r: [] for r in self.ranks} | grouped(self.events, lambda e: e.rank)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -141,10 +151,7 @@ class EventLog(Sequence[Event]):
 
     def together(self, spans: Iterable[Span]) -> list[list[Span]]:
         """Operations by what they belong to; what belongs to nothing is alone."""
-        found: dict[object, list[Span]] = defaultdict(list)
-        for s in spans:
-            at = s.rank, s.seq
-            found[self.matches.get(at, at)].append(s)
+        found = grouped(spans, lambda s: self.matches.get((s.rank, s.seq), (s.rank, s.seq)))
         return list(found.values())
 
     @property

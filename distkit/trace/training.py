@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from distkit.events import Event, Op, Span, Summary
 from distkit.trace.columns import Look
-from distkit.trace.log import EventLog
+from distkit.trace.log import EventLog, grouped
 
 #: A layer's values by rank.
 ByRank = dict[int, Summary]
@@ -85,10 +85,8 @@ class Training:
 
 def read(trace: EventLog) -> Training:
     """The training loop of a trace; without steps if nobody watched one."""
-    lanes: dict[int, list[Span]] = defaultdict(list)
-    for s in trace.spans:
-        if s.op is Op.MARK and (s.before or s.after):
-            lanes[s.rank].append(s)
+    marks = (s for s in trace.spans if s.op is Op.MARK and (s.before or s.after))
+    lanes = grouped(marks, lambda s: s.rank)
     training = Training()
     for rank in sorted(lanes):
         training.feed(rank, iter(sorted(lanes[rank], key=lambda s: s.seq)))
