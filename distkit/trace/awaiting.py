@@ -69,7 +69,7 @@ class Awaiting:
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers = range(workers)
+        self.workers = range(workers)
         self._terms: Mapping[str, Any] = NO_ATTRIBUTES
         self.rule: Rule = Asynchronous()  # as far as somebody has told it
         self._dead: set[int] = set()
@@ -80,11 +80,6 @@ class Awaiting:
         #: With backup workers: each worker's clock, and whose gradients are in each round.
         self._clocks: dict[object, Counter[int]] = defaultdict(Counter)
         self._rounds: dict[object, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-
-    @property
-    def workers(self) -> range:
-        """Their ids."""
-        return self._workers
 
     @property
     def rounds(self) -> bool:
@@ -137,12 +132,12 @@ class Awaiting:
             return self._fewer(request, givers, 1)
         asked = self.done(request.rank, request)
         if request.op is not Op.PULL:
-            return self._fewer(request, self._workers, asked)
+            return self._fewer(request, self.workers, asked)
         if self._on_the_way(request, request.rank):
             return Awaited()  # a push of its own: until it is acknowledged, it may be refused
         if self.rule.backup and not self._changed:
             return self._in_round(request)
-        return self._fewer(request, self._workers, self.rule.needs(asked))
+        return self._fewer(request, self.workers, self.rule.needs(asked))
 
     def _on_the_way(self, pull: Event | Span, worker: int) -> bool:
         place = _awaits(pull)
@@ -160,7 +155,7 @@ class Awaiting:
 
     def _in_round(self, pull: Event | Span) -> Awaited:
         """Those whose gradients are not in the present round, if the pull waits for it."""
-        place, workers, rule = _awaits(pull), self._workers, self.rule
+        place, workers, rule = _awaits(pull), self.workers, self.rule
         mine, rounds = self._clocks[place][pull.rank], self._rounds[place]
         version = next(n for n in count() if not rule.complete(rounds.get(n, ()), workers))
         arrived = {*rounds.get(version, ()), *(w for w in workers if self._on_the_way(pull, w))}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from distkit.events import (
     COLLECTIVES,
@@ -19,20 +19,8 @@ from distkit.events import (
     State,
 )
 
-
-class Called(Protocol):
-    """Whatever tells what was called: an event, a span, a rank's standing."""
-
-    @property
-    def op(self) -> Op | None: ...  # noqa: D102
-    @property
-    def peer(self) -> int | None: ...  # noqa: D102
-    @property
-    def tag(self) -> int | None: ...  # noqa: D102
-    @property
-    def where(self) -> str: ...  # noqa: D102
-    @property
-    def attributes(self) -> Mapping[str, Any]: ...  # noqa: D102
+#: Whatever tells what was called: an event, a span, a rank's standing.
+Called = Any
 
 
 class Channel(NamedTuple):
@@ -51,7 +39,7 @@ class Channel(NamedTuple):
         return self.group if self.src is None else f"{self.group}:{self.src}>{self.dst}:{self.tag}"
 
 
-def channel_of(rank: int, it: Any) -> tuple[Channel, int]:
+def channel_of(rank: int, it: Called) -> tuple[Channel, int]:
     """The channel of a collective or of a point-to-point call, and its side there.
 
     The n-th operation of a side matches the n-th of every other one. Each member of a group is a
