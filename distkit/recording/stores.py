@@ -1,8 +1,7 @@
 """Recording of stores, which pass no operator of ``c10d``.
 
-``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key, for
-minutes, in C++, where no interrupt reaches them. So a wait whose key is not there yet looks for it
-again and again, as torch's own FileStore does.
+``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key: they
+are waits like those for a message.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from distkit.recording.recorder import MACHINERY, Recorder, user_line
 #: The methods of a store that wait for a key, and those after which somebody need not wait.
 _WAITS = ("get", "wait", "multi_get", "barrier")
 _SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
-
-#: How often to look whether a key has come, at first and at last [s].
-_SOON, _LATER = 0.0005, 0.01
 
 #: Takes a call through the gates, as the tap does.
 HandOver = Callable[[Recorder, Pending, list[Any], float], None]
@@ -87,38 +83,8 @@ class Stores:
         self._hand_over(recorder, pending, [], time.monotonic())
         with pending.waited_for():
             if waits:
-                self._wait(recorder, pending, store, keys, _limit(store, given), name)
+                limit = next((one for one in given if isinstance(one, timedelta)), store.timeout)
+                recorder.wait_begins(pending, limited=is_limit(limit))
             result = method(store, *args, **kwargs)
         pending.complete()
         return result
-
-    def _wait(
-        self,
-        recorder: Recorder,
-        pending: Pending,
-        store: Any,
-        keys: tuple[str, ...],
-        limit: timedelta,
-        name: str,
-    ) -> None:
-        """Wait until the keys are there, or the time is over."""
-        limited = is_limit(limit)
-        if name == "barrier" or limited:  # torch's own wait follows
-            recorder.wait_begins(pending, limited=limited)
-            return
-        if store.check(list(keys)):
-            return
-        recorder.wait_begins(pending)
-        end, pause = time.monotonic() + limit.total_seconds(), _SOON
-        while not store.check(list(keys)):
-            if time.monotonic() > end:
-                dist.Store.wait(store, list(keys), timedelta(milliseconds=1))  # it raises
-            time.sleep(pause)
-            pause = min(2 * pause, _LATER)
-
-
-def _limit(store: Any, given: tuple[Any, ...]) -> timedelta:
-    """The timeout of a wait: the call's, or else the store's."""
-    said = next((value for value in given if isinstance(value, timedelta)), None)
-    limit: timedelta = store.timeout if said is None else said
-    return limit
