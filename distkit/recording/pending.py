@@ -169,11 +169,6 @@ class Pending:
         finally:
             self.recorder.wait_ends()
 
-    @property
-    def sender(self) -> tuple[int | None, str]:
-        """The peer as far as it is known, and the group."""
-        return self.fields[0], self.fields[1]
-
 
 # -- those that nobody waits for ------------------------------------------------------------
 

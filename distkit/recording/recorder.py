@@ -509,32 +509,20 @@ _made_users: set[str] = set()
 
 def user_line(depth: int = 1) -> str:
     """``file:line`` of the innermost frame that is neither torch's nor distkit's machinery."""
-    return _line_of(sys._getframe(depth))
+    return next(_users_lines(sys._getframe(depth)), "")
 
 
 def line_of_main() -> str:
     """The line that the main thread is in; the GPU part of a backward pass has its own thread."""
-    return _line_of(sys._current_frames().get(threading.main_thread().ident or 0))
+    return next(_users_lines(sys._current_frames().get(threading.main_thread().ident or 0)), "")
 
 
-def _line_of(frame: FrameType | None) -> str:
+def _users_lines(frame: FrameType | None) -> Iterator[str]:
+    """The user's lines that led to a frame, the innermost first."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    return ""
-
-
-def stack_of(frame: FrameType | None) -> list[str]:
-    """The user's lines that led to a frame, the innermost first, as far as they are kept."""
-    lines: list[str] = []
-    while frame is not None and len(lines) < MOST_LINES:
-        if line := _line_of(frame):
-            while not is_users(frame.f_code.co_filename) and frame.f_back is not None:
-                frame = frame.f_back
-            lines.append(line)
-        frame = frame.f_back
-    return lines
 
 
 def _told_of_wait(
@@ -544,12 +532,14 @@ def _told_of_wait(
 
     A thread of autograd's has no line of the user's: there it is the main thread's.
     """
-    lines = stack_of(frames.get(thread))
-    if not lines:
-        lines = stack_of(frames.get(threading.main_thread().ident or 0))
-        return ((STACK, tuple(lines)),) if lines and lines[0] == where else ()
-    elsewhere = (("waits_at", lines[0]),) if lines[0] != where else ()
-    return *elsewhere, (STACK, tuple(lines))
+    main = threading.main_thread().ident or 0
+    own, mains = (
+        tuple(itertools.islice(_users_lines(frames.get(one)), MOST_LINES)) for one in (thread, main)
+    )
+    if not own:
+        return ((STACK, mains),) if mains[:1] == (where,) else ()
+    elsewhere = (("waits_at", own[0]),) if own[0] != where else ()
+    return *elsewhere, (STACK, own)
 
 
 def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:

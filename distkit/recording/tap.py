@@ -449,7 +449,7 @@ class Tap:
 
     def _source(self, work: Any, pending: Pending) -> int | None:
         """The sender of the message that a receive from any source got."""
-        peer, group = pending.sender
+        peer, group = pending.fields[:2]
         if pending.op is not Op.RECV or peer is not None:
             return None
         return self.groups.rank(group, work._source_rank())
@@ -680,8 +680,7 @@ def _written_by(call: Call, args: tuple[Any, ...], pending: Pending) -> list[tor
 
 def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
     """Refuse a message to or from a rank that does not exist: gloo would wait for it for ever."""
-    peer, match = pending.fields[0], pending.fields[-1]
-    if call.op in P2P and call.peer is not None and peer is None and match is None:
+    if call.op in P2P and call.peer is not None and pending.fields[0] is None:
         last = dist.ProcessGroup.unbox(args[call.group]).size() - 1
         raise ValueError(
             f"{call.op}: rank {args[call.peer]} does not exist; the group has ranks 0 to {last}."

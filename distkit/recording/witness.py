@@ -230,7 +230,7 @@ class Witness:
 
     def look(self, pending: Pending, limited: bool) -> None:
         """A collective is about to go to the backend; ``limited``: it gives up by itself."""
-        if pending.op not in COLLECTIVES or pending.fields[-1] is not None:  # not comparable
+        if pending.op not in COLLECTIVES:
             return
         error = sys.exc_info()[1]
         if error is not None and isinstance(error, Exception):
