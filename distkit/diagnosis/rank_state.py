@@ -98,10 +98,9 @@ class WaitForGraph:
     """
 
     def __init__(self, world_size: int, groups: Mapping[str, Sequence[int]] | None = None) -> None:
-        self._groups: dict[str, tuple[int, ...]] = {WORLD: tuple(range(world_size))}
-        for name, members in (groups or {}).items():
-            self.group(name, members)
-        self._size = world_size
+        #: The ranks, without the nodes of a parameter server.
+        self.ranks = range(world_size)
+        self._groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
         self._ends: dict[int, tuple[Doing, str]] = {}
         self._last: dict[int, Event] = {}  # what a rank was in when that failed
         self._heard: dict[int, Event] = {}  # the latest of each rank
@@ -121,7 +120,7 @@ class WaitForGraph:
 
     def group(self, name: str, members: Sequence[int]) -> None:
         """Make known who belongs to a group."""
-        self._groups[name] = tuple(members)
+        self._groups[name] = members
 
     def end(self, rank: int, how: str, why: str = "") -> None:
         """A rank has ended: it "returned", was "released", "died" or failed; and why."""
@@ -138,7 +137,7 @@ class WaitForGraph:
     def feed(self, events: Iterable[Event]) -> None:
         """Take note of events: each rank's in their order, the ranks in any order."""
         for e in events:
-            if e.op in COMPUTATION or e.rank >= self._size:
+            if e.op in COMPUTATION or e.rank not in self.ranks:
                 continue
             self._move(e)
             if e.state in (State.SCHEDULED, State.BLOCKED):
@@ -188,19 +187,14 @@ class WaitForGraph:
     # -- questions --------------------------------------------------------------
 
     @property
-    def ranks(self) -> range:
-        """The ranks, without the nodes of a parameter server."""
-        return range(self._size)
-
-    @property
     def standings(self) -> list[RankState]:
         """The state of every rank."""
-        return [self.standing(rank) for rank in range(self._size)]
+        return [self.standing(rank) for rank in self.ranks]
 
     @property
     def settled(self) -> bool:
         """True if nothing will move by itself: no rank runs, and the blocked wait for others."""
-        return all(self.standing(rank).doing is not Doing.RUNNING for rank in range(self._size))
+        return all(self.standing(rank).doing is not Doing.RUNNING for rank in self.ranks)
 
     def standing(self, rank: int) -> RankState:
         """The state of a rank."""
@@ -275,7 +269,7 @@ class WaitForGraph:
         """The ranks that could end a wait on a store, also those that do not wait for it."""
         if self.keys.has(e):
             return ()
-        others = [r for r in range(self._size) if r != e.rank]
+        others = [r for r in self.ranks if r != e.rank]
         alike = {
             r for r, its in self._at.items() if (its.op, its.attributes) == (e.op, e.attributes)
         }
@@ -360,7 +354,7 @@ class WaitForGraph:
 
     def _reason_of_server(self, e: Event, waits_for: tuple[int, ...]) -> str:
         """Whom the server waits for that does not answer, and what keeps them."""
-        who = "the scheduler" if e.peer is None else f"server {e.peer - self._size}"
+        who = "the scheduler" if e.peer is None else f"server {e.peer - len(self.ranks)}"
         if e.op is Op.REGISTER:
             who = "the scheduler"
         awaited = self.awaiting.whom(e)

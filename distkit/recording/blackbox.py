@@ -55,13 +55,8 @@ class BlackBox:
             self._memory[at : at + len(entry)] = entry
 
 
-def read(path: Path, run: int, after: int) -> list[tuple[Any, ...]]:
-    """The rows of a run beyond the first ``after``, as far as the box still has them."""
-    return rows_in(path.read_bytes(), run, after)
-
-
 def rows_in(memory: bytes, run: int, after: int) -> list[tuple[Any, ...]]:
-    """The same of a box whose content was read already."""
+    """The rows of a run beyond the first ``after``, as far as a box's content still has them."""
     found = []
     for at in range(0, len(memory), SIZE):
         which, number, size, seq, op, state, when = _HEAD.unpack_from(memory, at)

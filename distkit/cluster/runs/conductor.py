@@ -346,8 +346,8 @@ class Conductor:
     def _read_last_words(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; returns the end of its log."""
         with suppress(OSError, *blackbox.DAMAGED):
-            box = files.with_suffix(".box")
-            last = blackbox.read(box, self.number, self.live.rows[rank])
+            box = files.with_suffix(".box").read_bytes()
+            last = blackbox.rows_in(box, self.number, self.live.rows[rank])
             self.live.add(rank, len(last), encode_rows(last))
         with suppress(OSError):
             return files.with_suffix(".log").read_text(errors="replace")[-20_000:]
