@@ -211,16 +211,25 @@ class Groups:
         #: Called with the name and the members of each group when it is first seen.
         self.on_group: Callable[[str, list[int]], None] | None = None
         self._known: weakref.WeakKeyDictionary[Any, Known] = weakref.WeakKeyDictionary()
+        self._used = set[str]()
+
+    def add(self, group: Any) -> Known | None:
+        """Keep what torch knows of a group, until it is destroyed."""
+        ranks = c10d._world.pg_group_ranks.get(group)
+        if ranks is None:
+            return None
+        name = WORLD if group is dist.group.WORLD else str(group.group_name)
+        known = self._known[group] = Known(name, tuple(sorted(ranks, key=ranks.__getitem__)))
+        return known
 
     def known(self, script: Any) -> Known | None:
         """The group that an operator is called with; None for one that the program made by hand."""
         group = dist.ProcessGroup.unbox(script)
-        known = self._known.get(group)
-        if known is None and (ranks := c10d._world.pg_group_ranks.get(group)) is not None:
-            name = WORLD if group is dist.group.WORLD else str(group.group_name)
-            known = self._known[group] = Known(name, tuple(sorted(ranks, key=ranks.__getitem__)))
+        known = self._known.get(group) or self.add(group)
+        if known is not None and known.name not in self._used:
+            self._used.add(known.name)
             if self.on_group is not None:
-                self.on_group(name, [*known.members])
+                self.on_group(known.name, [*known.members])
         return known
 
     def rank(self, name: str, place: int) -> int | None:

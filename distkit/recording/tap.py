@@ -563,6 +563,7 @@ class Tap:
             with pending.waited_for():
                 made = make(ranks, *args, **kwargs)
             if isinstance(made, dist.ProcessGroup):
+                self.groups.add(made)
                 given = is_given_to_users(sys._getframe(1))
                 if given and (lost := self._made.add(weakref.ref(made), where, members)):
                     pending.fields = (*fields[:-2], (*facts, ("lost", lost)), None)
