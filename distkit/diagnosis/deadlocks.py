@@ -55,7 +55,15 @@ def _tag_or_group(facts: Evidence, mine: Span) -> Finding | None:
         if send.group != recv.group:
             return _wrong_group(facts, send, recv)
         if send.tag != recv.tag:
-            return _wrong_tag(send, recv)
+            return rules.WrongTag.finding(
+                send,
+                recv,
+                culprits=sorted({send.rank, recv.rank}),
+                send=send,
+                recv=recv,
+                sent=send.tag or 0,
+                awaited=recv.tag or 0,
+            )
     return None
 
 
@@ -63,18 +71,6 @@ def _would_meet(one: Span, other: Span) -> bool:
     """True if one sends to the other, who receives from it, tags and groups aside."""
     fits = other.op in P2P and other.op is not one.op and other.peer == one.rank
     return fits and one.peer in (other.rank, None)
-
-
-def _wrong_tag(send: Span, recv: Span) -> Finding:
-    return rules.WrongTag.finding(
-        send,
-        recv,
-        culprits=sorted({send.rank, recv.rank}),
-        send=send,
-        recv=recv,
-        sent=send.tag or 0,
-        awaited=recv.tag or 0,
-    )
 
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:

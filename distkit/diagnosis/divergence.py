@@ -51,7 +51,9 @@ def parted(
         before = [s.where == mine[0] for s in calls[outside[0]][:nth]]
         guard = _parting(facts.program, mine, theirs, first=not any(before))
         if guard is not None and guard.place.loops:
-            return _left_earlier(facts, calls, nth, column, inside, outside)
+            both = inside[0], outside[0]
+            did = [sum(s.where == mine[0] for s in calls[rank][:nth]) for rank in both]
+            return one_more(facts, column, [inside, outside], did)
         found += [(guard, inside, outside)] if guard is not None else []
     found = [f for f in found if not f[0].leads_away] or found
     return _only(facts, column, *found[0]) if len(found) == 1 else None
@@ -87,20 +89,6 @@ def _only(
         under="" if guard.leads_away else fill(rule.under, guard=guard.place),
         again=fill(rule.again, n=did[1] + 1, ranks=inside, m=did[0]) if did[0] else "",
     )
-
-
-def _left_earlier(
-    facts: Evidence,
-    calls: dict[int, list[Span]],
-    nth: int,
-    column: Column,
-    inside: list[int],
-    outside: list[int],
-) -> Finding:
-    """Some ranks are in a loop still that the others have left."""
-    one = column[inside[0]]
-    did = [sum(s.where == one.where for s in calls[r][:nth]) for r in (inside[0], outside[0])]
-    return one_more(facts, column, [inside, outside], did)
 
 
 def one_more(
