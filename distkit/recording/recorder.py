@@ -470,13 +470,11 @@ def _flat(tensor: Tensor, stride: int) -> Any:
     return sys.modules["numpy"].from_dlpack(_Capsule(t)).reshape(-1)
 
 
+@dataclass(slots=True)
 class _Capsule:
     """A tensor for numpy; ``t.numpy()`` would forbid its program to resize the storage later."""
 
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
     def __dlpack__(self, **_: object) -> object:
         return sys.modules["torch"]._C._to_dlpack(self.tensor)

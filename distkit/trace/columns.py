@@ -132,8 +132,5 @@ class Table(Sequence[Event]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._events == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash(self._events)
-
     def __repr__(self) -> str:
         return repr(self._events)
