@@ -4,22 +4,21 @@ A process has one :class:`Relay`, a thread that owns a ZeroMQ socket with CurveZ
 listens, an agent's connects to it. To each machine at the other end there is a :class:`Tunnel`.
 Through it go words (picklable messages, in order) and lines (byte streams: a socket here and one
 there, which the relays feed from each other). A line's reader that is slow stops its writer:
-no more than :data:`WINDOW` bytes of a line are under way. A connection over which nothing came
+no more than :data:`WINDOW` pieces of a line are under way. A connection over which nothing came
 for :data:`SILENCE` is broken, and with it its tunnel and all its lines. ZeroMQ's own threads ask
 and answer, so that a kernel that computes is not taken for dead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import socket
 import struct
 import threading
 import time
-import traceback
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import IntEnum, auto
 from typing import Any
@@ -39,8 +38,8 @@ from distkit.kvstore.transport.sockets import (
 #: A connection that was silent for so long [s] is broken: the other machine, or the way to it.
 SILENCE = 2.0
 
-#: Bytes of a line that may be under way; read from its socket at once.
-WINDOW, PIECE = 1 << 22, 1 << 16
+#: Pieces of a line that may be under way, and the most bytes of one.
+WINDOW, PIECE = 64, 1 << 16
 
 #: How often the clocks of the machines are compared [s]; so many times at once at the beginning.
 PERIOD, FIRST = 0.5, 8
@@ -61,63 +60,18 @@ _HEAD, _TIMES = struct.Struct("!BQ"), struct.Struct("!ddd")
 
 
 class Line:
-    """A line's end in this process: a socket, what is to be written to it, and how much may come.
+    """A line's end in this process.
 
     Args:
         sock: is fed with what comes from the other machine; what it gives goes there.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
         self.sock = sock
-        self.credit = WINDOW  # bytes that we may send
-        self._unwritten: deque[memoryview] = deque()
-        self._ended = False  # nothing more will come
-
-    def put(self, data: memoryview) -> None:
-        """Note what has come; :meth:`write` passes it on."""
-        self._unwritten.append(data)
-
-    def end(self) -> None:
-        """The other machine's end is closed."""
-        self._ended = True
-
-    @property
-    def wants(self) -> int:
-        """The events of its socket to wait for."""
-        return (zmq.POLLIN if self.credit else 0) | (zmq.POLLOUT if self._unwritten else 0)
-
-    @property
-    def over(self) -> bool:
-        """True if all has been passed on, and nothing more will come."""
-        return self._ended and not self._unwritten
-
-    def read(self) -> bytes | None:
-        """What the socket gives now: b"" at its end, None when there is nothing."""
-        try:
-            data = self.sock.recv(min(self.credit, PIECE))
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-        self.credit -= len(data)
-        return data
-
-    def write(self) -> int | None:
-        """Pass on what the socket takes now: how many bytes, None when nobody reads it."""
-        done = 0
-        while self._unwritten:
-            try:
-                sent = self.sock.send(self._unwritten[0])
-            except BlockingIOError:
-                break
-            except OSError:
-                return None
-            done += sent
-            self._unwritten[0] = self._unwritten[0][sent:]
-            if not self._unwritten[0]:
-                self._unwritten.popleft()
-        return done
+        #: What has come, and b"" when the other machine's end is closed.
+        self.arrived: asyncio.Queue[bytes] = asyncio.Queue()
+        #: The pieces that may be sent before the other machine has taken some.
+        self.window = asyncio.Semaphore(WINDOW)
 
 
 class Tunnel:
@@ -167,8 +121,8 @@ class Tunnel:
             if self.why:
                 sock.close()
                 return
-            self.lines[number] = Line(sock)
             self._post(Kind.OPEN, number, body)
+            self._begin(number, sock)
 
         self._relay.do(begin)
 
@@ -199,24 +153,48 @@ class Tunnel:
             case Kind.WORD:
                 self.on_word(pickle.loads(frames[1].buffer))
             case Kind.OPEN:
-                self._begin(number, pickle.loads(frames[1].buffer))
+                try:
+                    self._begin(number, self.on_line(pickle.loads(frames[1].buffer)))
+                except OSError:
+                    self._post(Kind.END, number)
             case Kind.DATA if line is not None:
-                line.put(memoryview(frames[1].bytes))
-                self._write(number, line)
+                line.arrived.put_nowait(frames[1].bytes)
             case Kind.TAKEN if line is not None:
-                line.credit += int.from_bytes(frames[1].bytes, "big")
+                line.window.release()
             case Kind.END if line is not None:
-                line.end()
-                self._write(number, line)
+                line.arrived.put_nowait(b"")
             case Kind.CLOCK:
                 self._compare(now, *_TIMES.unpack(frames[1].bytes))
 
-    def _begin(self, number: int, word: Any) -> None:
-        """The other side begins a line."""
-        try:
-            self.lines[number] = Line(self.on_line(word))
-        except OSError:
+    def _begin(self, number: int, sock: socket.socket) -> None:
+        line = self.lines[number] = Line(sock)
+        self._relay.carry(self._carry(number, line))
+
+    async def _carry(self, number: int, line: Line) -> None:
+        """Feed a line's socket and the other machine from each other until one of them ends."""
+        reader, writer = await asyncio.open_connection(sock=line.sock)
+        both = [
+            asyncio.ensure_future(self._send(number, line, reader)),
+            asyncio.ensure_future(self._write(number, line, writer)),
+        ]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for pump in both:
+            pump.cancel()
+        writer.close()
+        if self.lines.pop(number, None) is not None:
             self._post(Kind.END, number)
+
+    async def _send(self, number: int, line: Line, reader: asyncio.StreamReader) -> None:
+        with suppress(OSError):
+            while await line.window.acquire() and (data := await reader.read(PIECE)):
+                self._post(Kind.DATA, number, data)
+
+    async def _write(self, number: int, line: Line, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await line.arrived.get():
+                writer.write(data)
+                await writer.drain()
+                self._post(Kind.TAKEN, number)
 
     def _compare(self, now: float, asked: float, received: float, sent: float) -> None:
         if received:
@@ -224,36 +202,14 @@ class Tunnel:
         else:
             self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
 
-    def feed(self, number: int, line: Line, events: int) -> None:
-        """A line's socket is ready."""
-        if events & (zmq.POLLOUT | zmq.POLLERR):
-            self._write(number, line)
-        if events & (zmq.POLLIN | zmq.POLLERR) and number in self.lines and line.credit:
-            data = line.read()
-            if data:
-                self._post(Kind.DATA, number, data)
-            elif data is not None:
-                self._end(number, line)
-
-    def _write(self, number: int, line: Line) -> None:
-        done = line.write()
-        if done is None or line.over:
-            self._end(number, line)
-        elif done:
-            self._post(Kind.TAKEN, number, done.to_bytes(8, "big"))
-
-    def _end(self, number: int, line: Line) -> None:
-        if self.lines.pop(number, None) is not None:
-            line.sock.close()
-            self._post(Kind.END, number)
-
     def lose(self, why: str) -> None:
         """It is broken: end all its lines, and tell."""
         if self.why:
             return
         self.why = why
         for line in self.lines.values():
-            line.sock.close()
+            with suppress(OSError):
+                line.sock.shutdown(socket.SHUT_RDWR)
         self.lines.clear()
         self._relay.tunnels.pop(self.peer, None)
         self.on_lost(why)
@@ -289,10 +245,9 @@ class Relay:
         self._socket = open_socket(context(), kind, keys, heartbeat_timeout=SILENCE)
         self.tunnels: dict[bytes, Tunnel] = {}
         self._by: dict[int, bytes] = {}  # connection -> whose
-        self._todo: deque[Callable[[], None]] = deque()
-        self._woken, self._bell = os.pipe()
-        os.set_blocking(self._bell, False)
-        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._fail)
+        self._carried = set[asyncio.Task[None]]()  # or they might be collected
         self._ends = Ends(self._socket)
         if listen:
             self._listen(endpoint, listener)
@@ -322,9 +277,14 @@ class Relay:
 
     def do(self, what: Callable[[], None]) -> None:
         """Have the relay's thread do something, after what it was told before."""
-        self._todo.append(what)
-        with suppress(OSError):  # it has been woken often enough, or is closed
-            os.write(self._bell, b"!")
+        with suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(what)
+
+    def carry(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside all else, in the relay's thread."""
+        task = self._loop.create_task(work)
+        self._carried.add(task)
+        task.add_done_callback(self._carried.discard)
 
     def post(self, tunnel: Tunnel, frames: list[Any]) -> None:
         """Send a message to the other end of a tunnel. In the relay's thread."""
@@ -332,14 +292,11 @@ class Relay:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
             tunnel.lose(f"{BROKEN} ({error})")
+        self._loop.call_soon(self._hear)  # the descriptor does not tell what has come meanwhile
 
     def close(self) -> None:
         """Break all tunnels, and end the thread."""
-
-        def leave() -> None:
-            self._closed = True
-
-        self.do(leave)
+        self.do(self._loop.stop)
         if self._thread.ident is None:  # not started
             self._close()
         elif threading.current_thread() is not self._thread:
@@ -350,62 +307,39 @@ class Relay:
             self._socket.disable_monitor()
             self._ends.socket.close()
             self._socket.close(linger=CLOSE_LINGER_MS)
-            os.close(self._woken)
+            self._loop.close()
 
     # -- the thread ---------------------------------------------------------------------------
 
     def _work(self) -> None:
+        for sock in (self._socket, self._ends.socket):
+            self._loop.add_reader(sock.fileno(), self._hear)
+        self._loop.call_soon(self._hear)
+        if self._listens:
+            self._loop.call_soon(self._compare_clocks)
         try:
-            while not self._closed:
-                self._turn()
-        except Exception:
-            traceback.print_exc()
+            self._loop.run_forever()
         finally:
             for tunnel in list(self.tunnels.values()):
                 tunnel.lose("it was closed")
+            if self._carried:
+                self._loop.run_until_complete(asyncio.wait(self._carried))
             self._close()
 
-    def _turn(self) -> None:
-        """Wait for something to happen, and deal with it."""
-        poller, lines = zmq.Poller(), dict[int, tuple[Tunnel, int, Line]]()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._ends.socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
-        for tunnel, number, line in self._lines():
-            if line.wants:
-                lines[line.sock.fileno()] = tunnel, number, line
-                poller.register(line.sock.fileno(), line.wants)
-        events = poller.poll(self._until_next_comparison())
-        for ready, what in events:
-            if ready == self._woken:
-                os.read(self._woken, 4096)
-            elif ready in lines:
-                tunnel, number, line = lines[ready]
-                if tunnel.lines.get(number) is line:
-                    tunnel.feed(number, line, what)
-        while self._todo:
-            self._todo.popleft()()
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        loop.stop()
+
+    def _hear(self) -> None:
+        """Deal with all that has come."""
         while (frames := receive(self._socket)) is not None:
             self._take(frames)
         self._hear_ends()
 
-    def _lines(self) -> Iterator[tuple[Tunnel, int, Line]]:
-        for tunnel in self.tunnels.values():
-            for number, line in tunnel.lines.items():
-                yield tunnel, number, line
-
-    _compared = 0.0  # when the clocks were, last
-
-    def _until_next_comparison(self) -> int | None:
-        """The time until the clocks are compared again [ms]: the listening side asks."""
-        if not (self._listens and self.tunnels):
-            return None
-        left = self._compared + PERIOD - time.monotonic()
-        if left <= 0:
-            self._compared = time.monotonic()
-            for tunnel in list(self.tunnels.values()):
-                tunnel.ask_time()
-        return 1 + int(1000 * (left if left > 0 else PERIOD))
+    def _compare_clocks(self) -> None:
+        for tunnel in list(self.tunnels.values()):
+            tunnel.ask_time()
+        self._loop.call_later(PERIOD, self._compare_clocks)
 
     def _take(self, frames: list[Any]) -> None:
         if not self._listens:
