@@ -1,7 +1,7 @@
-"""Agents on other machines, started by ipyparallel's launchers or in engines that are there.
+"""Agents on other machines, started by ssh, by ipyparallel's launchers, or in engines there.
 
-The launchers start :mod:`distkit.cluster.hosts.agent` where they would start an engine: over SSH,
-or as one ``srun`` or ``mpiexec`` for a whole allocation. Where the kernel is, and the keys, go with
+The launchers start :mod:`distkit.cluster.hosts.agent` where they would start an engine, as one
+``srun`` or ``mpiexec`` for a whole allocation. Where the kernel is, and the keys, go with
 them in an environment variable: never in arguments, which everybody on a machine can read.
 """
 
@@ -16,13 +16,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from distkit.cluster.hosts.agent import AGENT
 from distkit.errors import StartError
@@ -144,54 +145,84 @@ class ByLauncher(Launch):
                 self._launcher.signal(number)
 
 
-class BySSH(ByLauncher):
-    """One agent on each of several machines.
+#: Sent to the Python there by its input, which nobody else on either machine can read.
+_BEGIN = """\
+import os, sys
+os.environ.update({env})
+try:
+    os.execvp({cmd}[0], {cmd})
+except OSError as error:
+    sys.exit(f"{{error.strerror}}: {{error.filename or {cmd}[0]}}")
+"""
+
+_SSH_OPTIONS = "environment", "remote_python", "ssh_args", "ssh_cmd"
+
+
+class BySSH(Launch):
+    """One agent on each of several machines, and one connection to it for as long as it lives.
 
     Args:
-        hosts: ``name``, ``user@name`` or ``name:port``, as ipyparallel has it.
-        folder: for the launcher's files.
-        options: the launcher's configuration: ``ssh_cmd``, ``ssh_args``, ``remote_python``, ….
+        hosts: ``name``, ``user@name`` or ``name:port``.
+        options: ``ssh_cmd``, ``ssh_args``, ``remote_python`` and ``environment``.
     """
 
     def __init__(
         self,
         hosts: list[str],
-        folder: str,
         options: dict[str, Any],
         where: dict[str, Any],
         fail: Callable[[str], None],
     ) -> None:
+        super().__init__(where, fail)
+        _check_options(options, _SSH_OPTIONS, "its connections by ssh")
         ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
-        args = [*options.get("ssh_args", ()), *ours]  # of each option the first counts
-        self._ssh = [*options.get("ssh_cmd", ["ssh"]), *args]
+        # of each option the first counts
+        self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options.get("ssh_args", ()), *ours]
         self._python = options.get("remote_python", sys.executable)
-        self._hosts = hosts
         path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
-        self._engines = {
-            host: {
-                "ssh_args": list(args),  # ipyparallel adds the port to it
-                "to_send": options.get("to_send", []),  # an engine's connection file by default
-                "environment": {
-                    **path,
-                    **options.get("environment", {}),
-                    AGENT: json.dumps({**where, "name": host}),
-                },
-            }
-            for host in hosts
-        }
-        options = {"remote_python": self._python, **options, "engines": self._engines}
-        super().__init__("ssh", len(hosts), folder, options, where, fail)
-        self._launcher.on_one_end = self._one_ended
+        self._environment = {**path, **options.get("environment", {})}
+        self._hosts, self._over = hosts, False
+        self._processes: list[subprocess.Popen[bytes]] = []
 
-    def _one_ended(self, host: str, status: int, said: str) -> None:
-        """What ssh or the Python there has said is known; here is what to do."""
+    def start(self) -> None:
+        """Begin; returns at once."""
+        for host in self._hosts:
+            log = tempfile.TemporaryFile()
+            try:
+                process = subprocess.Popen(
+                    [*self._command(host), self._python, "-IS", "-"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is not meant for it
+                )
+            except OSError as error:
+                self.fail(f"ssh: {error.strerror}: {error.filename}. Install it, or name it.")
+                return
+            self._processes.append(process)
+            threading.Thread(target=self._serve, args=(host, process, log), daemon=True).start()
+
+    def _command(self, host: str) -> list[str]:
+        """What enters a machine."""
         place, _, port = host.partition(":")
+        return [*self._ssh, *(["-p", port] if port else []), place]
+
+    def _serve(self, host: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        """Start the agent, and tell of its end."""
+        env = {**self._environment, AGENT: json.dumps({**self.where, "name": host})}
+        begin = _BEGIN.format(env=env, cmd=[self._python, "-m", _MODULE])
+        process.communicate(begin.encode())
+        if not self._over:
+            log.seek(0)
+            self._fail(host, process.returncode, log.read().decode(errors="replace"))
+
+    def _fail(self, host: str, status: int, said: str) -> None:
+        """What ssh or the Python there has said is known; here is what to do."""
         if status == 255:
-            command = shlex.join([*self._ssh, *(["-p", port] if port else []), place])
-            what = f"{host} cannot be entered with {command}"
+            what = f"{host} cannot be entered with {shlex.join(self._command(host))}"
             remedy = (
-                f"Make that command work without a password; distkit doctor --hosts {place} tells "
-                "what is missing."
+                "Make that command work without a password; distkit doctor --hosts "
+                f"{host.partition(':')[0]} tells what is missing."
             )
         elif status in (126, 127):
             what = f"{host} has no Python at {self._python}"
@@ -199,8 +230,16 @@ class BySSH(ByLauncher):
         else:
             what = f"the agent on {host} ended with status {status}"
             remedy = f"Look for the cause there: {self._python} -m distkit doctor"
-        if not self._over.is_set():
-            self.fail(f"{what}.{quoted(said, self._python)}\n{remedy}".rstrip())
+        self.fail(f"{what}.{quoted(said, self._python)}\n{remedy}".rstrip())
+
+    def stop(self) -> None:
+        """End what may be left, once agents were told to leave."""
+        self._over, end = True, time.monotonic() + _GRACE
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 class ByBatch(ByLauncher):
@@ -275,7 +314,7 @@ def by_launcher(
 ) -> Launch:
     """Agents by one of ipyparallel's launchers, see :class:`ByLauncher`, on these machines."""
     if isinstance(ranks, dict):
-        return BySSH(list(ranks), folder, options, where, fail)
+        return BySSH(list(ranks), options, where, fail)
     kind = ByBatch if hasattr(_kind(name), "job_id") else ByLauncher
     return kind(name, ranks, folder, options, where, fail)
 
@@ -288,10 +327,10 @@ def _kind(name: str) -> Any:
     """The class of a launcher."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
-    from distkit.cluster.hosts.launchers import OURS
+    from distkit.cluster.hosts.slurm import AgentsBySlurm
 
     try:
-        return OURS.get(name) or find_launcher_class(name, "engine")
+        return AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
     except KeyError:
         raise StartError(
             f"engines={name!r} is none of ipyparallel's launchers. Use 'ssh', 'mpi', 'slurm', "
@@ -305,11 +344,7 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
     known = kind.class_traits(config=True)
     options = {**options}
     on = options.pop("mpi_hosts", {}) if name == "mpi" else {}
-    if unknown := [option for option in options if option not in known]:
-        raise StartError(
-            f"{unknown[0]!r} is no option of dk.Cluster, nor of ipyparallel's {kind.__name__}: "
-            f"that has {', '.join(sorted(known))}."
-        )
+    _check_options(options, known, f"ipyparallel's {kind.__name__}")
     Path(folder, "log").mkdir(exist_ok=True)
     given: dict[str, Any] = {
         "engine_cmd": [options.get("remote_python", sys.executable), "-m", _MODULE],
@@ -331,6 +366,14 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
     launcher = kind(**given)
     launcher.passing = "output_file" not in options
     return launcher
+
+
+def _check_options(options: Iterable[str], known: Iterable[str], whose: str) -> None:
+    for unknown in (option for option in options if option not in known):
+        raise StartError(
+            f"{unknown!r} is no option of dk.Cluster, nor of {whose}: use one of "
+            f"{', '.join(sorted(known))}."
+        )
 
 
 def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
