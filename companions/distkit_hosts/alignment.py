@@ -16,17 +16,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distkit.cluster.hosts.clocks import (
-    DRIFT,
-    Bounds,
-    Floats,
-    Slopes,
-    consistent,
-    constant_drift,
-    tighten,
-)
+from distkit.cluster.hosts.clocks import DRIFT
 
+Floats = NDArray[np.float64]
+#: Upper and lower bounds of how far a clock is ahead.
+Bounds = tuple[Floats, Floats]
+
+_ROUNDING = 1e-11
 #: Drifts that are tried when messages contradict the usual one: a clock that is being set.
 _SLEWED = (DRIFT, 1e-2, 0.1)
 #: A message between hosts takes at least this long [s]: more than what rounding takes away.
@@ -70,8 +68,6 @@ class Correction:
             digits [s].
         error: the largest by which an offset may be wrong [s]; infinite if messages went in one
             direction only, or none at all.
-        drift: seconds that the host's clock gains in each of its seconds, before and after these
-            instants.
     """
 
     times: Floats
@@ -79,7 +75,6 @@ class Correction:
     begin: float
     origin: float
     error: float
-    drift: float
 
     @property
     def seconds(self) -> float:
@@ -89,9 +84,7 @@ class Correction:
     def __call__(self, there: Floats | Sequence[float]) -> Floats:
         """Instants of the host's clock by that of the reference [s]."""
         since = np.asarray(there, np.float64) - self.begin
-        outside = since - np.clip(since, self.times[0], self.times[-1])
-        offset = np.interp(since, self.times, self.offsets) + self.drift * outside
-        return since - offset + self.origin
+        return since - np.interp(since, self.times, self.offsets) + self.origin
 
 
 def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str, Correction]:
@@ -144,23 +137,21 @@ class _Net:
         near = np.array(assumed) - (self.begin - self.begin[0])
         upper = np.where(self.host == 0, 0.0, math.inf)
         for drift in _SLEWED:
-            slopes = [(0.0, 0.0), *[(-drift, drift)] * (len(self.parts) - 1)]
-            bounds = self._spread(slopes, upper, -upper)
+            bounds = self._spread(drift, upper, -upper)
             if bounds is not None:
-                closed = self._close(slopes, bounds, near[self.host])
-                slopes, narrow = self._straighten(slopes, *closed, drift)
-                certain = narrow if closed is bounds else bounds  # closed ones are assumed
-                return self._corrections(slopes, narrow, certain, near)
+                closed = self._close(drift, bounds, near[self.host])
+                return self._corrections(closed, bounds, near)
         raise ClocksDisagree(_CONTRADICTION)
 
-    def _spread(self, slopes: list[Slopes], upper: Floats, lower: Floats) -> Bounds | None:
+    def _spread(self, drift: float, upper: Floats, lower: Floats) -> Bounds | None:
         """Let bounds go along clocks and over messages until no more follows; None: they clash."""
         for _ in range(_HOPS):
             high, low = upper.copy(), lower.copy()
             np.minimum.at(high, self.dst, upper[self.src] + self.took)
             np.maximum.at(low, self.src, lower[self.dst] - self.took)
-            for part, slope in zip(self.parts, slopes, strict=True):
-                high[part], low[part] = tighten(self.times[part], high[part], low[part], slope)
+            for host, part in enumerate(self.parts):
+                most = drift * self.times[part] * (host > 0)
+                high[part], low[part] = _least(most, high[part]), -_least(most, -low[part])
             if not consistent(high, low):
                 return None
             if consistent(high, upper) and consistent(lower, low):
@@ -168,7 +159,7 @@ class _Net:
             upper, lower = high, low
         return None
 
-    def _close(self, slopes: list[Slopes], bounds: Bounds, near: Floats) -> Bounds:
+    def _close(self, drift: float, bounds: Bounds, near: Floats) -> Bounds:
         """Bound what is open on a side, about as near to what is assumed as the others allow."""
         upper, lower = bounds
         is_open = np.isinf(upper) | np.isinf(lower)
@@ -178,36 +169,35 @@ class _Net:
             slack = _NEAR * 2**doublings
             high = np.where(is_open, np.minimum(upper, near + slack), upper)
             low = np.where(is_open, np.maximum(lower, near - slack), lower)
-            found = self._spread(slopes, high, low) if consistent(high, low) else None
+            found = self._spread(drift, high, low) if consistent(high, low) else None
             if found is not None:
                 return found
         raise ClocksDisagree(_CONTRADICTION)
 
-    def _straighten(
-        self, slopes: list[Slopes], upper: Floats, lower: Floats, drift: float
-    ) -> tuple[list[Slopes], Bounds]:
-        """Narrower bounds, if drifts may have been constant."""
-        lines = [
-            constant_drift(self.times[part], upper[part], lower[part], drift)
-            for part in self.parts[1:]
-        ]
-        straight = [
-            slopes[0],
-            *(line or slope for line, slope in zip(lines, slopes[1:], strict=True)),
-        ]
-        found = self._spread(straight, upper, lower)
-        return (slopes, (upper, lower)) if found is None else (straight, found)
-
-    def _corrections(
-        self, slopes: list[Slopes], narrow: Bounds, certain: Bounds, near: Floats
-    ) -> Iterator[Correction]:
-        """The middles between narrow bounds, and how far the certain ones are from them."""
-        middle = (narrow[0] + narrow[1]) / 2
+    def _corrections(self, closed: Bounds, certain: Bounds, near: Floats) -> Iterator[Correction]:
+        """The middles between bounds, and how far the certain ones are from them."""
+        middle = (closed[0] + closed[1]) / 2
         wrong = np.maximum(certain[0] - middle, middle - certain[1])
-        for i, (part, slope) in enumerate(zip(self.parts, slopes, strict=True)):
+        for i, part in enumerate(self.parts):
             times, offsets, error = np.zeros(1), near[i : i + 1], math.inf if i else 0.0
             if part.start < part.stop:
                 times, offsets = self.times[part], middle[part]
                 error = max(0.0, float(wrong[part].max()))
-            ends = float(self.begin[i]), float(self.begin[0])
-            yield Correction(times, offsets, *ends, error, sum(slope) / 2)
+            yield Correction(times, offsets, float(self.begin[i]), float(self.begin[0]), error)
+
+
+def _least(most: Floats, upper: Floats) -> Floats:
+    """The upper bound at each instant that follows from those at all instants.
+
+    Args:
+        most: what a clock may have gained or lost by then, since it was zero.
+        upper: the bound at each instant.
+    """
+    before = np.minimum.accumulate(upper - most) + most
+    after = np.minimum.accumulate((upper + most)[::-1])[::-1] - most
+    return np.minimum(upper, np.minimum(before, after))
+
+
+def consistent(upper: Floats, lower: Floats) -> bool:
+    """True if no lower bound is above its upper one."""
+    return bool((lower <= upper + _ROUNDING).all())

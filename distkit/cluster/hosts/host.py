@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -93,7 +92,7 @@ class HostForkServer(ForkServer):
         self._tunnel, self._wire = tunnel, Wire(tunnel)
         tunnel.on_word, tunnel.on_line = self._on_word, self._on_line
         tunnel.on_lost, tunnel.on_trip = self._on_lost, self._on_trip
-        self._clock, self._comparing = PeerClock(), threading.Lock()
+        self._clock = PeerClock()
         super().__init__(self._wire, facts["name"])
         self.say("welcome")
 
@@ -141,8 +140,7 @@ class HostForkServer(ForkServer):
     @property
     def clock(self) -> Offset | None:
         """That machine's clock, compared with this one's; None before the first round trip."""
-        with self._comparing:
-            return self._clock.offset
+        return self._clock.offset
 
     # -- from the relay's thread --------------------------------------------------------------
 
@@ -167,8 +165,7 @@ class HostForkServer(ForkServer):
         self._wire.lost()
 
     def _on_trip(self, *trip: float) -> None:
-        with self._comparing:
-            self._clock.add(RoundTrip(*trip))
+        self._clock.add(RoundTrip(*trip))
 
     def close(self) -> None:
         """End the agent, and with it everything there."""
