@@ -28,7 +28,9 @@ class StoreServer:
     """
 
     def __init__(self, folder: str) -> None:
-        self._groups: dict[str, dict[str, bytes]] = defaultdict(dict)
+        from torch.distributed import HashStore  # late: a kernel may do without torch
+
+        self._groups: dict[str, Any] = defaultdict(HashStore)
         self._lock = threading.Lock()
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(f"{folder}/{NAME}")
@@ -58,45 +60,9 @@ class StoreServer:
             while True:
                 group, name, arguments = channel.recv()
                 with self._lock:
-                    answer = getattr(self, f"do_{name}")(self._groups[group], *arguments)
-                channel.send(answer)
+                    store = self._groups[group]
+                channel.send(getattr(store, name)(*arguments))
         channel.close()
-
-    # torch's calls, on the values of one group
-
-    def do_set(self, values: dict[str, bytes], key: str, value: bytes | str) -> None:
-        """Write a value."""
-        values[key] = _bytes(value)
-
-    def do_get(self, values: dict[str, bytes], key: str) -> bytes:
-        """A value that is there."""
-        return values[key]
-
-    def do_add(self, values: dict[str, bytes], key: str, number: int) -> int:
-        """Count."""
-        now = int(values.get(key, b"0")) + number
-        values[key] = str(now).encode()
-        return now
-
-    def do_compare_set(
-        self, values: dict[str, bytes], key: str, expected: bytes | str, desired: bytes | str
-    ) -> bytes:
-        """Replace a value if it is the expected one; an empty one if there is none."""
-        if values.get(key, b"") == _bytes(expected):
-            values[key] = _bytes(desired)
-        return values.get(key, _bytes(expected))
-
-    def do_check(self, values: dict[str, bytes], keys: list[str]) -> bool:
-        """True if all of these are there."""
-        return values.keys() >= {*keys}
-
-    def do_delete_key(self, values: dict[str, bytes], key: str) -> bool:
-        """Remove a value; True if it was there."""
-        return values.pop(key, None) is not None
-
-    def do_num_keys(self, values: dict[str, bytes]) -> int:
-        """The number of values."""
-        return len(values)
 
 
 class StoreClient:
@@ -128,7 +94,3 @@ class StoreClient:
                 self._channel.close()
                 self._channel = None
                 raise
-
-
-def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else value
