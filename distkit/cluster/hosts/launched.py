@@ -38,20 +38,17 @@ _SAID = {
         "rank": "RANK",
         "world_size": "WORLD_SIZE",
         "local_rank": "LOCAL_RANK",
-        "local_size": "LOCAL_WORLD_SIZE",
         "restart": "TORCHELASTIC_RESTART_COUNT",
     },
     "Open MPI": {
         "rank": "OMPI_COMM_WORLD_RANK",
         "world_size": "OMPI_COMM_WORLD_SIZE",
         "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
     },
     "MPICH": {
         "rank": "PMI_RANK",
         "world_size": "PMI_SIZE",
         "local_rank": "MPI_LOCALRANKID",
-        "local_size": "MPI_LOCALNRANKS",
     },
     "Slurm": {
         "rank": "SLURM_PROCID",
@@ -96,16 +93,15 @@ def recognise(environ: Mapping[str, str], host: str) -> Launched:
 def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
     variables = _SAID[launcher]
     number = {
-        field: _number(variables[field], environ)
-        for field in ("rank", "world_size", "local_rank", "local_size", "restart")
-        if variables.get(field, "") in environ
+        field: _number(variable, environ)
+        for field, variable in variables.items()
+        if variable in environ
     }
     if "world_size" not in number:
         raise StartError(
             f"{variables['rank']} is set, and {variables['world_size']} is not. A launcher sets "
             "both: set the other one, too, or unset it."
         )
-    _check(launcher, number)
     if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
         launcher = "environment"
     return Launched(
@@ -123,22 +119,3 @@ def _number(variable: str, environ: Mapping[str, str]) -> int:
     if not (value.isascii() and value.isdecimal()):
         raise StartError(f"{variable} is {value!r}: a whole number from 0 is expected.")
     return int(value)
-
-
-#: Of each pair the first is smaller than the second, or not larger.
-_SMALLER = [("rank", "world_size"), ("local_rank", "local_size")]
-_NOT_LARGER = [("local_rank", "rank"), ("local_size", "world_size")]
-
-
-def _check(launcher: str, number: Mapping[str, int]) -> None:
-    for one, other in (*_SMALLER, *_NOT_LARGER):
-        if one not in number or other not in number:
-            continue
-        less = number[other] - number[one]
-        if less < ((one, other) in _SMALLER):
-            names = _SAID[launcher]
-            raise StartError(
-                f"{names[one]} is {number[one]}, and {names[other]} is {number[other]}: these "
-                "contradict each other. Start the program in an environment without the "
-                "variables of another launcher."
-            )
