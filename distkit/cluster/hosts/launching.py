@@ -197,6 +197,7 @@ class BySSH(Launch):
                     start_new_session=True,  # Ctrl-C is not meant for it
                 )
             except OSError as error:
+                log.close()
                 self.fail(f"ssh: {error.strerror}: {error.filename}. Install it, or name it.")
                 return
             self._processes.append(process)
@@ -211,10 +212,11 @@ class BySSH(Launch):
         """Start the agent, and tell of its end."""
         env = {**self._environment, AGENT: json.dumps({**self.where, "name": host})}
         begin = _BEGIN.format(env=env, cmd=[self._python, "-m", _MODULE])
-        process.communicate(begin.encode())
-        if not self._over:
-            log.seek(0)
-            self._fail(host, process.returncode, log.read().decode(errors="replace"))
+        with log:
+            process.communicate(begin.encode())
+            if not self._over:
+                log.seek(0)
+                self._fail(host, process.returncode, log.read().decode(errors="replace"))
 
     def _fail(self, host: str, status: int, said: str) -> None:
         """What ssh or the Python there has said is known; here is what to do."""
