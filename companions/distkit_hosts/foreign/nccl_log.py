@@ -17,7 +17,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from typing import Any
 
 from distkit._format import joined, named
@@ -57,7 +56,6 @@ _INIT = re.compile(
 _CLOSED = re.compile(r"comm (?P<comm>0x\w+) rank .* Destroy COMPLETE")
 #: The rank, as torchrun, srun --label and mpiexec --tag-output put it before a line.
 _RANK = re.compile(r"\[rank(?P<torchrun>\d+)\]:|^\s*(?P<srun>\d+): |^\[\d+,(?P<mpi>\d+)\]<std")
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?")
 
 #: NCCL's numbers of types and reductions.
 _DTYPES = (
@@ -69,25 +67,11 @@ _REDUCTIONS = "sum", "product", "max", "min", "avg"
 _REDUCING = {Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER}
 _ROOTED = {Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER}
 
-#: Where a log has no times, the calls of a rank are so far apart [s].
+#: A log has no times: the calls of a rank are drawn so far apart [s].
 STEP = 1e-3
 
 #: A device of a process: what has a rank.
 Lane = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A line of a call."""
-
-    line: int  # among those of all files
-    where: str
-    time: float | None
-    op: Op
-    count: int
-    dtype: int
-    reduction: int
-    root: int
 
 
 @dataclass
@@ -101,7 +85,8 @@ class Comm:
     bus: str
     first: int
     closed: bool = False
-    calls: list[Call] = field(default_factory=list)
+    #: Its calls, as events of rank 0: ``seq`` is their line among those of all files.
+    calls: list[Event] = field(default_factory=list)
 
 
 def is_one(value: Any) -> bool:
@@ -137,7 +122,7 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], RunInfo]:
     comms, earlier = _latest(log.comms)
     ranks, how = _ranks(comms, log)
     groups, members = _groups(comms, ranks)
-    events = [*_events(comms, ranks, groups, members, log.timed)]
+    events = [*_events(comms, ranks, groups, members)]
     size = len(members.get(WORLD, ranks))
     info = RunInfo(
         name="NCCL log",
@@ -170,11 +155,6 @@ class _Log:
         self._line = 0
         for name, text in logs.items():
             self._read(str(name), text)
-
-    @property
-    def timed(self) -> bool:
-        """True if each call has a time."""
-        return all(call.time is not None for comm in self.comms for call in comm.calls)
 
     def _read(self, name: str, text: str) -> None:
         lines = text.splitlines()
@@ -229,24 +209,33 @@ class _Log:
             return
         if (rank := _rank_in(before, said)) is not None:
             self.told.setdefault(comm.lane, rank)
-        numbers = (int(said[name]) for name in ("count", "dtype", "reduction", "root"))
-        time = _time(before)
-        comm.calls.append(Call(self._line, where, time, op, *numbers))
+        comm.calls.append(_event(op, self._line, where, said))
+
+
+def _event(op: Op, line: int, where: str, said: re.Match[str]) -> Event:
+    """A call, of which rank and when is not known yet."""
+    count, dtype, reduction = (int(said[name]) for name in ("count", "dtype", "reduction"))
+    name, size = _DTYPES[dtype] if dtype < len(_DTYPES) else ("", 0)
+    of = _REDUCTIONS[reduction] if reduction < len(_REDUCTIONS) else "custom"
+    return Event(
+        0,
+        line,
+        op,
+        State.STARTED,
+        0.0,
+        peer=int(said["root"]) if op in P2P | _ROOTED else None,
+        nbytes=size * count,
+        shape=(count,),
+        dtype=name,
+        where=where,
+        attributes={"reduction": of} if op in _REDUCING and of != "sum" else {},
+    )
 
 
 def _rank_in(before: str, said: re.Match[str]) -> int | None:
     prefix = _RANK.search(before)
     told = next(filter(None, prefix.groups()), None) if prefix else said["rank"]
     return int(told) if told is not None else None
-
-
-def _time(before: str) -> float | None:
-    """The time that a line begins with [s]."""
-    said = _TIME.search(before)
-    if said is None:
-        return None
-    whole = datetime.fromisoformat(f"{said[1]} {said[2]}").replace(tzinfo=timezone.utc)
-    return whole.timestamp() + float(f"0.{said[3] or 0}")
 
 
 # -- what belongs together -------------------------------------------------------------------------
@@ -271,7 +260,7 @@ def _latest(comms: Sequence[Comm]) -> tuple[list[Comm], int]:
         met = [job for job in jobs if not job.isdisjoint(lanes)]
         jobs = [job for job in jobs if job not in met] + [lanes.union(*met)]
     its = [[comm for comm in comms if comm.lane in job] for job in jobs]
-    its.sort(key=lambda some: max(_last(comm) for comm in some), reverse=True)
+    its.sort(key=lambda some: max(_last_line(comm) for comm in some), reverse=True)
     kept, places = list[Comm](), set[tuple[str, str]]()
     for some in its:
         here = {(comm.lane[0], comm.bus) for comm in some if comm.bus}
@@ -281,9 +270,8 @@ def _latest(comms: Sequence[Comm]) -> tuple[list[Comm], int]:
     return kept, sum(some[0] not in kept for some in its)
 
 
-def _last(comm: Comm) -> tuple[float, int]:
-    call = comm.calls[-1] if comm.calls else None
-    return (call.time or 0.0, call.line) if call else (0.0, comm.first)
+def _last_line(comm: Comm) -> int:
+    return comm.calls[-1].seq if comm.calls else comm.first
 
 
 def _ranks(comms: Sequence[Comm], log: _Log) -> tuple[dict[Lane, int], str]:
@@ -326,18 +314,18 @@ def _events(
     ranks: Mapping[Lane, int],
     names: Mapping[str, str],
     members: Mapping[str, list[int]],
-    timed: bool,
 ) -> Iterator[Event]:
     """Each call, and its end where that can be assumed: its other ranks have made it, too."""
-    begun: dict[int, list[tuple[int, Comm, Call]]] = defaultdict(list)
+    begun: dict[int, list[tuple[Event, Comm]]] = defaultdict(list)
     for comm in comms:
-        begun[ranks[comm.lane]] += [(call.line, comm, call) for call in comm.calls]
+        begun[ranks[comm.lane]] += [(call, comm) for call in comm.calls]
     events: list[tuple[Event, Comm]] = []
     for rank, made in begun.items():
-        for seq, (_, comm, call) in enumerate(sorted(made, key=lambda one: one[0])):
-            time = call.time if timed and call.time is not None else seq * STEP
+        for seq, (call, comm) in enumerate(sorted(made, key=lambda one: one[0].seq)):
             group = names[comm.identity]
-            events.append((_event(rank, seq, time, group, call, comm, members.get(group)), comm))
+            peer = _peer(call.peer, comm, members[group])
+            event = replace(call, rank=rank, seq=seq, time=seq * STEP, group=group, peer=peer)
+            events.append((event, comm))
     met: dict[Any, list[float]] = defaultdict(list)
     keys = list(_keys(event for event, _ in events))
     for key, (event, _) in zip(keys, events, strict=True):
@@ -349,28 +337,9 @@ def _events(
             yield replace(event, state=State.COMPLETED, time=max(met[key]) + STEP / 2)
 
 
-def _event(
-    rank: int, seq: int, time: float, group: str, call: Call, comm: Comm, ranks: list[int] | None
-) -> Event:
-    dtype, size = _DTYPES[call.dtype] if call.dtype < len(_DTYPES) else ("", 0)
-    of = _REDUCTIONS[call.reduction] if call.reduction < len(_REDUCTIONS) else "custom"
-    peer = call.root if call.op in P2P | _ROOTED else None
-    if peer is not None and group != WORLD:
-        peer = ranks[peer] if ranks and len(ranks) == comm.size and peer < comm.size else None
-    return Event(
-        rank=rank,
-        seq=seq,
-        op=call.op,
-        state=State.STARTED,
-        time=time,
-        peer=peer,
-        group=group,
-        nbytes=size * call.count,
-        shape=(call.count,),
-        dtype=dtype,
-        where=call.where,
-        attributes={"reduction": of} if call.op in _REDUCING and of != "sum" else {},
-    )
+def _peer(place: int | None, comm: Comm, ranks: list[int]) -> int | None:
+    """The rank at a place of a communicator, if its ranks are known."""
+    return ranks[place] if place is not None and place < comm.size == len(ranks) else None
 
 
 def _keys(events: Iterable[Event]) -> Iterator[Any]:
@@ -400,10 +369,10 @@ def _limits(
 ) -> dict[str, Limit]:
     """What these logs cannot tell, and what to do about it."""
     found: dict[str, Limit] = {}
-    times = "" if log.timed else " It has no times either: the calls of a rank are drawn in a row."
     found["completions"] = Limit(
         text="a log of NCCL has calls, and nothing of their ends: each is drawn until the "
-        f"last of its ranks has made it, and whether it ended then is not known.{times}",
+        "last of its ranks has made it, and whether it ended then is not known. It has no times "
+        "either: the calls of a rank are drawn in a row.",
         remedy="The flight recorder notes what has ended, and on which lines: set "
         "TORCH_FR_BUFFER_SIZE=2000, and load its dumps.",
     )
