@@ -81,7 +81,9 @@ def test_a_file_is_readable_wherever_it_was_cut(tmp_path: Path) -> None:
     file.close()
     whole = path.read_bytes()
     counts = []
-    for size in range(len(rankfile.MAGIC) + 8 + len(encode(about(0))), len(whole) + 1, 3):
+    for size in range(
+        len(rankfile.MAGIC) + 8 + len(encode(("about", about(0)))), len(whole) + 1, 3
+    ):
         path.write_bytes(whole[:size])
         counts.append(len(rankfile.read(path).rows))
     assert counts == sorted(counts)
@@ -131,10 +133,10 @@ def test_what_is_no_such_file_is_told(tmp_path: Path) -> None:
     "chunk",
     [
         "text",
-        ("rows", [], [["x"]]),
-        ("rows", [], [[0, "send", "started", 1.0, 7, None]]),
-        ("rows", [()], [[0, "leap", "started", 1.0, 0, None]]),
-        ("note", {}, 1),
+        ("rows", encode(([], [["x"]]))),
+        ("rows", encode(([], [[0, "send", "started", 1.0, 7, None]]))),
+        ("rows", encode(([()], [[0, "leap", "started", 1.0, 0, None]]))),
+        ({}, 1),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, chunk: object) -> None:

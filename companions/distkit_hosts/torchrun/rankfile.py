@@ -1,7 +1,8 @@
 """The record of one rank as a file: written while the rank runs, and readable however it ends.
 
-After a line that names the format come chunks of msgpack, each with its length and checksum, so
-that one cut short by a crash is noticed; reading a file executes nothing. Events reach the file
+After a line that names the format come facts by their names, the first ``about`` and most of them
+``rows``, as msgpack, each with its length and checksum, so that one cut short by a crash is
+noticed; reading a file executes nothing. Events reach the file
 some tenths of a second after they happen. Until then they are in a black box beside it
 (``NAME.box``), and what the interpreter said of the signal that ended it is in ``NAME.fault``:
 a rank that ends by itself leaves neither.
@@ -24,17 +25,14 @@ import msgspec
 
 from distkit.errors import TraceFileError
 from distkit.recording import blackbox
-from distkit.recording.plain import Numbered, Row, decode, encode
+from distkit.recording.plain import Row, decode, decode_rows, encode, encode_rows
 
 #: How the file of a rank is called and how it begins; the number is the format's version.
-SUFFIX, MAGIC = ".rank", b"distkit-rank 1\n"
+SUFFIX, MAGIC = ".rank", b"distkit-rank 2\n"
 #: Of a rank so many events are kept; the others are counted.
 MOST_ROWS = 1_000_000
 
 _HEAD = struct.Struct("<II")  # the bytes of a chunk, and their checksum
-#: A chunk but the first: ``("note", name, value)`` or ``("rows", new fields, rows)``.
-_chunk = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, msgspec.Raw]).decode
-_rows = msgspec.msgpack.Decoder(list[Numbered]).decode
 
 
 def clock() -> str:
@@ -88,60 +86,35 @@ class RankFile:
     """
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        self.path, self.lost = path, 0
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        self._known: dict[int, tuple[int, Any]] = {}  # by their identity: number, and the fields
-        self._left, self._count = MOST_ROWS, 0
-        self._writing = threading.Lock()
-        self._broken = False
-        os.write(self._file, MAGIC)
-        self._put(about)
+        self.path, self.lost, self._count = path, 0, 0
+        self._file, self._writing = path.open("xb", buffering=0), threading.Lock()
+        self._file.write(MAGIC)
+        self.note("about", about)
 
     def rows(self, rows: list[Row]) -> None:
         """Add events."""
-        kept = rows[: self._left]
-        self._left -= len(kept)
-        self.lost += len(rows) - len(kept)
-        new: list[Any] = []
-        packed = [(*row[:4], self._number(row[4], new), row[5]) for row in kept]
-        if packed and not self._put(("rows", new, packed)):
-            self.lost += len(kept)
-
-    def note(self, name: str, value: Any) -> None:
-        """Add a fact."""
-        self._put(("note", name, value))
+        kept = rows[: MOST_ROWS - self._count]
+        self._count += len(kept)
+        written = self.note("rows", encode_rows(kept)) if kept else True
+        self.lost += len(rows) - len(kept) * written
 
     def close(self) -> None:
         """Nothing more will come."""
         with self._writing:
-            if not self._broken:
-                self._broken = True
-                os.close(self._file)
+            self._file.close()
 
-    def _number(self, fields: Any, new: list[Any]) -> int:
-        """The number of these fields in the file; those that are ``new`` to it come along."""
-        known = self._known.get(id(fields))
-        if known is None:
-            if len(self._known) > 10_000:  # each is kept, as its identity must stay its own
-                self._known.clear()
-            known = self._known[id(fields)] = self._count, fields
-            self._count += 1
-            new.append(fields)
-        return known[0]
-
-    def _put(self, value: Any) -> bool:
-        """Append a chunk; False if that failed, now or before."""
-        packed = encode(value)
+    def note(self, name: str, value: Any) -> bool:
+        """Add a fact; False if that failed, now or before."""
+        packed = encode((name, value))
         chunk = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
         with self._writing:
-            if self._broken:
+            if self._file.closed:
                 return False
             try:
                 while chunk:
-                    chunk = chunk[os.write(self._file, chunk) :]
+                    chunk = chunk[os.write(self._file.fileno(), chunk) :]
             except OSError as error:
-                self._broken = True
-                os.close(self._file)
+                self._file.close()
                 said = f"distkit: {self.path} cannot be written ({error.strerror})"
                 print(f"{said}: nothing is recorded any more.", file=sys.stderr)
                 return False
@@ -229,12 +202,17 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
             f"{path}: not the file of a rank, or one of a newer distkit. Update distkit: "
             "pip install --upgrade distkit."
         )
-    chunks = _chunks(content[len(MAGIC) :])
-    head = next(chunks, None)
-    if head is None:
+    chunks = list(_chunks(content[len(MAGIC) :]))
+    if not chunks:
         raise TraceFileError(f"{path}: the file is empty. Its rank ended as it began.")
     try:
-        record = _record(path, decode(head), map(_chunk, chunks))
+        (_, about), *facts = map(decode, chunks)
+        record = Record(path, about)
+        for name, value in facts:
+            if name == "rows":
+                record.rows += decode_rows(value)
+            else:
+                record.notes.setdefault(name, []).append(value)
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
     record.goes_on = goes_on
@@ -250,17 +228,6 @@ def _beside(path: Path, end: str) -> bytes:
         return path.with_suffix(end).read_bytes()
     except FileNotFoundError:
         return b""
-
-
-def _record(path: Path, about: Any, chunks: Iterable[tuple[str, Any, Any]]) -> Record:
-    record, fields = Record(path, dict(about)), list[Any]()
-    for kind, one, other in chunks:
-        if kind == "note":
-            record.notes.setdefault(decode(one), []).append(decode(other))
-        else:
-            fields += decode(one)
-            record.rows += ((*row[:4], fields[row[4]], row[5]) for row in _rows(other))
-    return record
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:
