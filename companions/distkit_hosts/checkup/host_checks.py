@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from distkit._format import count, human_bytes, joined
-from distkit.cluster import limits
 from distkit.cluster.gpus import Gpus
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES, make_plan
 from distkit.cluster.processes import folders
@@ -43,7 +41,7 @@ NEEDED = ("torch", "ipyparallel", "distkit")
 
 def judge(host: str, machine: Json) -> Iterator[Check]:
     """Every check of one machine."""
-    for check in (_memory, _shm, _temporary, _files, _threads, _loopback, _packages, _torch, _gpus):
+    for check in (_memory, _shm, _temporary, _threads, _packages, _torch, _gpus):
         yield from check(host, machine)
 
 
@@ -100,31 +98,11 @@ def _temporary(host: str, machine: Json) -> Iterator[Check]:
         yield fine("disk", f"{room['path']}: {_left(room)}", host)
 
 
-def _files(host: str, machine: Json) -> Iterator[Check]:
-    soft, hard = (math.inf if n < 0 else n for n in machine["files"])
-    wanted = max(2, comfortable(machine))
-    need = limits.files(wanted)
-    if soft < max(need["kernel"], need["rank"]) or hard < need["controller"]:
-        yield failure(
-            "files",
-            f"a process {on(host)} may open {soft:g} files at once, at most {hard:g}, and "
-            f"{wanted} ranks need {max(need.values())}.",
-            f"Raise the limit: ulimit -n {max(1024, *need.values())}.",
-            host,
-        )
-
-
 def _threads(host: str, machine: Json) -> Iterator[Check]:
     left = machine["threads_left"]
     if left is not None and left < THREADS * (max(2, comfortable(machine)) + 2):
         what = f"{left} more threads may be started {on(host)}, and a rank has about {THREADS}."
         yield warning("threads", what, "Raise the container's --pids-limit.", host)
-
-
-def _loopback(host: str, machine: Json) -> Iterator[Check]:
-    if why := machine["loopback"]:
-        what = f"127.0.0.1 {on(host)} does not work ({why}): ranks of one machine talk by it."
-        yield failure("loopback", what, "Switch it on: ip link set lo up.", host)
 
 
 def _packages(host: str, machine: Json) -> Iterator[Check]:

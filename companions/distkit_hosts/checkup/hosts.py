@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from distkit.cluster import machine
 from distkit_hosts.checkup import probe
@@ -57,6 +57,8 @@ class Host:
             errors="replace",
             start_new_session=True,  # Ctrl-C is not meant for it
         )
+        assert self._process.stdin and self._process.stdout
+        self._to, self._from = self._process.stdin, self._process.stdout
         self._thread = threading.Thread(target=self._hear, daemon=True)
         self._thread.start()
         self._say(SOURCE)
@@ -82,11 +84,11 @@ class Host:
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # it has ended: that is told when it is asked
-            self._stream("stdin").write(text)
-            self._stream("stdin").flush()
+            self._to.write(text)
+            self._to.flush()
 
     def _hear(self) -> None:
-        for line in self._stream("stdout"):
+        for line in self._from:
             if line.startswith(probe.MARK):
                 self._answers.put(line[len(probe.MARK) :])
             elif not line.startswith("Warning: "):
@@ -96,18 +98,14 @@ class Host:
     def close(self) -> None:
         """End the probe."""
         with suppress(OSError):
-            self._stream("stdin").close()
+            self._to.close()
         try:
             self._process.wait(0.5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._thread.join(1)
-        self._stream("stdout").close()
-
-    def _stream(self, name: str) -> IO[str]:
-        stream: IO[str] = getattr(self._process, name)
-        return stream
+        self._from.close()
 
 
 class Hosts:

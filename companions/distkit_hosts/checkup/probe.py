@@ -16,7 +16,6 @@ import math
 import os
 import platform
 import re
-import resource
 import signal
 import socket
 import struct
@@ -84,11 +83,9 @@ def machine() -> Json:
         "memory": {"free": free_memory()},
         "shm": room("/dev/shm"),
         "temporary": room(tempfile.gettempdir()),
-        "files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
         "threads_left": threads_left(),
         "gpus": gpus(),
         "addresses": addresses(),
-        "loopback": loopback(),
     }
 
 
@@ -148,16 +145,6 @@ def addresses() -> list[str]:
             asked = struct.pack("256s", name.encode()[:15])
             found.append(socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, asked)[20:24]))
     return found
-
-
-def loopback() -> str:
-    """Why this machine cannot connect to itself; "" if it can."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), PATIENCE).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 def torch() -> Json:

@@ -1,27 +1,23 @@
-"""What the doctor says: as text for a terminal, a table for a notebook, JSON for a program."""
+"""What the doctor says: as text for people, as JSON for a program."""
 
 from __future__ import annotations
 
-import html
 import json
 import textwrap
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from distkit._format import aligned, count, human_bytes
-from distkit.views.scene.theme import RANKS_LIGHT, WARNING_LIGHT
 from distkit_hosts.checkup import cross_host_checks, host_checks
 from distkit_hosts.checkup.facts import HERE, Check, Facts, Level, cores, gpus
 
 #: The longest line [columns].
 WIDTH = 100
 
-_COLOURS = {Level.FAILURE: WARNING_LIGHT, Level.WARNING: RANKS_LIGHT[1], Level.OK: RANKS_LIGHT[2]}
-
 
 @dataclass(frozen=True)
 class Report:
-    """The doctor's findings; a notebook shows it as a table, ``print`` as text.
+    """The doctor's findings; a notebook and ``print`` show them as text.
 
     Args:
         facts: what they are about.
@@ -95,23 +91,6 @@ class Report:
             for label, m in self.facts.machines.items()
         ]
         return [("machine", "address", "cores", "memory", "GPUs", "Python", "torch"), *rows]
-
-    def _repr_html_(self) -> str:
-        cell = "text-align:left;padding:1px 14px 1px 0;vertical-align:top"
-        checks = [
-            f'<tr><td style="{cell};border-left:5px solid {_COLOURS[c.level]};padding-left:7px">'
-            f'<b>{c.level}</b></td><td style="{cell}">{html.escape(str(c))}</td></tr>'
-            for c in self.checks
-        ]
-        rows = [
-            "<tr>" + "".join(f'<td style="{cell}">{html.escape(one)}</td>' for one in row) + "</tr>"
-            for row in (self.machines if self.facts.hosts else [])
-        ]
-        return (
-            '<div class="distkit-doctor" style="font-family:var(--jp-ui-font-family,sans-serif);'
-            f'font-size:var(--jp-ui-font-size1,13px)"><b>{html.escape(self.title)}</b>'
-            f"<table>{''.join(checks)}</table><table>{''.join(rows)}</table></div>"
-        )
 
 
 def _lines(check: Check) -> list[str]:

@@ -255,6 +255,5 @@ FAULTS = (
         "beta",
         _administer("beta", "mount -o remount,size=64m /dev/shm"),
     ),
-    Fault("no loopback", "loopback", "beta", _administer("beta", "ip link set lo down")),
     Fault("a clock is 5 s ahead", "clock", "beta", _at_start(_LATE)),
 )
