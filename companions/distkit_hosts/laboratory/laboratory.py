@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,41 +31,6 @@ import socket, sys
 with socket.create_server((sys.argv[1], 0)) as door, socket.socket(fileno=int(sys.argv[2])) as to:
     socket.send_fds(to, [b"!"], [door.fileno()])
 """
-
-
-@dataclass
-class Faults:
-    """Faults by what they are, each with the hosts that take part in it.
-
-    >>> faults = Faults()
-    >>> faults.add("cold", {"beta"}, lambda: print("freeze"), lambda: print("thaw"))
-    freeze
-    >>> faults.mend({"alpha"})
-    >>> faults.mend()
-    thaw
-    """
-
-    _there: dict[str, tuple[set[str], Callable[[], None]]] = field(default_factory=dict)
-
-    def add(
-        self, what: str, hosts: set[str], make: Callable[[], None], undo: Callable[[], None]
-    ) -> None:
-        """Make a fault, in place of the one that is the same but for its degree."""
-        if what in self._there:
-            self._there.pop(what)[1]()
-        make()
-        self._there[what] = (hosts, undo)
-
-    def mend(self, hosts: set[str] | None = None) -> None:
-        """Undo the faults in which one of these hosts takes part; all for None."""
-        for what, (ends, undo) in list(self._there.items()):
-            if hosts is None or ends & hosts:
-                del self._there[what]
-                undo()
-
-    def forget(self, host: str) -> None:
-        """Leave the faults of a host as they are: it has gone."""
-        self._there = {w: fault for w, fault in self._there.items() if host not in fault[0]}
 
 
 class Laboratory:
@@ -120,7 +84,9 @@ class Laboratory:
         #: What belongs to the laboratory, on all hosts and here.
         self.folder = Path(made)
         self._doors: list[socket.socket] = []  # of the hosts, and held here
-        self._wrong_names: dict[str, dict[str, str | None]] = {host: {} for host in self.hosts}
+        #: The addresses that each host knows.
+        self._names: dict[str, dict[str, str | None]]
+        self._names = {host: {**self._addresses} for host in self.hosts}
         self._plan = Plan(
             self.folder,
             self._addresses,
@@ -133,7 +99,8 @@ class Laboratory:
         for host in self.hosts:
             self._write_names(host)
         self._keeper, self._pids = starting.start(self._plan.for_keeper(), held)
-        self._faults = Faults()
+        #: The faults by what they are: the hosts that take part, and what ends it.
+        self._faults: dict[str, tuple[set[str], Callable[[], None]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do instead of what was removed."""
@@ -263,7 +230,7 @@ class Laboratory:
         """
         device = self._port(source) if source else None
         rule = network.rule(device, self.address(to) if to else None, port, reject)
-        self._faults.add(
+        self._make(
             rule,
             {host for host in (source, to) if host},
             lambda: self._admin(None, "ip", "rule", "add", "pref", "100", *rule.split()),
@@ -277,7 +244,7 @@ class Laboratory:
             LaboratoryError: there is no such host, or it is no rate.
         """
         bucket = network.bucket(rate).split()
-        self._faults.add(
+        self._make(
             f"{host} is slow",
             {host},
             lambda: self._queue(host, "add", *bucket),
@@ -295,13 +262,12 @@ class Laboratory:
         Raises:
             LaboratoryError: there is no such host.
         """
-        self._check(host)
         for where in self.hosts if on is None else on:
-            self._faults.add(
+            self._make(
                 f"{where} does not know {host}",
                 {host, where},
-                partial(self._rename, where, {host: to}),
-                partial(self._rename, where, {}, host),
+                partial(self._rename, where, host, to),
+                partial(self._rename, where, host, self.address(host)),
             )
 
     def fill(self, host: str, folder: str = "/tmp") -> None:
@@ -319,7 +285,7 @@ class Laboratory:
         # an ordinary user may not repeat the options that are there, as mount would
         remount = f"used={used}; mount --options-mode=ignore -o remount,{{}} tmpfs {where}"
         full = remount.format("nr_blocks=$((used > 0 ? used : 1))")
-        self._faults.add(
+        self._make(
             f"{folder} of {host} is full",
             {host},
             lambda: self._admin(host, "sh", "-c", full),
@@ -341,7 +307,7 @@ class Laboratory:
         Raises:
             LaboratoryError: there is no such host, or one of the files is not there.
         """
-        self._faults.add(
+        self._make(
             f"{path} of {host}",
             {host},
             lambda: self._admin(host, "mount", "--bind", str(by), str(path)),
@@ -355,7 +321,7 @@ class Laboratory:
             LaboratoryError: there is no such host.
         """
         self.cut(host)  # or its connections would be closed
-        self._faults.forget(host)
+        self._faults = {w: fault for w, fault in self._faults.items() if host not in fault[0]}
         os.kill(self._pids.pop(host), signal.SIGKILL)
 
     def mend(self, *hosts: str) -> None:
@@ -366,7 +332,10 @@ class Laboratory:
         """
         for host in hosts:
             self._check(host)
-        self._faults.mend({*hosts} if hosts else None)
+        for what, (ends, undo) in list(self._faults.items()):
+            if not hosts or ends & {*hosts}:
+                del self._faults[what]
+                undo()
 
     def __enter__(self) -> Laboratory:
         return self
@@ -375,6 +344,15 @@ class Laboratory:
         self.close()
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _make(
+        self, what: str, hosts: set[str], make: Callable[[], None], undo: Callable[[], None]
+    ) -> None:
+        """Make a fault, in place of the one that is the same but for its degree."""
+        if what in self._faults:
+            self._faults.pop(what)[1]()
+        make()
+        self._faults[what] = (hosts, undo)
 
     @cached_property
     def _door(self) -> socket.socket:
@@ -398,11 +376,10 @@ class Laboratory:
         for where, device in (None, self._port(host)), (host, "eth0"):
             self._admin(where, "tc", "qdisc", verb, "dev", device, "root", *words)
 
-    def _rename(self, where: str, names: Mapping[str, str | None], right: str = "") -> None:
-        """Let a host resolve names wrongly, and one right again."""
+    def _rename(self, where: str, host: str, to: str | None) -> None:
+        """Let a host resolve a name to this address."""
         self._pid(where)
-        self._wrong_names[where].pop(right, None)
-        self._wrong_names[where] |= names
+        self._names[where][host] = to
         self._write_names(where)
 
     def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
@@ -443,5 +420,5 @@ class Laboratory:
 
     def _write_names(self, host: str) -> None:
         """Write a host's ``/etc/hosts``."""
-        text = network.hosts_file({**self._addresses, **self._wrong_names[host]})
+        text = network.hosts_file(self._names[host])
         self.folder.joinpath(host, "hosts").write_text(text)

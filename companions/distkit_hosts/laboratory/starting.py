@@ -87,16 +87,21 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
         )
     for fd in passed:
         os.close(fd)
+    assert keeper.stdin and keeper.stdout
     try:
-        answer = _ask(keeper, plan)
+        with keeper.stdin, keeper.stdout:
+            keeper.stdin.write(json.dumps(plan) + "\n")
+            keeper.stdin.flush()
+            answer = json.loads(keeper.stdout.readline() or "{}")
     except BaseException:
         keeper.terminate()
         keeper.wait()
         raise
     if "hosts" in answer:
         return keeper, answer["hosts"]
-    keeper.wait()
-    raise LaboratoryError(explain(answer["error"]))
+    status = keeper.wait()
+    ended = f"its keeper ended with status {status}\n{log.read_text().strip()}"
+    raise LaboratoryError(explain(answer.get("error", ended)))
 
 
 def _handle() -> int:
@@ -107,20 +112,6 @@ def _handle() -> int:
         raise LaboratoryError(
             f"the laboratory cannot be made: pidfd_open: {error.strerror}. It needs Linux 5.3."
         ) from error
-
-
-def _ask(keeper: subprocess.Popen[str], plan: dict[str, Any]) -> dict[str, Any]:
-    """Give the keeper its plan, and wait for its answer."""
-    assert keeper.stdin and keeper.stdout
-    with keeper.stdin, keeper.stdout:
-        keeper.stdin.write(json.dumps(plan) + "\n")
-        keeper.stdin.flush()
-        line = keeper.stdout.readline()
-    if not line:
-        said = Path(plan["folder"], "keeper.log").read_text().strip()
-        return {"error": f"its keeper ended with status {keeper.wait()}\n{said}"}
-    answer: dict[str, Any] = json.loads(line)
-    return answer
 
 
 def explain(error: str) -> str:
