@@ -85,8 +85,8 @@ class Following:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        #: Who is told of events, and of which each was.
-        self._told: dict[Callable[[list[Event]], None], set[tuple[int, int, str]]] = {}
+        self._listeners: list[Callable[[list[Event]], None]] = []
+        self._told = set[tuple[int, int, str]]()  # the events that they have
         self._reading, self._works = threading.RLock(), False
         self._sizes, self._read = dict[Path, int](), 0.0  # of the files, when they were read
         self._grew = dict[Path, float]()  # when a file was seen to have grown
@@ -253,18 +253,17 @@ class Following:
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Have all events handed over: those so far now, others from a thread; [] at the end."""
         with self._reading:
-            over, self._told[callback] = self.finished, set()
-            self._tell(callback)
+            over = self._hand_over()
+            if self._trace.events:
+                callback(list(self._trace.events))
             if over:
                 callback([])
-            elif not self._works:
+                return lambda: None
+            self._listeners.append(callback)
+            if not self._works:
                 self._works = True
                 threading.Thread(target=self._work, name="distkit-follow", daemon=True).start()
-
-        def unsubscribe() -> None:
-            self._told.pop(callback, None)
-
-        return unsubscribe
+        return lambda: self._listeners.remove(callback)
 
     def __repr__(self) -> str:
         state = "ended" if self.finished else "waiting for ever" if self._deadlock else "going on"
@@ -285,29 +284,25 @@ class Following:
     # -- the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        over = False
-        while not over:
+        while True:
             began = time.monotonic()
             with self._reading:
-                self._works = bool(self._told)
+                self._works = bool(self._listeners) and not self._hand_over()
                 if not self._works:
                     return
-                over = self.finished
-                self._works = not over
-                for callback in list(self._told):
-                    self._tell(callback)
-                    if over:
-                        callback([])
             _pause(began)
 
-    def _tell(self, callback: Callable[[list[Event]], None]) -> None:
-        told = self._told.get(callback)
-        if told is None:  # who does not listen any more
-            return
-        new = [e for e in self._trace.events if (e.rank, e.seq, e.state.value) not in told]
-        told.update((e.rank, e.seq, e.state.value) for e in new)
-        if new:
-            callback(new)
+    def _hand_over(self) -> bool:
+        """Give the listeners what is new, and [] if all is over, which is returned."""
+        over = self.finished
+        new = [e for e in self._trace.events if (e.rank, e.seq, e.state.value) not in self._told]
+        self._told.update((e.rank, e.seq, e.state.value) for e in new)
+        for callback in list(self._listeners):
+            if new:
+                callback(new)
+            if over:
+                callback([])
+        return over
 
     def _look(self) -> None:
         """Read the files, if they have grown or a rank may have ended without a word."""
