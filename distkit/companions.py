@@ -43,7 +43,7 @@ MOVED = {
     "distkit.trace.flight_recorder": "distkit_hosts.foreign.flight_recorder",
     "distkit.trace.foreign": "distkit_hosts.foreign.files",
     "distkit.trace.kineto": "distkit_hosts.foreign.kineto",
-    "distkit.trace.naming": "distkit_hosts.foreign.naming",
+    "distkit.trace.naming": "distkit_hosts.foreign.files",
     "distkit.trace.nccl_log": "distkit_hosts.foreign.nccl_log",
     "distkit.views.shards": "distkit_simulation.shard_map",
 }

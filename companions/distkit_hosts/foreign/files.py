@@ -27,9 +27,9 @@ from distkit.errors import TraceFileError
 from distkit.events import Event
 from distkit.trace import file
 from distkit.trace.file import unpacked
-from distkit.trace.info import RankInfo, RunInfo
+from distkit.trace.info import MOST_RANKS, RankInfo, RunInfo
 from distkit.trace.log import Log
-from distkit_hosts.foreign import flight_recorder, kineto, naming, nccl_log
+from distkit_hosts.foreign import flight_recorder, kineto, nccl_log
 
 Json = dict[str, Any]
 
@@ -46,6 +46,11 @@ _PACKED = {
 }
 #: Names of events in which torch has not escaped quotes (pytorch#146900).
 _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
+#: What follows the rank's number: suffixes without a digit.
+_SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
+_RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
+#: The rank may be the last number of a name, or one of so many.
+_PLACES = 5
 _KINDS = flight_recorder, kineto, nccl_log
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
@@ -260,12 +265,57 @@ def _labels(paths: Sequence[Path]) -> dict[Path, str]:
 def _by_name(paths: Sequence[Path]) -> dict[Path, int]:
     """The ranks in the names of files."""
     labels = _labels(paths)
-    if (ranks := naming.ranks([*labels.values()])) is not None:
+    if (ranks := ranks_in([*labels.values()])) is not None:
         return {path: ranks[label] for path, label in labels.items()}
-    found = {path: rank for path in paths if (rank := naming.last_number(path.name)) is not None}
+    found = {path: rank for path in paths if (rank := last_number(path.name)) is not None}
     if unknown := next((path for path in paths if path not in found), None):
         raise TraceFileError(
             f"{unknown}: of which rank is it? Let its name end in the rank's number: "
             f"{unknown.stem}_0"
         )
     return found
+
+
+def ranks_in(names: Sequence[str]) -> dict[str, int] | None:
+    """The ranks in the names of files: by the first way that tells all of them apart.
+
+    That is the number behind the word rank, the last number, or an earlier one. None if there is
+    no such way. Of a single file it is the number behind rank or at the end of its name, or else 0.
+
+    >>> ranks_in(["nccl_trace_rank_container-node02_5", "nccl_trace_rank_container-node07_40"])
+    {'nccl_trace_rank_container-node02_5': 5, 'nccl_trace_rank_container-node07_40': 40}
+    >>> ranks_in(["rank3_step100.json", "rank4_step100.json"])
+    {'rank3_step100.json': 3, 'rank4_step100.json': 4}
+    >>> ranks_in(["trace_3.json"]), ranks_in(["rocm6_kineto.json"]), ranks_in(["a.json", "b.json"])
+    ({'trace_3.json': 3}, {'rocm6_kineto.json': 0}, None)
+    """
+    places = [partial(last_number, place=place) for place in range(1, _PLACES)]
+    ways: list[Callable[[str], int | None]] = [
+        _behind_rank,
+        *(places if len(names) > 1 else [_at_the_end]),
+    ]
+    for way in ways:
+        found = {name: rank for name in names if (rank := way(name)) is not None}
+        if len({*found.values()}) == len(names):
+            return found
+    return {names[0]: 0} if len(names) == 1 else None
+
+
+def last_number(name: str, place: int = 1) -> int | None:
+    """The last number of a name, or one before it, if it can be a rank."""
+    numbers = re.findall(r"\d+", _SUFFIXES.sub("", name))
+    return _plausible(numbers[-place]) if len(numbers) >= place else None
+
+
+def _at_the_end(name: str) -> int | None:
+    stem = _SUFFIXES.sub("", name)
+    return last_number(name) if stem[-1:].isdecimal() else None
+
+
+def _behind_rank(name: str) -> int | None:
+    numbers = _RANK.findall(_SUFFIXES.sub("", name))
+    return _plausible(numbers[-1]) if numbers else None
+
+
+def _plausible(number: str) -> int | None:
+    return int(number) if len(number) < 10 and int(number) < MOST_RANKS else None

@@ -17,7 +17,7 @@ from typing import Any
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
 from distkit.gone import GONE, refuse
-from distkit_hosts.laboratory import network, slurm, ssh, starting
+from distkit_hosts.laboratory import network, services, starting
 from distkit_hosts.laboratory.plan import Plan, check_names, shared_folders
 from distkit_hosts.laboratory.starting import find
 
@@ -168,7 +168,7 @@ class Laboratory:
         Raises:
             LaboratoryError: OpenSSH is missing, or a server does not start.
         """
-        ssh.start(self)
+        services.start_ssh(self)
 
     def options(self) -> dict[str, Any]:
         """The options with which ``dk.Cluster`` in this process has ranks on the hosts.
@@ -195,7 +195,7 @@ class Laboratory:
         Raises:
             LaboratoryError: Slurm is missing, or does not start.
         """
-        slurm.start(self, cpus)
+        services.start_slurm(self, cpus)
 
     # -- faults --------------------------------------------------------------------------------
 
