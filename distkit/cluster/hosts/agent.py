@@ -41,11 +41,8 @@ from distkit.errors import StartError
 #: The environment variable that says where the kernel is.
 AGENT = "DISTKIT_AGENT"
 
-#: Whoever has not heard from the kernel after so long [s] gives up.
-WELCOME = 30.0
-
-#: Whoever cannot even connect, after so long [s]; where nobody listens, at once.
-REACH, REFUSED = 6.0, "nobody listens there"
+#: Who has no answer of the kernel's after so long [s] gives up; and who cannot reach it at all.
+WELCOME, REACH = 30.0, 10.0
 
 #: A zygote that imports hears nothing; so long it may go on [s] when all else has ended.
 IMPORTING = 2.0
@@ -96,26 +93,12 @@ class Agent:
         """Wait for the kernel's first word, as long as there is a way to the kernel."""
         begun = time.monotonic()
         while not self._answered.wait(WATCH):
-            why, waited = self._unreachable(), time.monotonic() - begun
-            if waited > WELCOME or (why and waited > REACH) or why == REFUSED:
-                endpoint = self._where["endpoint"]
+            if time.monotonic() - begun > (WELCOME if self._tunnel.reached else REACH):
                 self._end(
-                    f"no answer from {endpoint} ({why or 'it is silent'}). Either the notebook's "
-                    "kernel has ended, or its machine cannot be reached from here: see distkit "
-                    "doctor --hosts",
+                    f"no answer from {self._where['endpoint']}. Either the notebook's kernel has "
+                    "ended, or its machine cannot be reached from here: see distkit doctor --hosts",
                     status=1,
                 )
-
-    def _unreachable(self) -> str:
-        """What is wrong with the way to the kernel; "" if it accepts connections."""
-        address, _, port = self._where["endpoint"].removeprefix("tcp://").rpartition(":")
-        try:
-            socket.create_connection((address, int(port)), timeout=WATCH).close()
-            return ""
-        except ConnectionRefusedError:
-            return REFUSED
-        except OSError as error:
-            return str(error)
 
     def _facts(self) -> dict[str, Any]:
         kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]

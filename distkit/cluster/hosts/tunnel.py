@@ -88,6 +88,7 @@ class Tunnel:
         self.lines: dict[int, Line] = {}
         self._numbering = threading.Lock()
         self.why = ""  # it is lost, once that is told
+        self.reached = False  # something has come from the other side
         #: Called from the relay's thread: with each word, …
         self.on_word: Callable[[Any], None] = lambda word: None
         #: … with that of each line that the other side begins, for the socket that is its end, …
@@ -146,7 +147,7 @@ class Tunnel:
 
     def take(self, frames: list[Any]) -> None:
         """One message of the other side has come."""
-        now = time.monotonic()
+        now, self.reached = time.monotonic(), True
         kind, number = _HEAD.unpack(frames[0].bytes)
         line = self.lines.get(number)
         match kind:
@@ -342,19 +343,17 @@ class Relay:
         self._loop.call_later(PERIOD, self._compare_clocks)
 
     def _take(self, frames: list[Any]) -> None:
-        if not self._listens:
-            if (tunnel := self.tunnels.get(b"")) is not None:
-                tunnel.take(frames)
-            return
-        peer, *rest = frames
-        tunnel = self.tunnels.get(peer.bytes)
-        if tunnel is None:
-            self._by[connection(peer)] = peer.bytes
-            tunnel = self.tunnels[peer.bytes] = Tunnel(self, peer.bytes, first=1)
+        peer = frames.pop(0) if self._listens else None
+        name = b"" if peer is None else peer.bytes
+        tunnel = self.tunnels.get(name)
+        if tunnel is None and peer is not None:
+            self._by[connection(peer)] = name
+            tunnel = self.tunnels[name] = Tunnel(self, name, first=1)
             self._accept(tunnel)
             for _ in range(FIRST):
                 tunnel.ask_time()
-        tunnel.take(rest)
+        if tunnel is not None:
+            tunnel.take(frames)
 
     def _hear_ends(self) -> None:
         if self._listens:
