@@ -7,9 +7,10 @@ commas, and ``DISTKIT_OPTIONS`` is a JSON object of further arguments of ``dk.Cl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from distkit.cluster.plan import check_counts
 from distkit.errors import StartError
@@ -131,12 +132,9 @@ def _hosts(environ: Mapping[str, str]) -> list[str] | None:
 def _options(environ: Mapping[str, str]) -> dict[str, Any]:
     said = environ.get(OPTIONS) or "{}"
     try:
-        options = json.loads(said)
-    except ValueError as error:
-        raise StartError(_NO_OBJECT.format(OPTIONS, said, f" ({error})")) from None
-    if not isinstance(options, dict):
-        raise StartError(_NO_OBJECT.format(OPTIONS, said, ""))
-    return options
-
-
-_NO_OBJECT = '{0}={1!r} is no JSON object{2}. Set it to one, such as \'{{"account": "physics"}}\'.'
+        return msgspec.json.decode(said, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise StartError(
+            f"{OPTIONS}={said!r} is no JSON object ({error}). Set it to one, such as "
+            '\'{"account": "physics"}\'.'
+        ) from None
