@@ -205,9 +205,13 @@ def _lost_packets(facts: Facts, a: str, b: str, there: str, back: str) -> Check 
     if "unreachable" in there + back:
         who, other = (a, b) if "unreachable" in there else (b, a)
         address = facts.addresses.get(other, "ADDRESS")
-        what = f"{named(who)} has no route to {named(other)} ({address})."
-        remedy = f"Look at its routes: ip -4 route get {address}."
-        return failure("ways.no_route", what, remedy, who, other)
+        return failure(
+            "ways.no_route",
+            f"{named(who)} has no route to {named(other)} ({address}).",
+            f"Look at its routes: ip -4 route get {address}.",
+            who,
+            other,
+        )
     if there not in _UNANSWERED and back not in _UNANSWERED:
         return None  # somebody answers, to refuse
     return failure(

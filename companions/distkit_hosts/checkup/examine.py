@@ -18,6 +18,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from distkit.cluster.hosts.clocks import PeerClock, RoundTrip
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
 from distkit.gone import refuse
@@ -300,14 +301,11 @@ def choose(told: Sequence[str], own: set[str]) -> str:
 
 
 def read_clock(host: Host) -> tuple[float, float]:
-    """A machine's clock minus this one's, and the error of that [s].
-
-    The quickest round trip counts: the true offset is within half of it.
-    """
-    best = (0.0, float("inf"))
+    """A machine's clock minus this one's, and the error of that [s]."""
+    clock = PeerClock()
     for _trip in range(TRIPS):
         before = time()
         theirs = host.ask("clock", PATIENCE)
-        after = time()
-        best = min(best, (theirs - (before + after) / 2, (after - before) / 2), key=lambda x: x[1])
-    return best
+        clock.add(RoundTrip(before, theirs, theirs, time()))
+    assert clock.offset is not None
+    return clock.offset.seconds, clock.offset.error

@@ -48,9 +48,13 @@ def judge(host: str, machine: Json) -> Iterator[Check]:
 def _memory(host: str, machine: Json) -> Iterator[Check]:
     free, n, good = machine["memory"]["free"], cores(machine), comfortable(machine)
     if not good:
-        what = f"{human_bytes(free)} of memory {on(host)} is free, and a rank needs "
-        remedy = "Stop other programs there, or allow the container more memory."
-        yield failure("memory", f"{what}{human_bytes(RANK_BYTES)}.", remedy, host)
+        yield failure(
+            "memory",
+            f"{human_bytes(free)} of memory {on(host)} is free, and a rank needs "
+            f"{human_bytes(RANK_BYTES)}.",
+            "Stop other programs there, or allow the container more memory.",
+            host,
+        )
         return
     quota, usable = machine["cores"]["quota"], machine["cores"]["usable"]
     cut = f" (the cgroup allows {quota:g} of {usable})" if quota and quota < usable else ""
@@ -62,9 +66,12 @@ def _memory(host: str, machine: Json) -> Iterator[Check]:
 def _shm(host: str, machine: Json) -> Iterator[Check]:
     shm = machine["shm"]
     if "error" in shm or shm["free"] < FULL:
-        what = f"/dev/shm {on(host)}, where ranks share memory, {_is_wrong(shm)}."
-        remedy = "Mount it (mount -t tmpfs tmpfs /dev/shm), or remove files there."
-        yield failure("shm", what, remedy, host)
+        yield failure(
+            "shm",
+            f"/dev/shm {on(host)}, where ranks share memory, {_is_wrong(shm)}.",
+            "Mount it (mount -t tmpfs tmpfs /dev/shm), or remove files there.",
+            host,
+        )
     elif shm["size"] <= SMALL_SHM:
         yield warning(
             "shm",
@@ -91,9 +98,12 @@ def _left(room: Json) -> str:
 def _temporary(host: str, machine: Json) -> Iterator[Check]:
     room, need = machine["temporary"], folders.room(max(1, comfortable(machine)))
     if "error" in room or not room["writable"] or room["files"] == 0 or room["free"] < need:
-        what = f"the temporary folder {room['path']} {on(host)} {_is_wrong(room)}."
-        remedy = f"Free {human_bytes(need)} there, or set TMPDIR to another folder of yours."
-        yield failure("disk", what, remedy, host)
+        yield failure(
+            "disk",
+            f"the temporary folder {room['path']} {on(host)} {_is_wrong(room)}.",
+            f"Free {human_bytes(need)} there, or set TMPDIR to another folder of yours.",
+            host,
+        )
     else:
         yield fine("disk", f"{room['path']}: {_left(room)}", host)
 
@@ -101,22 +111,32 @@ def _temporary(host: str, machine: Json) -> Iterator[Check]:
 def _threads(host: str, machine: Json) -> Iterator[Check]:
     left = machine["threads_left"]
     if left is not None and left < THREADS * (max(2, comfortable(machine)) + 2):
-        what = f"{left} more threads may be started {on(host)}, and a rank has about {THREADS}."
-        yield warning("threads", what, "Raise the container's --pids-limit.", host)
+        yield warning(
+            "threads",
+            f"{left} more threads may be started {on(host)}, and a rank has about {THREADS}.",
+            "Raise the container's --pids-limit.",
+            host,
+        )
 
 
 def _packages(host: str, machine: Json) -> Iterator[Check]:
     have, version = machine["packages"], machine["python"]["version"]
     path, other = machine["python"]["executable"], ", or name another Python with --python."
     if tuple(map(int, version.split(".")[:2])) < OLDEST:
-        what = f"{path} {on(host)} is Python {version}."
-        remedy = f"Install Python {'.'.join(map(str, OLDEST))} or later there{other}"
-        yield failure("python.old", what, remedy, host)
+        yield failure(
+            "python.old",
+            f"{path} {on(host)} is Python {version}.",
+            f"Install Python {'.'.join(map(str, OLDEST))} or later there{other}",
+            host,
+        )
     missing = [name for name in NEEDED if not have[name]]
     for name in missing:
-        what = f"{name} is missing {on(host)}, in {path}."
-        remedy = f"Run {on(host)}: {path} -m pip install {name}{other}"
-        yield failure(f"{name}.missing", what, remedy, host)
+        yield failure(
+            f"{name}.missing",
+            f"{name} is missing {on(host)}, in {path}.",
+            f"Run {on(host)}: {path} -m pip install {name}{other}",
+            host,
+        )
     if host == HERE and not missing:
         versions = ", ".join(f"{name} {have[name]}" for name in NEEDED)
         yield fine("versions", f"Python {version}, {versions}", host)
@@ -125,25 +145,41 @@ def _packages(host: str, machine: Json) -> Iterator[Check]:
 def _torch(host: str, machine: Json) -> Iterator[Check]:
     torch = machine.get("torch", {})
     if "slow" in torch:
-        what = f"importing torch {on(host)} took more than {torch['slow']} s."
-        remedy = "Look at the load there, and whether its folder is on a slow network disk."
-        yield warning("torch.slow", what, remedy, host)
+        yield warning(
+            "torch.slow",
+            f"importing torch {on(host)} took more than {torch['slow']} s.",
+            "Look at the load there, and whether its folder is on a slow network disk.",
+            host,
+        )
     elif machine["packages"]["torch"] and "error" in torch:
-        what = f"torch {on(host)} does not import: {torch['error']}."
-        yield failure("torch.broken", what, "Install it again there.", host)
+        yield failure(
+            "torch.broken",
+            f"torch {on(host)} does not import: {torch['error']}.",
+            "Install it again there.",
+            host,
+        )
     elif not torch.get("gloo", True):
-        what = f"torch {torch['version']} {on(host)} was built without gloo."
-        yield failure("torch.gloo", what, "Install torch from its own packages.", host)
+        yield failure(
+            "torch.gloo",
+            f"torch {torch['version']} {on(host)} was built without gloo.",
+            "Install torch from its own packages.",
+            host,
+        )
 
 
 def _gpus(host: str, machine: Json) -> Iterator[Check]:
     found, usable = machine["gpus"], gpus(machine)
     if why := usable.obstacle:
-        what = f"no GPU can be used {on(host)}: {why.what}."
-        yield warning(f"gpus.{why.kind}", what, why.remedy, host)
+        yield warning(
+            f"gpus.{why.kind}", f"no GPU can be used {on(host)}: {why.what}.", why.remedy, host
+        )
     for lost in (each for each in found["found"] if "error" in each and usable.usable):
-        what = f"GPU {lost['index']} {on(host)} does not answer: {lost['error']}."
-        yield warning("gpus.lost", what, "Look at nvidia-smi and dmesg; reset it, or reboot.", host)
+        yield warning(
+            "gpus.lost",
+            f"GPU {lost['index']} {on(host)} does not answer: {lost['error']}.",
+            "Look at nvidia-smi and dmesg; reset it, or reboot.",
+            host,
+        )
     if usable.usable:
         nccl = ".".join(map(str, usable.nccl)) or "none"
         kinds = joined([f"{gpu.label} ({gpu.name})" for gpu in usable.usable])

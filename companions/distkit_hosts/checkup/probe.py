@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
@@ -54,6 +55,9 @@ START = (
 
 #: A connection, a name or a datagram may take this long [s].
 PATIENCE = 2.0
+
+#: So many of them are tried at once.
+MOST = 200
 
 #: Importing torch may take this long, cold, from a network disk [s].
 IMPORT = 20
@@ -183,17 +187,10 @@ def resolve(name: str) -> Json:
 
 def at_once(what: Callable[[Any], Any], items: Iterable[Any], patience: float) -> dict[Any, Any]:
     """Results for the items, worked on at the same time; without those that take too long."""
-    results: dict[Any, Any] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: results.update({i: what(i)}), daemon=True)
-        for i in dict.fromkeys(items)
-    ]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + patience
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(results)
+    pool = futures.ThreadPoolExecutor(MOST)
+    work = {item: pool.submit(what, item) for item in items}
+    futures.wait(work.values(), patience)
+    return {item: one.result() for item, one in work.items() if one.done() and not one.exception()}
 
 
 # -- talking to other probes -----------------------------------------------------------------------
