@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import pickle
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -416,13 +415,13 @@ def test_a_profile_opens_by_its_path(tmp_path: Path, form: str, name: str) -> No
     assert (call.rank, call.op, call.dtype, call.nbytes) == (0, Op.ALL_REDUCE, "float32", 32)
 
 
-def test_a_profile_of_nccl_has_groups_kernels_and_lines(tmp_path: Path) -> None:
+def test_a_profile_of_nccl_has_groups_and_kernels(tmp_path: Path) -> None:
     for rank in range(2):
         tmp_path.joinpath(f"worker{rank}.pt.trace.json").write_text(json.dumps(profiled(rank)))
     trace = Trace.load(tmp_path)
     calls = [s for s in trace.spans if s.op is Op.ALL_REDUCE]
-    assert [(s.rank, s.group, s.shape, s.dtype, s.nbytes, s.where) for s in calls] == [
-        (r, "3", (8,), "float32", 32, "train.py:31") for r in range(2)
+    assert [(s.rank, s.group, s.shape, s.dtype, s.nbytes) for s in calls] == [
+        (r, "3", (8,), "float32", 32) for r in range(2)
     ]
     assert [s.seconds for s in calls] == pytest.approx([300e-6] * 2)  # the kernel's
     assert calls[1].start - calls[0].start == pytest.approx(1)  # the files' clocks differ
@@ -534,21 +533,6 @@ def test_dumps_without_a_call_say_what_they_hold(tmp_path: Path) -> None:
         TraceFileError, match=r"in 2 dumps with 1 entries \(nccl:coalesced\)\. Looked"
     ):
         load(tmp_path, dump(entry(0, "coalesced")), dump())
-
-
-def test_stacks_of_a_long_profile_take_little_time(tmp_path: Path) -> None:
-    """Twenty thousand frames and a thousand calls: each call is looked up in its own stack."""
-    content = profiled(0)
-    call, detail = content["traceEvents"][:2]
-    frame = content["traceEvents"][3]
-    for n in range(1, 1000):
-        at = {"ts": 2000 * n, "dur": 100}
-        content["traceEvents"] += [call | at, detail | at]
-        content["traceEvents"] += [frame | {"ts": 2000 * n - k, "dur": 500} for k in range(20)]
-    began = time.process_time()
-    trace = loaded(tmp_path, content)
-    assert {s.where for s in trace.spans if s.op is Op.ALL_REDUCE} == {"train.py:31"}
-    assert time.process_time() - began < 4
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:

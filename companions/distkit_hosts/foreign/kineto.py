@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -33,8 +32,6 @@ Json = dict[str, Any]
 _PEER = {Op.SEND: 2, Op.RECV: 2, Op.BROADCAST: 2, Op.REDUCE: 3, Op.GATHER: 3, Op.SCATTER: 3}
 _TAG = 3
 _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE: 0}
-#: A call of a Python function, in a trace with stacks.
-_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): .*")
 #: Ranges of a backend.
 _BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")
 #: Categories of operators, today's and those of older versions; "" is what legacy profilers write.
@@ -221,7 +218,6 @@ class _Rank:
             op: iter([s for s, its in ranges if its is op and s.name.startswith("gloo")])
             for op in Op
         }
-        self._lines = _lines(slices, [s for s, op in self._calls if op is not Op.MARK])
 
     def events(self) -> Iterator[Event]:
         """The transitions of its calls and marks."""
@@ -265,7 +261,6 @@ class _Rank:
             shape=shape,
             dtype=dtype,
             tag=_number(inputs, _TAG) if op in P2P else None,
-            where=self._lines.get(id(s), ""),
         )
 
     def _group(self, told: Json) -> str:
@@ -340,27 +335,3 @@ class _Details:
             if near.thread == call.thread and near.end >= call.start:
                 return near
         return None
-
-
-def _lines(slices: list[Slice], calls: list[Slice]) -> dict[int, str]:
-    """``file:line`` of each call's innermost caller that is of no package, where it is told."""
-    frames = [
-        (s, f) for s in slices if s.category == "python_function" if (f := _FRAME.match(s.name))
-    ]
-    own = [(s, f) for s, f in frames if _is_own(f["file"])]
-    found: dict[int, str] = {}
-    around: dict[Any, list[tuple[float, str]]] = {}
-    marked = [(s, f"{PurePath(f['file']).name}:{f['line']}") for s, f in own]
-    for s, where in sorted([*marked, *((c, "") for c in calls)], key=lambda one: one[0].start):
-        inside = around.setdefault(s.thread, [])
-        while inside and inside[-1][0] < s.end:
-            inside.pop()
-        if where:
-            inside.append((s.end, where))
-        elif inside:
-            found[id(s)] = inside[-1][1]
-    return found
-
-
-def _is_own(file: str) -> bool:
-    return "-packages" not in file and "<" not in file and not file.startswith("torch/")
