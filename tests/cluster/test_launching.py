@@ -152,11 +152,6 @@ def test_all_machines_that_are_cut_off_are_named(head: Head, hosts: Laboratory) 
     )
 
 
-def test_a_machine_with_addresses_of_ipv6_only(head: Head, hosts: Laboratory) -> None:
-    hosts.unname("beta", "fd00::2", on=["head"])
-    refused(head, SSH, "beta: IPv6 addresses only, and ranks connect by IPv4")
-
-
 @pytest.mark.parametrize("when", ["between two runs", "in a run"])
 def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory, when: str) -> None:
     assert "error" not in head.do(f"follow(lambda: dk.Cluster({SSH}))")

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from distkit._format import joined, named
+from distkit._format import named
 from distkit.cluster.hosts.agent import versions
 from distkit.cluster.hosts.host import HostForkServer
 from distkit.cluster.hosts.launching import InEngines, Launch, by_launcher
@@ -89,11 +89,6 @@ class Wish:
         if self.engines == "local":
             return "127.0.0.1"
         names = [name.rpartition("@")[2].partition(":")[0] for name in self._names()]
-        if new := [name for name in names if _only_ipv6(name)]:
-            raise StartError(
-                f"{joined(new)}: IPv6 addresses only, and ranks connect by IPv4. Give each machine "
-                "an IPv4 address, in its network and in /etc/hosts or the name server."
-            )
         return _resolve(next(iter(names), ""))
 
     def _names(self) -> list[str]:
@@ -112,13 +107,6 @@ class Wish:
         if isinstance(self.interface, socket.socket):
             return str(self.interface.getsockname()[1])
         return self.interface.partition(":")[2] or "*"
-
-
-def _only_ipv6(name: str) -> bool:
-    """True if a name is known here, by addresses of IPv6 alone."""
-    with suppress(OSError):
-        return {entry[0] for entry in socket.getaddrinfo(name, None)} == {socket.AF_INET6}
-    return False
 
 
 def _resolve(name: str) -> str:
