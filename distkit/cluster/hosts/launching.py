@@ -100,13 +100,12 @@ class ByLauncher(Launch):
         super().__init__(where, fail)
         self._name, self._n = name, n
         self._launcher = _make(name, folder, options, where)
-        self._over, self._gone = threading.Event(), threading.Event()
-        self._gone.set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distkit-launch", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
-        self._gone.clear()
-        threading.Thread(target=self._run, name="distkit-launch", daemon=True).start()
+        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -118,8 +117,6 @@ class ByLauncher(Launch):
             self._fail(f"there is no {error.filename} on this machine. Install it, or name it")
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
-        finally:
-            self._gone.set()
 
     def _fail(self, what: str, said: str | None = None) -> None:
         if not self._over.is_set():
@@ -135,11 +132,17 @@ class ByLauncher(Launch):
         await ended.wait()
         self._fail("the processes have ended", self._launcher.get_output())
 
+    def _ended(self, within: float) -> bool:
+        """Wait for the launcher's end."""
+        if self._thread.is_alive():
+            self._thread.join(within)
+        return not self._thread.is_alive()
+
     def stop(self) -> None:
         """End what may be left, once agents were told to leave."""
         self._over.set()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._gone.wait(_GRACE):
+            if self._ended(_GRACE):
                 return
             with suppress(Exception):  # it has just ended
                 self._launcher.signal(number)
@@ -303,7 +306,7 @@ class ByBatch(ByLauncher):
     def stop(self) -> None:
         """End what may be left, once agents were told to leave."""
         self._over.set()
-        self._gone.wait(4 * _GRACE)
+        self._ended(4 * _GRACE)
 
 
 def by_launcher(
