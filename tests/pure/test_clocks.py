@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distkit.cluster.hosts.clocks import PeerClock, RoundTrip
-from distkit_hosts.alignment import Crossing, align
+from distkit_hosts.causality import Crossing, align
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distkit.errors import LaboratoryError
-from distkit_hosts.laboratory import Laboratory, network, plan, starting
+from distkit_hosts.laboratory import Laboratory, plan, starting
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,18 @@ from distkit_hosts.laboratory import Laboratory, network, plan, starting
     ],
 )
 def test_rules(fault: tuple[str | None, str | None, int | None, bool], words: str) -> None:
-    assert network.rule(*fault) == words
+    assert plan.rule(*fault) == words
 
 
 def test_a_bucket_holds_a_large_packet() -> None:
-    assert network.bucket("1mbit") == "tbf rate 1mbit burst 16384 latency 50ms"
-    assert network.bucket("1gbit") == "tbf rate 1gbit burst 250000 latency 50ms"
+    assert plan.bucket("1mbit") == "tbf rate 1mbit burst 16384 latency 50ms"
+    assert plan.bucket("1gbit") == "tbf rate 1gbit burst 250000 latency 50ms"
 
 
 @pytest.mark.parametrize("rate", ["fast", "100", "100 mbit", "-1mbit"])
 def test_a_rate_that_is_none(rate: str) -> None:
     with pytest.raises(LaboratoryError, match="'100mbit'"):
-        network.bits_per_second(rate)
+        plan.bits_per_second(rate)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@
         lab.cut("beta")                         # nobody reaches beta now
 
 Each host has its own network, hostname, processes, shared memory and temporary folder; the other
-files are those of the machine. The ``keeper`` makes them by a ``plan`` and holds them, ``network``
-has addresses and commands, ``services`` run on them.
+files are those of the machine. The ``keeper`` makes them by a ``plan`` and holds them;
+``services`` run on them.
 """
 
 from distkit_hosts.laboratory.laboratory import Laboratory

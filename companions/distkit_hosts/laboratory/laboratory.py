@@ -17,8 +17,7 @@ from typing import Any
 from distkit.cluster.processes import folders
 from distkit.errors import LaboratoryError
 from distkit.gone import GONE, refuse
-from distkit_hosts.laboratory import network, services, starting
-from distkit_hosts.laboratory.plan import Plan, check_names, shared_folders
+from distkit_hosts.laboratory import plan, services, starting
 from distkit_hosts.laboratory.starting import find
 
 #: They name folders and sockets of the machine that a host does not have.
@@ -74,8 +73,8 @@ class Laboratory:
     ) -> None:
         refuse("dk.hosts.Laboratory", removed)
         #: The names of all hosts, the head first.
-        self.hosts = check_names([head, *hosts] if head else hosts)
-        self._addresses = network.addresses(self.hosts)
+        self.hosts = plan.check_names([head, *hosts] if head else hosts)
+        self._addresses = plan.addresses(self.hosts)
         for host in {*(skew or {}), *(private or {})}:
             self._check(host)
         starting.check_platform()
@@ -87,11 +86,11 @@ class Laboratory:
         #: The addresses that each host knows.
         self._names: dict[str, dict[str, str | None]]
         self._names = {host: {**self._addresses} for host in self.hosts}
-        self._plan = Plan(
+        self._plan = plan.Plan(
             self.folder,
             self._addresses,
             rootless=os.geteuid() != 0,
-            shared=shared_folders([made, *shared]),
+            shared=plan.shared_folders([made, *shared]),
             skew=skew or {},
             private=private or {},
         )
@@ -229,7 +228,7 @@ class Laboratory:
             LaboratoryError: there is no such host.
         """
         device = self._port(source) if source else None
-        rule = network.rule(device, self.address(to) if to else None, port, reject)
+        rule = plan.rule(device, self.address(to) if to else None, port, reject)
         self._make(
             rule,
             {host for host in (source, to) if host},
@@ -243,7 +242,7 @@ class Laboratory:
         Raises:
             LaboratoryError: there is no such host, or it is no rate.
         """
-        bucket = network.bucket(rate).split()
+        bucket = plan.bucket(rate).split()
         self._make(
             f"{host} is slow",
             {host},
@@ -420,5 +419,5 @@ class Laboratory:
 
     def _write_names(self, host: str) -> None:
         """Write a host's ``/etc/hosts``."""
-        text = network.hosts_file(self._names[host])
+        text = plan.hosts_file(self._names[host])
         self.folder.joinpath(host, "hosts").write_text(text)

@@ -25,8 +25,7 @@ from distkit.recording.recorder import is_users, to_event
 from distkit.trace import file
 from distkit.trace.info import ClockOffset, Limit, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
-from distkit_hosts.alignment import ClocksDisagree, Correction, Crossing, align
-from distkit_hosts.causality import crossings
+from distkit_hosts.causality import ClocksDisagree, Correction, Crossing, align, crossings
 from distkit_hosts.foreign.files import checked
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
