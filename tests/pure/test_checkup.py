@@ -238,13 +238,6 @@ def clock(facts: Facts) -> None:
     facts.clocks["beta"] = (-5.0, 1e-3)
 
 
-def twice(facts: Facts) -> None:
-    facts.addresses["beta"] = facts.addresses["alpha"]
-    facts.machines["beta"]["addresses"] = facts.machines["alpha"]["addresses"]
-    for known in facts.names.values():
-        known["beta"]["addresses"] = known["alpha"]["addresses"]
-
-
 TOGETHER = [
     ("ways.cut", "no packets pass between alpha and beta", link_cut),
     ("ways.one_way", "packets from alpha to beta are lost", one_direction),
@@ -276,7 +269,6 @@ TOGETHER = [
     ("home.own", "/home/me/lab (home) is not shared with beta", not_shared("home")),
     ("folder.own", "/home/me/lab (this folder) is not shared with beta", not_shared("folder")),
     ("clock", "the clock of beta is 5 s (± 1 ms) behind", clock),
-    ("hosts.same", "alpha and beta are the same machine", twice),
 ]
 
 

@@ -27,7 +27,7 @@ def judge(facts: Facts) -> Iterator[Check]:
     """Every check of what is between machines."""
     yield from _lost(facts)
     if facts.hosts:
-        for check in (_names, _same, _reachability, _versions, _shared, _clocks):
+        for check in (_names, _reachability, _versions, _shared, _clocks):
             yield from check(facts)
 
 
@@ -148,15 +148,6 @@ def _merged(checks: list[Check]) -> Iterator[Check]:
         more = f" The same is true of {named(*who)}." if who else ""
         hosts = (first.hosts[0], *who, host)
         yield Check(kind, first.level, first.message + more, first.remedy, hosts)
-
-
-def _same(facts: Facts) -> Iterator[Check]:
-    for a, b in facts.pairs():
-        address = facts.addresses.get(a)
-        if HERE not in (a, b) and address == facts.addresses.get(b):
-            yield warning(
-                "hosts.same", f"{a} and {b} are the same machine ({address}).", "Name one.", a, b
-            )
 
 
 # -- packets ---------------------------------------------------------------------------------------
