@@ -391,10 +391,6 @@ FORMS: dict[str, Callable[[Json], str | bytes]] = {
     "in UTF-16": lambda c: blank(c).encode("utf-16"),
     "with lines of Windows": lambda c: blank(c).replace("\n", "\r\n"),
     "a list": lambda c: "\n" + json.dumps(c["traceEvents"]),
-    "a list without an end": lambda c: (
-        blank({"": c["traceEvents"]}).partition(":")[2].rsplit("]", 1)[0]
-    ),
-    "a list behind a comma": lambda c: json.dumps(c["traceEvents"])[:-1] + ",\n",
     "without categories": legacy,
     "with categories of torch 1.9": lambda c: changed(c, '"cpu_op"', '"Operator"'),
     "with quotes in a name": lambda c: changed(c, "/home/me/train.py(31): step", '{"a": 1}(2): x'),

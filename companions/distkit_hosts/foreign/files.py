@@ -134,16 +134,13 @@ def _plain(content: bytearray) -> Any:
     except ValueError as error:
         if nccl_log.is_one(text):
             return text
-        for repaired in _repaired(text):
-            with suppress(ValueError):
-                return json.loads(repaired, strict=False)
+        with suppress(ValueError):
+            return json.loads(_NAME.sub(_escaped, text), strict=False)
         raise error
 
 
-def _repaired(text: str) -> Iterator[str]:
-    """A profile in forms that its readers take, and JSON does not."""
-    yield text.rstrip(" ,\n") + "]"  # a list of events may end without it
-    yield _NAME.sub(lambda name: re.sub(r'(?<!\\)"', r"\"", name[0]), text)
+def _escaped(name: re.Match[str]) -> str:
+    return re.sub(r'(?<!\\)"', r"\"", name[0])
 
 
 def _screen(content: bytearray) -> None:
