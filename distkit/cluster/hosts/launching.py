@@ -260,7 +260,7 @@ class ByBatch(ByLauncher):
         with subprocess.Popen(end, stdin=subprocess.PIPE, start_new_session=True, **quiet):
             while not self._over.is_set():
                 self.state = self._state()
-                if _is_over(self.state):
+                if self.state.startswith(_OVER) or "Invalid job id" in self.state:
                     self._fail(f"job {launcher.job_id} is {self.state}", self._output())
                     return
                 self._over.wait(_ASK)
@@ -322,10 +322,6 @@ def by_launcher(
         return BySSH(list(ranks), options, where, fail)
     kind = ByBatch if hasattr(_kind(name), "job_id") else ByLauncher
     return kind(name, ranks, folder, options, where, fail)
-
-
-def _is_over(state: str) -> bool:
-    return state.startswith(_OVER) or "Invalid job id" in state
 
 
 def _kind(name: str) -> Any:
@@ -444,26 +440,25 @@ class InEngines(Launch):
 
 
 def connect(name: str) -> Any:
-    """A client of somebody's cluster, by the name of its profile or its cluster id.
+    """A client of somebody's cluster, by the name of its profile.
 
     Raises:
         StartError: there is none, or it has no engines.
     """
     import ipyparallel
 
-    said = ""
-    for way in ({"profile": name}, {"cluster_id": name}):
-        try:
-            client = ipyparallel.Client(**way, timeout=10)
-        except Exception as error:
-            said += f"\n    {way}: {error}"
-            continue
+    try:
+        client = ipyparallel.Client(profile=name, timeout=10)
+    except Exception as error:
+        said = str(error)
+    else:
         if client.ids:
             return client
-        said += f"\n    {way}: it has no engines"
+        said = "it has no engines"
     raise StartError(
-        f"there is no ipyparallel cluster {name!r} to attach to: {said}\nStart one with ipcluster "
-        "start, or give a client: dk.Cluster.attach(ipyparallel.Client(…))."
+        f"there is no ipyparallel cluster of profile {name!r} to attach to: {said}\nStart one with "
+        f"ipcluster start --profile={name}, or give a client: "
+        "dk.Cluster.attach(ipyparallel.Client(…))."
     )
 
 
