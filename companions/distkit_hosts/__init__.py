@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from distkit_hosts.torchrun.attached import record
     from distkit_hosts.torchrun.following import follow
 
-_HOMES = {
-    "distkit_hosts.checkup.examine": ["doctor"],
-    "distkit_hosts.laboratory": ["Laboratory"],
-    "distkit_hosts.torchrun.attached": ["record"],
-    "distkit_hosts.torchrun.following": ["follow"],
+_home = {
+    "Laboratory": "distkit_hosts.laboratory",
+    "doctor": "distkit_hosts.checkup.examine",
+    "follow": "distkit_hosts.torchrun.following",
+    "record": "distkit_hosts.torchrun.attached",
 }
-_home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = ["Laboratory", "doctor", "follow", "record"]
 

@@ -34,7 +34,10 @@ def main(argv: list[str]) -> None:
         print(f"distkit: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     try:
-        _run_module(words[0]) if is_module else _run_script(Path(words[0]))
+        if is_module:  # the current folder is searched first, as by ``python -m``
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            _run_script(Path(words[0]))
     except BaseException as error:
         ended(error)
         raise
@@ -49,11 +52,6 @@ def _run_script(path: Path) -> None:
     vars(main).update(__file__=str(path), __builtins__=builtins, __loader__=loader)
     sys.modules["__main__"] = main
     exec(compile(path.read_bytes(), str(path), "exec"), vars(main))
-
-
-def _run_module(name: str) -> None:
-    """Run a module as ``__main__``; the current folder is searched first, as by ``python -m``."""
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
