@@ -117,8 +117,8 @@ class Attached:
             self._box = BlackBox(self._beside[0])
             self._fault = self._beside[1].open("wb")
             self._recorder = Recorder(place.rank, keep=partial(self._box.note, 1))
-            self._line = self._offer_line()
-            about["line"] = "" if self._line is None else self._line.path
+            self._line = Line(self._set_stepped, lambda: self._recorder.hurry(), self._release)
+            about["line"] = self._line.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
         except OSError as error:
             raise StartError(
@@ -132,17 +132,8 @@ class Attached:
         self._hear_signals()
         self._flusher = _Flusher(self._recorder, self._emit, self._beat)
 
-    def _offer_line(self) -> Line | None:
-        """Let a notebook of this machine take this rank up, if there can be such a line."""
-        try:
-            return Line(self._set_stepped, lambda: self._recorder.hurry(), self._release)
-        except (StartError, OSError):  # it is recorded all the same
-            return None
-
     def _set_stepped(self, on: bool) -> None:
         """Stop before each communication, or go on for good."""
-        if self._line is None:
-            return
         if on and self._line.pass_by not in tap.before:
             tap.before.append(self._line.pass_by)
         self._recorder.stepped = on
@@ -176,8 +167,7 @@ class Attached:
     def _note(self, kind: str, what: Any) -> None:
         """Write down a fact, and tell it to whoever listens."""
         self._file.note(kind, what)
-        if self._line is not None:
-            self._line.emit(kind, what)
+        self._line.emit(kind, what)
 
     def _emit(self, kind: str, what: Any) -> None:
         """Write what the flusher brings, and tell it to whoever listens."""
@@ -188,7 +178,7 @@ class Attached:
             self._written += count
         else:
             self._waits = what
-        if self._line is not None and self._line.heard:
+        if self._line.heard:
             self._line.emit(kind, what if kind == "waits" else (count, encode_rows(rows)))
 
     def _add_sources(self, rows: list[Row]) -> None:
@@ -211,8 +201,7 @@ class Attached:
         told = lost, self._recorder.without_values, dict(self._recorder.unseen), cuda
         self._file.note("beat", (time.monotonic(), time.time(), self._waits, *told))
         self._waits = None
-        if self._line is not None:
-            self._line.take_up(self._written)
+        self._line.take_up(self._written)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -266,8 +255,7 @@ class Attached:
         self._file.note("unwaited", unwaited)
         self._file.note("end", (*self._end, time.monotonic()))
         self._file.close()
-        if self._line is not None:
-            self._line.close()
+        self._line.close()
         self._hear_no_signals()
         for path in self._beside:
             path.unlink(missing_ok=True)
@@ -276,9 +264,7 @@ class Attached:
         """In a child: it is no rank."""
         _recorder.set_current(None)
         self._hear_no_signals()
-        if self._line is not None:
-            self._line.close_here()
-            self._line = None
+        self._line.close_here()
 
     def _hear_signals(self) -> None:
         """Have the interpreter write down which signal ends the rank, also out of a call of C++.

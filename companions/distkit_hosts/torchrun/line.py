@@ -19,6 +19,7 @@ from typing import Any
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.rank.gate import Gate
+from distkit.errors import StartError
 from distkit.events import Op
 
 #: The number of a rank's only run.
@@ -39,8 +40,7 @@ class Line:
         hurry: called when somebody waits: has :meth:`take_up` called, and events told.
         release: called with the reason when the notebook ends the program.
 
-    Raises:
-        StartError, OSError: there can be no such line here.
+    Where there can be no such line, :attr:`path` is "".
     """
 
     def __init__(
@@ -49,18 +49,19 @@ class Line:
         hurry: Callable[[], None],
         release: Callable[[str], None],
     ) -> None:
-        folders.sweep(tempfile.gettempdir())
-        folder, self._held = folders.make()
-        self.path = f"{folder}/{_NAME}"
         self._stepped, self._hurry, self._release = stepped, hurry, release
         self._gate = Gate()
         self._new: Channel | None = None  # taken up, and not greeted
         self._channel: Channel | None = None
         self._is_stepped = False
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
-        self._listener.listen(1)
-        threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
+        self.path, self._listener = "", socket.socket(socket.AF_UNIX)
+        with suppress(StartError, OSError):
+            folders.sweep(tempfile.gettempdir())
+            folder, self._held = folders.make()
+            self._listener.bind(f"{folder}/{_NAME}")
+            self._listener.listen(1)
+            self.path = f"{folder}/{_NAME}"
+            threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
 
     def pass_by(self, op: Op, nbytes: int) -> None:
         """Stand at the gate: a hook of the tap's."""
@@ -91,15 +92,14 @@ class Line:
         if self._channel is not None:
             self._channel.hang_up()
         self.close_here()
-        shutil.rmtree(Path(self.path).parent, ignore_errors=True)
+        if self.path:
+            shutil.rmtree(Path(self.path).parent, ignore_errors=True)
 
     def close_here(self) -> None:
         """In a process that the rank has forked: it has no line."""
-        for end in (self._listener, self._channel):
-            if isinstance(end, Channel):
-                end.close_here()
-            elif end is not None:
-                end.close()
+        self._listener.close()
+        if self._channel is not None:
+            self._channel.close_here()
 
     def _listen(self) -> None:
         with suppress(OSError):  # the rank ends
