@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.hosts.clocks import Offset, PeerClock, RoundTrip
+from distkit.cluster.hosts.clocks import Offset, PeerClock
 from distkit.cluster.hosts.launching import quoted
 from distkit.cluster.hosts.tunnel import Tunnel
 from distkit.cluster.processes.channel import Channel
@@ -21,17 +21,6 @@ _LOOK = "Look at the network and at the machine: distkit doctor --hosts {}"
 
 #: The loss of a machine, and what it said before, is known within this time [s].
 TOLD = 1.0
-
-
-def connect(path: str) -> socket.socket:
-    """A connection to a Unix socket of this machine."""
-    near = socket.socket(socket.AF_UNIX)
-    try:
-        near.connect(path)
-    except OSError:
-        near.close()
-        raise
-    return near
 
 
 class Wire(Channel):
@@ -63,7 +52,7 @@ class Wire(Channel):
         """True if the tunnel is lost."""
         return bool(self._tunnel.why)
 
-    def lost(self) -> None:
+    def lost(self, why: str) -> None:
         """Nothing more will come."""
         self._words.put(None)
 
@@ -89,10 +78,9 @@ class HostForkServer(ForkServer):
         self._ended: dict[str, str] = {}  # why, and what was said there before
         #: What whoever started the agent says of it now.
         self.words: Callable[[], str] = str
-        self._tunnel, self._wire = tunnel, Wire(tunnel)
+        self._tunnel, self._wire, self._clock = tunnel, Wire(tunnel), PeerClock()
         tunnel.on_word, tunnel.on_line = self._on_word, self._on_line
-        tunnel.on_lost, tunnel.on_trip = self._on_lost, self._on_trip
-        self._clock = PeerClock()
+        tunnel.on_lost, tunnel.on_trip = self._wire.lost, self._clock.add
         super().__init__(self._wire, facts["name"])
         self.say("welcome")
 
@@ -153,19 +141,19 @@ class HostForkServer(ForkServer):
 
     def _on_line(self, word: dict[str, Any]) -> socket.socket:
         """A connection that leads to a socket of this machine."""
-        return connect(f"{self.mirror}/{word['to']}")
+        near = socket.socket(socket.AF_UNIX)
+        try:
+            near.connect(f"{self.mirror}/{word['to']}")
+        except OSError:
+            near.close()
+            raise
+        return near
 
     def _keep(self, files: dict[str, bytes]) -> None:
         """Put a process's last words where those of this machine's processes are."""
         for name, data in files.items():
             with suppress(OSError):
                 Path(self.mirror, Path(name).name).write_bytes(data)
-
-    def _on_lost(self, why: str) -> None:
-        self._wire.lost()
-
-    def _on_trip(self, *trip: float) -> None:
-        self._clock.add(RoundTrip(*trip))
 
     def close(self) -> None:
         """End the agent, and with it everything there."""

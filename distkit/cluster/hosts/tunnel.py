@@ -25,6 +25,7 @@ from typing import Any
 
 import zmq
 
+from distkit.cluster.hosts.clocks import RoundTrip
 from distkit.kvstore.transport.sockets import (
     BROKEN,
     CLOSE_LINGER_MS,
@@ -95,7 +96,7 @@ class Tunnel:
         self.on_line: Callable[[Any], socket.socket] = _refuse
         #: … when it is lost, and with each comparison of the clocks.
         self.on_lost: Callable[[str], None] = lambda why: None
-        self.on_trip: Callable[[float, float, float, float], None] = lambda *trip: None
+        self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
     def say(self, word: Any) -> None:
         """Send a picklable message.
@@ -199,7 +200,7 @@ class Tunnel:
 
     def _compare(self, now: float, asked: float, received: float, sent: float) -> None:
         if received:
-            self.on_trip(asked, received, sent, now)
+            self.on_trip(RoundTrip(asked, received, sent, now))
         else:
             self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
 
