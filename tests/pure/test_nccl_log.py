@@ -179,16 +179,14 @@ PREFIXES: dict[str, Callable[[int], str]] = {
 def test_what_launchers_put_before_a_line_is_no_obstacle(
     tmp_path: Path, prefix: str, known: bool
 ) -> None:
-    """Their numbers tell the ranks, where there is no communicator of all."""
     two = [Process(0, pid=9), Process(1, pid=5)]
     for p in two:
         p.prefix = PREFIXES[prefix](p.rank)
     inits = [p.init(2) if known else p.init(1, place=0, of=f"0xa{p.rank}") for p in two]
     calls = steps(two, "AllReduce", size=2 if known else 1)
     trace = load(tmp_path, *inits, *calls, two[0].call("AllReduce", n=1))
-    told = known or prefix in ("torchrun", "srun", "mpiexec", "colour")
-    assert [trace.info.ranks[r].pid for r in range(2)] == (["9", "5"] if told else ["5", "9"])
-    assert limits(trace) == ({"completions"} if told else {"completions", "ranks"})
+    assert [trace.info.ranks[r].pid for r in range(2)] == (["9", "5"] if known else ["5", "9"])
+    assert limits(trace) == ({"completions"} if known else {"completions", "ranks"})
     if known:
         assert behind(trace).culprits == (1,)
 

@@ -22,7 +22,7 @@ from typing import Any
 from distkit._format import joined, named
 from distkit.events import COLLECTIVES, P2P, WORLD, Event, Op, State
 from distkit.trace.calls import CUT
-from distkit.trace.info import MOST_RANKS, Limit, RankInfo, RunInfo
+from distkit.trace.info import Limit, RankInfo, RunInfo
 from distkit_hosts.foreign.flight_recorder import op_of
 
 #: What calls are recognised by, and what writes them.
@@ -41,7 +41,7 @@ _SENDER = re.compile(r":\d+:\d+ \[\d+\]")
 _CALL = re.compile(
     r"(?P<op>\w+): opCount (?P<number>[0-9a-f]+) sendbuff \S+ recvbuff \S+ count (?P<count>\d+) "
     r"datatype (?P<dtype>\d+) op (?P<reduction>\d+) root (?P<root>\d+) comm (?P<comm>\w+) "
-    r"\[nranks=(?P<size>\d+)\] stream [^\s]+(?: task \d+ globalrank (?P<rank>\d+))?"
+    r"\[nranks=(?P<size>\d+)\] stream [^\s]+"
 )
 #: What is left of a call that was cut: it has at least one of these.
 _PART = re.compile(r": opCount|sendbuff \S+ recvbuff")
@@ -54,9 +54,6 @@ _INIT = re.compile(
     r" color (?P<color>-?\d+))?(?:.* commId (?P<id>0x\w+))?.* Init (?:START|COMPLETE)"
 )
 _CLOSED = re.compile(r"comm (?P<comm>0x\w+) rank .* Destroy COMPLETE")
-#: The rank, as torchrun, srun --label and mpiexec --tag-output put it before a line.
-_RANK = re.compile(r"\[rank(?P<torchrun>\d+)\]:|^\s*(?P<srun>\d+): |^\[\d+,(?P<mpi>\d+)\]<std")
-
 #: NCCL's numbers of types and reductions.
 _DTYPES = (
     *(("int8", 1), ("uint8", 1), ("int32", 4), ("uint32", 4), ("int64", 8), ("uint64", 8)),
@@ -120,7 +117,7 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], RunInfo]:
     """
     log = _Log(logs)
     comms, earlier = _latest(log.comms)
-    ranks, how = _ranks(comms, log)
+    ranks, known = _ranks(comms)
     groups, members = _groups(comms, ranks)
     events = [*_events(comms, ranks, groups, members)]
     size = len(members.get(WORLD, ranks))
@@ -133,7 +130,7 @@ def read(logs: Mapping[str, str]) -> tuple[list[Event], RunInfo]:
         },
         groups={WORLD: [*range(size)]} | {g: r for g, r in members.items() if g != WORLD},
         unseen={rank: {CUT: log.cut[lane]} for lane, rank in ranks.items() if log.cut[lane]},
-        limits=_limits(log, ranks, how, size, earlier),
+        limits=_limits(log, ranks, known, size, earlier),
         world_size=size if size == len(ranks) else 0,
     )
     return events, info
@@ -149,8 +146,6 @@ class _Log:
         self.comms: list[Comm] = []
         self.cut = Counter[Lane]()  # calls in the last line of a file
         self.torn = self.unassigned = 0  # other parts of calls; calls on unknown communicators
-        #: The rank of each lane, as its lines begin.
-        self.told: dict[Lane, int] = {}
         self._open: dict[tuple[str, str, str], Comm] = {}  # by process and address
         self._line = 0
         for name, text in logs.items():
@@ -172,7 +167,7 @@ class _Log:
                 continue
             lane = process["host"] or "", process["pid"] or name, process["device"]
             if (call := _CALL.match(said)) is not None:
-                self._call(lane, call, f"{name}:{number}", before)
+                self._call(lane, call, f"{name}:{number}")
             elif _PART.search(said):
                 if number == len(lines):
                     self.cut[lane] += 1
@@ -199,7 +194,7 @@ class _Log:
             self._open[at] = Comm(own, size, identity, place, bus, self._line)
             self.comms.append(self._open[at])
 
-    def _call(self, lane: Lane, said: re.Match[str], where: str, before: str) -> None:
+    def _call(self, lane: Lane, said: re.Match[str], where: str) -> None:
         op = op_of(said["op"])
         if op is None:
             return
@@ -207,8 +202,6 @@ class _Log:
         if comm is None:
             self.unassigned += 1
             return
-        if (rank := _rank_in(before, said)) is not None:
-            self.told.setdefault(comm.lane, rank)
         comm.calls.append(_event(op, self._line, where, said))
 
 
@@ -230,12 +223,6 @@ def _event(op: Op, line: int, where: str, said: re.Match[str]) -> Event:
         where=where,
         attributes={"reduction": of} if op in _REDUCING and of != "sum" else {},
     )
-
-
-def _rank_in(before: str, said: re.Match[str]) -> int | None:
-    prefix = _RANK.search(before)
-    told = next(filter(None, prefix.groups()), None) if prefix else said["rank"]
-    return int(told) if told is not None else None
 
 
 # -- what belongs together -------------------------------------------------------------------------
@@ -274,17 +261,14 @@ def _last_line(comm: Comm) -> int:
     return comm.calls[-1].seq if comm.calls else comm.first
 
 
-def _ranks(comms: Sequence[Comm], log: _Log) -> tuple[dict[Lane, int], str]:
-    """The rank of each lane, and by what it is known: a communicator of all, or else its lines."""
+def _ranks(comms: Sequence[Comm]) -> tuple[dict[Lane, int], bool]:
+    """The rank of each lane, and whether a communicator of all tells it."""
     lanes = sorted({comm.lane for comm in comms}, key=_order)
     for some in _together(comms).values():
         found = {comm.lane: comm.place for comm in some}
         if len(found) == len(lanes) == len({*found.values()}):
-            return found, "world"
-    told = {lane: log.told[lane] for lane in lanes if lane in log.told}
-    if len(lanes) == len({*told.values()}) and max(told.values(), default=0) < MOST_RANKS:
-        return told, "lines"
-    return {lane: rank for rank, lane in enumerate(lanes)}, "order"
+            return found, True
+    return {lane: rank for rank, lane in enumerate(lanes)}, False
 
 
 def _order(lane: Lane) -> tuple[Any, ...]:
@@ -363,7 +347,7 @@ def _keys(events: Iterable[Event]) -> Iterator[Any]:
 def _limits(
     log: _Log,
     ranks: Mapping[Lane, int],
-    how: str,
+    known: bool,
     size: int,
     earlier: int,
 ) -> dict[str, Limit]:
@@ -389,13 +373,13 @@ def _limits(
             "NCCL_DEBUG_SUBSYS=INIT,COLL NCCL_DEBUG_FILE=nccl.%h.%p.log",
             calls=log.torn + log.unassigned,
         )
-    if how == "order":
+    if not known:
         lanes = sorted(ranks, key=lambda lane: ranks[lane])
         some = ", ".join(f"{ranks[lane]} is {lane[0]}:{lane[1]}" for lane in lanes[:4])
         found["ranks"] = Limit(
             text="of which rank each process is, the log does not tell: they are numbered by "
             f"host and pid ({some}{', …' * (len(lanes) > 4)}).",
-            remedy="NCCL_DEBUG_SUBSYS=INIT,COLL tells it, as do `srun --label` and torchrun.",
+            remedy="A collective of all ranks tells it, such as dist.barrier() at the start.",
         )
     if earlier:
         found["jobs"] = Limit(
