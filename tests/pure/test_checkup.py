@@ -93,7 +93,6 @@ ALONE = [
     ("disk", "failure", "no more files", put(temporary={"files": 0})),
     ("disk", "failure", "cannot be written to", put(temporary={"writable": False})),
     ("threads", "warning", "--pids-limit", put(threads_left=30)),
-    ("python.old", "failure", "is Python 3.9.2", put(python={"version": "3.9.2"})),
     ("torch.missing", "failure", "-m pip install torch", put(packages={"torch": None})),
     ("ipyparallel.missing", "failure", "is missing on beta", put(packages={"ipyparallel": None})),
     ("torch.broken", "failure", "libcudart", put(torch={"error": "OSError: libcudart.so.12"})),

@@ -32,9 +32,6 @@ FULL = 1 << 20
 #: A rank has about this many threads: torch's, gloo's, ZeroMQ's.
 THREADS = 20
 
-#: distkit itself needs at least this Python.
-OLDEST = (3, 10)
-
 #: What ranks need.
 NEEDED = ("torch", "ipyparallel", "distkit")
 
@@ -122,13 +119,6 @@ def _threads(host: str, machine: Json) -> Iterator[Check]:
 def _packages(host: str, machine: Json) -> Iterator[Check]:
     have, version = machine["packages"], machine["python"]["version"]
     path, other = machine["python"]["executable"], ", or name another Python with --python."
-    if tuple(map(int, version.split(".")[:2])) < OLDEST:
-        yield failure(
-            "python.old",
-            f"{path} {on(host)} is Python {version}.",
-            f"Install Python {'.'.join(map(str, OLDEST))} or later there{other}",
-            host,
-        )
     missing = [name for name in NEEDED if not have[name]]
     for name in missing:
         yield failure(
