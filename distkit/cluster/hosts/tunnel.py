@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum, auto
 from typing import Any
@@ -69,6 +69,7 @@ class Line:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.carried: asyncio.Task[None] | None = None
         #: What has come, and b"" when the other machine's end is closed.
         self.arrived: asyncio.Queue[bytes] = asyncio.Queue()
         #: The pieces that may be sent before the other machine has taken some.
@@ -170,7 +171,7 @@ class Tunnel:
 
     def _begin(self, number: int, sock: socket.socket) -> None:
         line = self.lines[number] = Line(sock)
-        self._relay.carry(self._carry(number, line))
+        line.carried = self._relay.loop.create_task(self._carry(number, line))
 
     async def _carry(self, number: int, line: Line) -> None:
         """Feed a line's socket and the other machine from each other until one of them ends."""
@@ -247,9 +248,8 @@ class Relay:
         self._socket = open_socket(context(), kind, keys, heartbeat_timeout=SILENCE)
         self.tunnels: dict[bytes, Tunnel] = {}
         self._by: dict[int, bytes] = {}  # connection -> whose
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._fail)
-        self._carried = set[asyncio.Task[None]]()  # or they might be collected
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._fail)
         self._ends = Ends(self._socket)
         if listen:
             self._listen(endpoint, listener)
@@ -280,13 +280,7 @@ class Relay:
     def do(self, what: Callable[[], None]) -> None:
         """Have the relay's thread do something, after what it was told before."""
         with suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(what)
-
-    def carry(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside all else, in the relay's thread."""
-        task = self._loop.create_task(work)
-        self._carried.add(task)
-        task.add_done_callback(self._carried.discard)
+            self.loop.call_soon_threadsafe(what)
 
     def post(self, tunnel: Tunnel, frames: list[Any]) -> None:
         """Send a message to the other end of a tunnel. In the relay's thread."""
@@ -294,11 +288,11 @@ class Relay:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
             tunnel.lose(f"{BROKEN} ({error})")
-        self._loop.call_soon(self._hear)  # the descriptor does not tell what has come meanwhile
+        self.loop.call_soon(self._hear)  # the descriptor does not tell what has come meanwhile
 
     def close(self) -> None:
         """Break all tunnels, and end the thread."""
-        self.do(self._loop.stop)
+        self.do(self.loop.stop)
         if self._thread.ident is None:  # not started
             self._close()
         elif threading.current_thread() is not self._thread:
@@ -309,23 +303,23 @@ class Relay:
             self._socket.disable_monitor()
             self._ends.socket.close()
             self._socket.close(linger=CLOSE_LINGER_MS)
-            self._loop.close()
+            self.loop.close()
 
     # -- the thread ---------------------------------------------------------------------------
 
     def _work(self) -> None:
         for sock in (self._socket, self._ends.socket):
-            self._loop.add_reader(sock.fileno(), self._hear)
-        self._loop.call_soon(self._hear)
+            self.loop.add_reader(sock.fileno(), self._hear)
+        self.loop.call_soon(self._hear)
         if self._listens:
-            self._loop.call_soon(self._compare_clocks)
+            self.loop.call_soon(self._compare_clocks)
         try:
-            self._loop.run_forever()
+            self.loop.run_forever()
         finally:
             for tunnel in list(self.tunnels.values()):
                 tunnel.lose("it was closed")
-            if self._carried:
-                self._loop.run_until_complete(asyncio.wait(self._carried))
+            if lines := asyncio.all_tasks(self.loop):
+                self.loop.run_until_complete(asyncio.wait(lines))
             self._close()
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -341,7 +335,7 @@ class Relay:
     def _compare_clocks(self) -> None:
         for tunnel in list(self.tunnels.values()):
             tunnel.ask_time()
-        self._loop.call_later(PERIOD, self._compare_clocks)
+        self.loop.call_later(PERIOD, self._compare_clocks)
 
     def _take(self, frames: list[Any]) -> None:
         peer = frames.pop(0) if self._listens else None
