@@ -26,15 +26,6 @@ __all__ = ["add", "is_launcher", "trace"]
 
 def add(commands: Any) -> None:
     """Tell the parser of ``distkit`` about them."""
-    add_doctor(commands)
-    add_lab_hosts(commands)
-
-
-# -- distkit doctor -----------------------------------------------------------------------------
-
-
-def add_doctor(commands: Any) -> None:
-    """Tell the parser about ``doctor``."""
     doctor = commands.add_parser(
         "doctor",
         help="say what will run here, or on several machines, and what to repair",
@@ -52,6 +43,18 @@ def add_doctor(commands: Any) -> None:
     doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
     doctor.add_argument("--json", action="store_true", help="print one JSON object, not a text")
     doctor.set_defaults(run=_doctor)
+    lab_hosts = commands.add_parser(
+        "lab-hosts",
+        help="several hosts on this machine, each with its own network and processes",
+        usage="distkit lab-hosts [--slurm] [NAME ...] [-- COMMAND ...]",
+    )
+    what = "the hosts' names (alpha beta gamma); a command after -- runs on one more, the head"
+    lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=what)
+    lab_hosts.add_argument("--slurm", action="store_true", help="start Slurm, with these nodes")
+    lab_hosts.set_defaults(run=_lab_hosts)
+
+
+# -- distkit doctor -----------------------------------------------------------------------------
 
 
 def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
@@ -73,19 +76,6 @@ def _examining(stage: str) -> None:
 
 
 # -- distkit lab-hosts --------------------------------------------------------------------------
-
-
-def add_lab_hosts(commands: Any) -> None:
-    """Tell the parser about ``lab-hosts``."""
-    lab_hosts = commands.add_parser(
-        "lab-hosts",
-        help="several hosts on this machine, each with its own network and processes",
-        usage="distkit lab-hosts [--slurm] [NAME ...] [-- COMMAND ...]",
-    )
-    what = "the hosts' names (alpha beta gamma); a command after -- runs on one more, the head"
-    lab_hosts.add_argument("names", nargs="*", metavar="NAME", help=what)
-    lab_hosts.add_argument("--slurm", action="store_true", help="start Slurm, with these nodes")
-    lab_hosts.set_defaults(run=_lab_hosts)
 
 
 def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:

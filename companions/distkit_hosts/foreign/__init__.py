@@ -13,5 +13,5 @@ from distkit_hosts.torchrun import merge, rankfile
 def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     """Read files, or a folder of them: see :meth:`distkit.Trace.load`."""
     if ranks := rankfile.found(paths):
-        return merge.load(ranks, kind)
+        return merge.of([rankfile.read(path) for path in ranks], kind)
     return files.load(paths, kind)

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from msgspec import structs
@@ -34,21 +34,16 @@ from distkit_hosts.torchrun.rankfile import Record
 RECENT = 2.0
 
 
-def load(files: Sequence[Path], kind: type[Log]) -> Log:
+def of(records: Sequence[Record], kind: type[Log]) -> Log:
     """Merge the files of the ranks of a run; of several runs in a folder, the latest.
 
     Args:
-        files: as :func:`distkit_hosts.torchrun.rankfile.found` finds them.
+        records: what :func:`distkit_hosts.torchrun.rankfile.read` has read.
         kind: what to make of their events.
 
     Raises:
-        TraceFileError: a file is damaged, or of a newer version.
+        TraceFileError: a file is damaged.
     """
-    return of([rankfile.read(path) for path in files], kind)
-
-
-def of(records: Sequence[Record], kind: type[Log]) -> Log:
-    """The same of files that were read already."""
     files = [record.path for record in records]
     merged: Log = checked(files, lambda: file.checked(kind(*merge(records))))
     return merged
