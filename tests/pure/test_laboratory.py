@@ -26,17 +26,6 @@ def test_rules(fault: tuple[str | None, str | None, int | None, bool], words: st
     assert plan.rule(*fault) == words
 
 
-def test_a_bucket_holds_a_large_packet() -> None:
-    assert plan.bucket("1mbit") == "tbf rate 1mbit burst 16384 latency 50ms"
-    assert plan.bucket("1gbit") == "tbf rate 1gbit burst 250000 latency 50ms"
-
-
-@pytest.mark.parametrize("rate", ["fast", "100", "100 mbit", "-1mbit"])
-def test_a_rate_that_is_none(rate: str) -> None:
-    with pytest.raises(LaboratoryError, match="'100mbit'"):
-        plan.bits_per_second(rate)
-
-
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [

@@ -216,8 +216,10 @@ def _lost_packets(facts: Facts, a: str, b: str, there: str, back: str) -> Check 
 
 def _filtered(to: str, sources: list[str], why: str) -> Check:
     """A machine that lets no connections in."""
-    ports = "/proc/sys/net/ipv4/ip_local_port_range"
-    remedy = f"Open the ports of {ports} to these machines: iptables -L INPUT, ufw status."
+    remedy = (
+        "Open the ports of /proc/sys/net/ipv4/ip_local_port_range to these machines: "
+        "iptables -L INPUT, ufw status."
+    )
     if to == HERE:
         remedy += " Or start the notebook on one of the hosts."
     return failure(
@@ -251,14 +253,19 @@ def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
     for name, a, b in versions:
         if not (a and b) or a == b:
             continue
-        public = a.split("+")[0]
-        same = public == b.split("+")[0]
-        remedy = f"Run there: {path} -m pip install {name}=={public}."
         if name == "python":
             same = a.split(".")[:2] == b.split(".")[:2]  # functions travel between them
             remedy = f"Install Python {a} there, or name it with --python."
-        what = f"{host} has {name} {b} ({path}), this machine {a}."
-        yield (warning if same else failure)(f"{name}.differs", what, remedy, host)
+        else:
+            public = a.split("+")[0]
+            same = public == b.split("+")[0]
+            remedy = f"Run there: {path} -m pip install {name}=={public}."
+        yield (warning if same else failure)(
+            f"{name}.differs",
+            f"{host} has {name} {b} ({path}), this machine {a}.",
+            remedy,
+            host,
+        )
 
 
 def _shared(facts: Facts) -> Iterator[Check]:

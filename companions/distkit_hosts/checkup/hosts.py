@@ -97,15 +97,12 @@ class Host:
 
     def close(self) -> None:
         """End the probe."""
-        with suppress(OSError):
-            self._to.close()
-        try:
-            self._process.wait(0.5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
         self._thread.join(1)
         self._from.close()
+        with suppress(OSError):  # it has not read all
+            self._to.close()
 
 
 class Hosts:

@@ -31,11 +31,6 @@ _SETTINGS = ("/etc/ssh/ssh_config", "/etc/shadow", "/etc/slurm")
 #: For tests of network devices (RFC 2544): no site routes these addresses.
 NETWORK = IPv4Network("198.18.0.0/24")
 
-#: A token bucket holds so much time's traffic [s], at least one large packet [bytes].
-_BURST_SECONDS, _BURST_BYTES = 0.002, 16_384
-
-_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}
-
 
 def check_names(hosts: Sequence[str]) -> list[str]:
     """The names of hosts, if they can be.
@@ -186,26 +181,9 @@ def rule(device: str | None, to: str | None, port: int | None, reject: bool) -> 
     return " ".join([*words, "prohibit" if reject else "blackhole"])
 
 
-def bits_per_second(rate: str) -> float:
-    """The rate that ``tc`` understands by a word.
-
-    >>> bits_per_second("100mbit")
-    100000000.0
-
-    Raises:
-        LaboratoryError: it is no rate.
-    """
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", rate):
-        return float(match[1]) * _UNITS[match[2]]
-    raise errors.LaboratoryError(
-        f"{rate!r} is not a rate. Write, for example, '100mbit' or '2.5gbit'."
-    )
-
-
 def bucket(rate: str) -> str:
     """The words of ``tc`` for a queue that lets so much through."""
-    burst = max(_BURST_BYTES, int(bits_per_second(rate) / 8 * _BURST_SECONDS))
-    return f"tbf rate {rate} burst {burst} latency 50ms"
+    return f"tbf rate {rate} burst 32kb latency 50ms"
 
 
 def hosts_file(names: dict[str, str | None]) -> str:
