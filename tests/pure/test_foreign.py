@@ -287,7 +287,6 @@ NAMES = [
     ("nccl_trace_rank_node07.cluster.example_0", "nccl_trace_rank_node07.cluster.example_1"),
     ("comm_lib_trace_rank_0.json", "comm_lib_trace_rank_1.json.gz"),
     ("dump.rank=0.step=200.pkl", "dump.rank=1.step=200.pkl"),
-    ("0_of_2.json", "1_of_2.json"),
     ("rank0/trace.json", "rank1/trace.json"),
 ]
 

@@ -49,8 +49,6 @@ _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
 #: What follows the rank's number: suffixes without a digit.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
 _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
-#: The rank may be the last number of a name, or one of so many.
-_PLACES = 5
 _KINDS = flight_recorder, kineto, nccl_log
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
@@ -77,7 +75,7 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
 
     Args:
         paths: files, or one folder of them. The rank of each is what it says, or a number in its
-            name: behind the word rank, or else the last one that tells the files apart.
+            name: behind the word rank, or else the last one.
         kind: what to make of their events.
 
     Raises:
@@ -260,59 +258,28 @@ def _labels(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def _by_name(paths: Sequence[Path]) -> dict[Path, int]:
-    """The ranks in the names of files."""
-    labels = _labels(paths)
-    if (ranks := ranks_in([*labels.values()])) is not None:
-        return {path: ranks[label] for path, label in labels.items()}
-    found = {path: rank for path in paths if (rank := last_number(path.name)) is not None}
-    if unknown := next((path for path in paths if path not in found), None):
+    """The ranks in the names of files; of a single file without a number 0."""
+    number = r"\d+$" if len(paths) == 1 else r"\d+"
+    found = {path: _rank_in(label, number) for path, label in _labels(paths).items()}
+    if len(paths) == 1 and found[paths[0]] is None:
+        return {paths[0]: 0}
+    if unknown := next((path for path in paths if found[path] is None), None):
         raise TraceFileError(
             f"{unknown}: of which rank is it? Let its name end in the rank's number: "
             f"{unknown.stem}_0"
         )
-    return found
+    return {path: rank for path, rank in found.items() if rank is not None}
 
 
-def ranks_in(names: Sequence[str]) -> dict[str, int] | None:
-    """The ranks in the names of files: by the first way that tells all of them apart.
+def _rank_in(label: str, number: str) -> int | None:
+    r"""The number behind the word rank, or else the last of these in a name, if it can be one.
 
-    That is the number behind the word rank, the last number, or an earlier one. None if there is
-    no such way. Of a single file it is the number behind rank or at the end of its name, or else 0.
-
-    >>> ranks_in(["nccl_trace_rank_container-node02_5", "nccl_trace_rank_container-node07_40"])
-    {'nccl_trace_rank_container-node02_5': 5, 'nccl_trace_rank_container-node07_40': 40}
-    >>> ranks_in(["rank3_step100.json", "rank4_step100.json"])
-    {'rank3_step100.json': 3, 'rank4_step100.json': 4}
-    >>> ranks_in(["trace_3.json"]), ranks_in(["rocm6_kineto.json"]), ranks_in(["a.json", "b.json"])
-    ({'trace_3.json': 3}, {'rocm6_kineto.json': 0}, None)
+    >>> _rank_in("nccl_trace_rank_container-node07_40", r"\d+")
+    40
+    >>> _rank_in("rank3_step100.json", r"\d+")
+    3
     """
-    places = [partial(last_number, place=place) for place in range(1, _PLACES)]
-    ways: list[Callable[[str], int | None]] = [
-        _behind_rank,
-        *(places if len(names) > 1 else [_at_the_end]),
-    ]
-    for way in ways:
-        found = {name: rank for name in names if (rank := way(name)) is not None}
-        if len({*found.values()}) == len(names):
-            return found
-    return {names[0]: 0} if len(names) == 1 else None
-
-
-def last_number(name: str, place: int = 1) -> int | None:
-    """The last number of a name, or one before it, if it can be a rank."""
-    numbers = re.findall(r"\d+", _SUFFIXES.sub("", name))
-    return _plausible(numbers[-place]) if len(numbers) >= place else None
-
-
-def _at_the_end(name: str) -> int | None:
-    stem = _SUFFIXES.sub("", name)
-    return last_number(name) if stem[-1:].isdecimal() else None
-
-
-def _behind_rank(name: str) -> int | None:
-    numbers = _RANK.findall(_SUFFIXES.sub("", name))
-    return _plausible(numbers[-1]) if numbers else None
-
-
-def _plausible(number: str) -> int | None:
-    return int(number) if len(number) < 10 and int(number) < MOST_RANKS else None
+    name = _SUFFIXES.sub("", label)
+    numbers = _RANK.findall(name) or re.findall(number, name)
+    last = numbers[-1] if numbers else ""
+    return int(last) if 0 < len(last) < 10 and int(last) < MOST_RANKS else None
