@@ -242,7 +242,11 @@ def in_order(trace: Log) -> Log:
     """
     errors = {host: clock.error for host, clock in trace.info.clocks.items() if clock.error}
     hosts = {rank: host if host in errors else _HERE for rank, host in several(trace.info).items()}
-    near = [c for c in crossings(trace, hosts) if abs(c.received - c.sent) <= _slack(c, errors)]
+    near = [  # too quick by no more than the errors of both clocks
+        c
+        for c in crossings(trace, hosts)
+        if abs(c.received - c.sent) <= errors.get(c.src, 0.0) + errors.get(c.dst, 0.0)
+    ]
     if all(c.received >= c.sent for c in near):
         return trace
     try:
@@ -250,11 +254,6 @@ def in_order(trace: Log) -> Log:
     except ClocksDisagree:
         return trace
     return _moved(trace, hosts, corrections, errors)
-
-
-def _slack(crossing: Crossing, errors: Mapping[str, float]) -> float:
-    """By how much a message may seem too quick, and in truth was not [s]."""
-    return errors.get(crossing.src, 0.0) + errors.get(crossing.dst, 0.0)
 
 
 def _known(near: list[Crossing], errors: Mapping[str, float]) -> Iterator[Crossing]:

@@ -73,7 +73,10 @@ def doctor(
     """
     refuse("dk.hosts.doctor", removed)
     if not hosts:
-        return Report(alone())
+        with Hosts({HERE: own_command()}, _unable) as here:
+            (machine,) = here.ask("machine", patience=EXAMINE).values()
+            torch = here.ask("torch", patience=probe.IMPORT + PATIENCE)[HERE]
+        return Report(Facts({HERE: {**machine, "torch": torch}}))
     reach = Reach(tuple(ssh_cmd), tuple(ssh_args), python)
     return Report(several(hosts, reach, say))
 
@@ -113,14 +116,6 @@ class Reach:
             known = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
             door, port = known.get("hostname", name), int(known.get("port", port))
         return {"name": name, "door": door, "port": port, "target": destination}
-
-
-def alone() -> Facts:
-    """The facts about this machine."""
-    with Hosts({HERE: own_command()}, _unable) as hosts:
-        machines = hosts.ask("machine", patience=EXAMINE)
-        torch = hosts.ask("torch", patience=probe.IMPORT + PATIENCE)
-    return Facts({HERE: {**machines[HERE], "torch": torch[HERE]}})
 
 
 def _unable(label: str, words: str) -> None:

@@ -274,13 +274,10 @@ class _Rank:
         """The global rank at the other end, or of the root; None if it is not certain."""
         place = _number(inputs, _PEER.get(op))
         place = peer_of(s.name, []) if place is None else place
-        mine = [self.groups[group]] if group in self.groups else self._own_groups()
+        own = [ranks for ranks in self.groups.values() if self.rank in ranks]
+        mine = [self.groups[group]] if group in self.groups else own
         found = {ranks[place] for ranks in mine if place is not None and place < len(ranks)}
         return found.pop() if len(found) == 1 else None
-
-    def _own_groups(self) -> list[list[int]]:
-        """The ranks of each group that a call without one may be of."""
-        return [ranks for ranks in self.groups.values() if self.rank in ranks]
 
 
 def _operator(s: Slice) -> Op | None:

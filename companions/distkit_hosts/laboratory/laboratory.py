@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class Laboratory:
         made, held = folders.make()
         #: What belongs to the laboratory, on all hosts and here.
         self.folder = Path(made)
-        self._doors: list[socket.socket] = []  # of the hosts, and held here
+        self._open = ExitStack()  # sockets of the hosts that are held here
         #: The addresses that each host knows.
         self._names: dict[str, dict[str, str | None]]
         self._names = {host: {**self._addresses} for host in self.hosts}
@@ -158,8 +159,7 @@ class Laboratory:
         """End the hosts and all that runs on them; remove all traces of them."""
         self._keeper.terminate()
         self._keeper.wait()
-        for door in self._doors:
-            door.close()
+        self._open.close()
 
     def ssh(self) -> None:
         """Start an SSH server on each host: on all of them ``ssh alpha`` works.
@@ -362,8 +362,7 @@ class Laboratory:
             words = [sys.executable, "-ISc", _LEND, self.address(head), str(theirs.fileno())]
             self.run(head, words, pass_fds=[theirs.fileno()], cwd="/", check=True)
             (lent,) = socket.recv_fds(ours, 1, 1)[1]
-        self._doors.append(socket.socket(fileno=lent))
-        return self._doors[-1]
+        return self._open.enter_context(socket.socket(fileno=lent))
 
     def _port(self, host: str) -> str:
         """The router's device that leads to a host."""

@@ -161,7 +161,10 @@ def start_slurm(lab: Laboratory, cpus: int) -> None:
     head, *nodes = lab.hosts
     if not nodes:
         raise LaboratoryError("Slurm needs a host for its controller, and at least one more.")
-    _configure_slurm(lab, cpus)
+    text = _SLURM.format(
+        head=head, nodes=",".join(nodes), user=user(), folder=lab.folder, cpus=cpus
+    )
+    _settings(lab).write_text(text)
     key = lab.folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
@@ -177,15 +180,3 @@ def start_slurm(lab: Laboratory, cpus: int) -> None:
         lambda said: said.split() == ["idle"] * len(nodes),
         "Slurm's nodes do not come up",
     )
-
-
-def _configure_slurm(lab: Laboratory, cpus: int) -> None:
-    head, *nodes = lab.hosts
-    text = _SLURM.format(
-        head=head,
-        nodes=",".join(nodes),
-        user=user(),
-        folder=lab.folder,
-        cpus=cpus,
-    )
-    _settings(lab).write_text(text)

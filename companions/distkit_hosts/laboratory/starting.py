@@ -70,7 +70,12 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
     Raises:
         LaboratoryError: a host cannot be made.
     """
-    maker = _handle()
+    try:
+        maker = os.pidfd_open(os.getpid())  # readable once this process has ended
+    except OSError as error:
+        raise LaboratoryError(
+            f"the laboratory cannot be made: pidfd_open: {error.strerror}. It needs Linux 5.3."
+        ) from error
     plan = {**plan, "maker": maker}
     passed = [fd for fd in (maker, held) if fd is not None]
     log = Path(plan["folder"], "keeper.log")
@@ -102,16 +107,6 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
     status = keeper.wait()
     ended = f"its keeper ended with status {status}\n{log.read_text().strip()}"
     raise LaboratoryError(explain(answer.get("error", ended)))
-
-
-def _handle() -> int:
-    """A file that can be read once this process has ended."""
-    try:
-        return os.pidfd_open(os.getpid())
-    except OSError as error:
-        raise LaboratoryError(
-            f"the laboratory cannot be made: pidfd_open: {error.strerror}. It needs Linux 5.3."
-        ) from error
 
 
 def explain(error: str) -> str:

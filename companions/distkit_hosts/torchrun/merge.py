@@ -231,14 +231,27 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -
     told = dict(sorted(ranks.items()))
     info = RunInfo(
         world_size=size,
-        ranks={rank: _about(record) for rank, record in told.items()},
+        ranks={
+            rank: RankInfo(
+                f"rank {rank}",
+                "rank",
+                r.about["host"],
+                r.about["pid"],
+                "cuda" if _beat(r)[3] else "cpu",
+            )
+            for rank, r in told.items()
+        },
         groups={WORLD: [*range(size)]} | groups,
         ends={rank: end for rank, r in told.items() if (end := end_of(r, clocks, over=over))},
         waits={rank: wait for rank, r in told.items() for wait in _waits(r, clocks, over)},
         until=max(clocks(r, r.until)[0] for r in ranks.values()),
         dropped={rank: lost for rank, r in told.items() if (lost := _beat(r)[0])},
         without_values={rank: n for rank, r in told.items() if (n := _beat(r)[1])},
-        unseen={rank: seen for rank, r in told.items() if (seen := _unseen(r))},
+        unseen={
+            rank: seen
+            for rank, r in told.items()
+            if (seen := {**_beat(r)[2], **r.latest("unseen", {})})
+        },
         threads={rank: [*r.notes["threads"]] for rank, r in told.items() if "threads" in r.notes},
         raising={rank: _raising(r) for rank, r in told.items() if "raising" in r.notes},
         unreduced={rank: [*(r.latest("unreduced", ()))] for rank, r in told.items()},
@@ -272,12 +285,6 @@ def _label(folder: str, file: str) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
-def _about(record: Record) -> RankInfo:
-    device = "cuda" if _beat(record)[3] else "cpu"
-    about = record.about
-    return RankInfo(f"rank {record.rank}", "rank", about["host"], about["pid"], device)
-
-
 def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
     """What a rank has lost, has not looked at, and has not seen; and if it has used a GPU."""
     *_, lost, without_values, unseen, cuda = record.latest("beat", (0, 0, None, 0, 0, {}, False))
@@ -291,10 +298,6 @@ def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:
         return []
     since, until = clocks.surely(record, *waits[1:])
     return [Wait(waits[0], since, until)] if math.isfinite(since) else []
-
-
-def _unseen(record: Record) -> dict[str, int]:
-    return {**_beat(record)[2], **record.latest("unseen", {})}
 
 
 def _raising(record: Record) -> Raising:

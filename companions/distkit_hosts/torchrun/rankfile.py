@@ -217,8 +217,11 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
         raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
     record.goes_on = goes_on
     record.fault = fault.decode(errors="replace")[:20_000]
-    if len(record.rows) < MOST_ROWS:
-        _add_latest(record, box)
+    if len(record.rows) < MOST_ROWS:  # those that had not been written when the box was read
+        try:
+            record.rows += blackbox.rows_in(box, 1, len(record.rows))
+        except blackbox.DAMAGED:
+            record.notes.setdefault("unseen", []).append({"a damaged black box": 1})
     return record
 
 
@@ -239,11 +242,3 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
             return
         yield packed
         content = content[_HEAD.size + size :]
-
-
-def _add_latest(record: Record, box: bytes) -> None:
-    """Add the events that had not been written when its black box was read."""
-    try:
-        record.rows += blackbox.rows_in(box, 1, len(record.rows))
-    except blackbox.DAMAGED:
-        record.notes.setdefault("unseen", []).append({"a damaged black box": 1})

@@ -136,7 +136,9 @@ class HostForkServer(ForkServer):
         if "ended" in word:
             self._ended = word
             return
-        self._keep(word.pop("files", {}))
+        for name, data in word.pop("files", {}).items():  # the last words of a process that ended
+            with suppress(OSError):
+                Path(self.mirror, Path(name).name).write_bytes(data)
         self._wire.hear(word)
 
     def _on_line(self, word: dict[str, Any]) -> socket.socket:
@@ -148,12 +150,6 @@ class HostForkServer(ForkServer):
             near.close()
             raise
         return near
-
-    def _keep(self, files: dict[str, bytes]) -> None:
-        """Put a process's last words where those of this machine's processes are."""
-        for name, data in files.items():
-            with suppress(OSError):
-                Path(self.mirror, Path(name).name).write_bytes(data)
 
     def close(self) -> None:
         """End the agent, and with it everything there."""
