@@ -124,8 +124,8 @@ class Tunnel:
             if self.why:
                 sock.close()
                 return
-            self._post(Kind.OPEN, number, body)
             self._begin(number, sock)
+            self._post(Kind.OPEN, number, body)
 
         self._relay.do(begin)
 
@@ -211,7 +211,8 @@ class Tunnel:
             return
         self.why = why
         for line in self.lines.values():
-            with suppress(OSError):
+            line.arrived.put_nowait(b"")
+            with suppress(OSError):  # where what has come is not read
                 line.sock.shutdown(socket.SHUT_RDWR)
         self.lines.clear()
         self._relay.tunnels.pop(self.peer, None)
