@@ -360,18 +360,6 @@ def test_forgetting_a_cluster_stops_it() -> None:
     process.wait(5)
 
 
-def test_ipyparallels_own_cluster_takes_our_ranks() -> None:
-    import ipyparallel
-
-    def both() -> tuple[int, float]:
-        x = torch.ones(1)
-        dist.all_reduce(x)
-        return dist.get_rank(), x.item()
-
-    with ipyparallel.Cluster(engines="distkit", n=2, delay=0, load_profile=False) as client:
-        assert sorted(client[:].apply_sync(both)) == [(0, 2.0), (1, 2.0)]
-
-
 def test_a_request_of_an_earlier_cell_may_be_waited_for(usable: dk.Cluster) -> None:
     usable.execute("x = torch.zeros(2)\nif rank == 1: req = dist.irecv(x, src=0)")
     usable.execute("dist.send(torch.ones(2), dst=1) if rank == 0 else rank == 1 and req.wait()")

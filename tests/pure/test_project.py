@@ -211,11 +211,6 @@ def test_the_public_names() -> None:
     assert all(getattr(distkit, name).__doc__ for name in PUBLIC)
 
 
-def test_the_launcher_is_registered() -> None:
-    (found,) = metadata.entry_points(group="ipyparallel.engine_launchers", name="distkit")
-    assert found.load().__name__ == "ForkEngineSetLauncher"
-
-
 def test_the_wheel_holds_distkit_and_its_companions_alone(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     course = ROOT / "notebooks" / "course"
