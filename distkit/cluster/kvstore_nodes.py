@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
@@ -11,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.processes.forkserver import ENDED, Child, ForkServer, server, shut
-from distkit.cluster.runs.report import MOST_REPLACEMENTS
+from distkit.cluster.processes.forkserver import ENDED, Child, ForkServer, fork_all, server, shut
 from distkit.errors import StartError
 
 if TYPE_CHECKING:
@@ -30,8 +28,8 @@ class Nodes:
         places: the other machines, if ranks are on such: so are these nodes, the scheduler on the
             first.
         hear: called with a node's id and what it records; with "replaced" and the exit status of
-            a server that ends in the middle of the run; with "lost" if the scheduler ends before
-            it; and with "missed" and the pid of a process that the scheduler takes for dead.
+            a server that ends in the middle of the run; with "lost" if a node ends before it; and
+            with "missed" and the pid of a process that the scheduler takes for dead.
         heartbeat_timeout: how long a node may be silent before that [s].
     """
 
@@ -46,11 +44,10 @@ class Nodes:
         self._plan, self._folder, self._hear = plan, folder, hear
         self._places, self._heartbeat_timeout = places, heartbeat_timeout
         self.closed = self._begun = self._recording = False
-        self._starting = threading.Lock()
         self._endpoint: futures.Future[str] = futures.Future()  # where the scheduler listens
         self.children: dict[int, Child] = {}
-        self._losses: Counter[int] = Counter()  # of each server, before the run has begun
-        self.lost: int | None = None  # exit status of the scheduler, if it ended before that
+        #: A node that ended before all had registered, and its exit status.
+        self.lost: tuple[int, int] | None = None
         self._flushed = threading.Semaphore(0)  # counts nodes that have flushed their events
         #: Public and secret key, known to the nodes of this run alone.
         self._keys: tuple[str, str] | None = None
@@ -71,22 +68,18 @@ class Nodes:
             self._fork(self.roles.keys() - self.children.keys())
 
     def _fork(self, nodes: Iterable[int]) -> None:
-        of: dict[ForkServer, list[int]] = {}
-        for n in nodes:
-            place = self.place(n)
-            of.setdefault(server() if place is None else place.server, []).append(n)
-        for fork, mine in of.items():
-            told = [self._arguments(self.roles[n], self.place(n)) for n in mine]
-            children = fork.fork_all("distkit.cluster.processes.roles:node", told)
-            for n, child in zip(mine, children, strict=True):
-                self.children[n] = child
-                child.hear(partial(self._said, n))
-                child.on_exit(partial(self._ended, n))
-                child.on_stop = partial(self._hear, n, "stopped")
+        nodes = [*nodes]
+        each = [self._call(n) for n in nodes]
+        children = fork_all("distkit.cluster.processes.roles:node", each)
+        for n, child in zip(nodes, children, strict=True):
+            self.children[n] = child
+            child.hear(partial(self._said, n))
+            child.on_exit(partial(self._ended, n))
+            child.on_stop = partial(self._hear, n, "stopped")
 
-    def _arguments(self, role: tuple[str, int], place: Place | None) -> dict[str, Any]:
-        kind, i = role
-        return {
+    def _call(self, node: int) -> tuple[ForkServer, dict[str, Any]]:
+        place, (kind, i) = self.place(node), self.roles[node]
+        return server() if place is None else place.server, {
             "node": self._node(kind, i, place),
             "folder": self._folder if place is None else place.folder,
             "log": f"{kind}-{i}.log",
@@ -140,26 +133,16 @@ class Nodes:
     def _ended(self, node: int, status: int) -> None:
         """A process has ended.
 
-        A server that ends before all have registered is replaced, a few times; one that ends later
-        is not, and its backup serves in its place. The end of the scheduler ends the run: workers
-        that have registered report it, and before that this class does.
+        Before all have registered this ends the run. Later the backup of a server serves in its
+        place, and workers report the end of the scheduler.
         """
         if self.closed:
             return
-        if node == max(self.roles):
-            if not self._begun:
-                self.lost = status
-                self._hear(node, "lost", status)
-        elif self._begun:
+        if not self._begun:
+            self.lost = node, status
+            self._hear(node, "lost", status)
+        elif node != max(self.roles):
             self._hear(node, "replaced", status)
-        else:
-            threading.Thread(target=self._start_again, args=(node,), daemon=True).start()
-
-    def _start_again(self, node: int) -> None:
-        with self._starting, suppress(StartError):
-            if not self.closed and self._losses[node] < MOST_REPLACEMENTS:
-                self._losses[node] += 1
-                self._fork([node])
 
     def leave(self, worker: int, life: int, how: str) -> None:
         """Tell the scheduler that a worker's process has ended: it may never have met it."""
@@ -194,6 +177,5 @@ class Nodes:
 
     def close(self, within: float = ENDED) -> None:
         """End all, and wait so long [s] until they have ended."""
-        with self._starting:
-            self.closed = True
+        self.closed = True
         shut(self.children.values(), within)

@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 from distkit.kvstore.protocol.messages import (
     LIFE,
     AddressBook,
-    Copy,
     Departed,
-    Error,
     Init,
     Note,
     NoteStored,
     Register,
     Reply,
-    error,
 )
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
@@ -76,19 +73,6 @@ def test_requests_that_overtake_the_address_book_are_kept() -> None:
     assert isinstance(reply, Reply)
 
 
-def test_a_failed_backup_is_reported_to_every_worker_that_asks() -> None:
-    shard = ServerSession(NODE)
-    shard.handle_answer(book(replication=2))
-    (copy,) = shard.handle(init(), 2)
-    assert isinstance(copy, Copy)
-    answers = [
-        *shard.handle_answer(error(copy, "server 1 is out of memory")),
-        *shard.handle(init(1), 2),
-    ]
-    assert [(type(a), a.node) for a in answers] == [(Error, 0), (Error, 1)]
-    assert all("server 0 cannot go on: server 1 is out of memory" in a.text for a in answers)
-
-
 # -- nodes that end -----------------------------------------------------------------
 
 
@@ -108,15 +92,13 @@ def test_each_end_of_a_node_counts_once(known: bool) -> None:
     assert len(scheduler.leave(1, 1, SIGKILL)) == 2
 
 
-def test_a_server_that_hangs_before_the_beginning_is_missed_and_replaced() -> None:
+def test_a_server_that_hangs_before_the_beginning_is_missed() -> None:
     scheduler, missed = Scheduler(W, S), list[tuple[int, int]]()
     scheduler.lost = lambda node, pid, how: missed.append((node, pid)) or how
     for register in (Register(2, 0, "ipc://before", pid=7), server(3), worker(0)):
         scheduler.handle(register)
     assert scheduler.leave(2, 0, SIGKILL) == [] and missed == [(2, 7)]
     assert scheduler.handle(worker(1)) == []
-    books = scheduler.handle(server(2))
-    assert [b.endpoints[2] for b in books] == ["ipc://2"] * 4
 
 
 def test_notes_are_kept_for_the_run() -> None:

@@ -147,36 +147,16 @@ class ForkServer:
 
     def fork(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
         """Fork a child running ``run`` ("module:function") and wait for its first word."""
-        return self.fork_all(run, [{"folder": folder, "log": log, **arguments}])[0]
+        return fork_all(run, [(self, {"folder": folder, "log": log, **arguments})])[0]
 
-    def fork_all(self, run: str, each: list[dict[str, Any]]) -> list[Child]:
-        """Fork several at once: their starts overlap. If one cannot be had, none stays."""
-        return self.adopt_all(self.ask_for(run, each))
-
-    def ask_for(self, run: str, each: list[dict[str, Any]]) -> list[Channel]:
-        """Have several forked, without waiting: their lifelines, for :meth:`adopt_all`."""
-        ends = []
-        try:
-            for one in map(dict[str, Any], each):
-                word = {"do": "fork", "run": run, "log": one.pop("log"), "folder": one["folder"]}
-                ours, theirs = Channel.pair()
-                ends.append(ours)
-                with theirs:
-                    self._send({**word, "arguments": pickle.dumps(one)}, theirs.fileno())
-        except StartError:
-            for ours in ends:
-                ours.close()
-            raise
-        return ends
-
-    def adopt_all(self, lifelines: list[Channel]) -> list[Child]:
-        """Wait for the first words of what :meth:`ask_for` has begun."""
-        try:
-            return [self._adopt(ours) for ours in lifelines]
-        except StartError:
-            for ours in lifelines:
-                ours.close()
-            raise
+    def ask_for(self, run: str, *, folder: str, log: str, **arguments: Any) -> Channel:
+        """Have a child forked, without waiting: its lifeline, for :meth:`adopt`."""
+        word = {"do": "fork", "run": run, "log": log, "folder": folder}
+        ours, theirs = Channel.pair()
+        with theirs:
+            packed = pickle.dumps({"folder": folder, **arguments})
+            self._send({**word, "arguments": packed}, theirs.fileno())
+        return ours
 
     def gpus(self, device: str) -> Gpus:
         """The GPUs that ranks may use; torch is asked only where there are some."""
@@ -223,7 +203,8 @@ class ForkServer:
             raise StartError(self.why())
         return answer
 
-    def _adopt(self, channel: Channel) -> Child:
+    def adopt(self, channel: Channel) -> Child:
+        """Wait for the first word of what :meth:`ask_for` has begun."""
         try:
             child = Child(channel, self)
         except EOFError as e:
@@ -354,6 +335,24 @@ class LocalForkServer(ForkServer):
             if held is not None:
                 os.close(held)
         self._folders.clear()
+
+
+def fork_all(run: str, each: Iterable[tuple[ForkServer, dict[str, Any]]]) -> list[Child]:
+    """Fork several at once: their starts overlap. If one cannot be had, none stays.
+
+    Args:
+        run: what they call, "module:function".
+        each: where each is forked, and its arguments.
+    """
+    asked: list[tuple[ForkServer, Channel]] = []
+    try:
+        for one, arguments in each:
+            asked.append((one, one.ask_for(run, **arguments)))
+        return [one.adopt(lifeline) for one, lifeline in asked]
+    except BaseException:
+        for _, lifeline in asked:  # who hears that its line is broken, ends
+            lifeline.close()
+        raise
 
 
 def end(children: Iterable[Child], over: bool = False) -> None:

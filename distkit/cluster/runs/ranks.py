@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan
-from distkit.cluster.processes.forkserver import ENDED, Child, Stop, end, server, shut
+from distkit.cluster.processes.forkserver import ENDED, Child, Stop, end, fork_all, server, shut
 from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
 from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
@@ -93,23 +93,17 @@ class Ranks(RankController):
     def _fork(self, ranks: Iterable[int], **arguments: Any) -> None:
         """Fork ranks, on all machines at once."""
         around, asked = surroundings(), []
-        try:
-            for r in ranks:
-                place = self.place(r)
-                fork = server() if place is None else place.server
-                told = self._spec(r, place, around)
-                each = {"spec": told, "folder": told.folder, "log": f"{told.name}.log", **arguments}
-                asked.append((r, fork, fork.ask_for(self.role, [each])))
-            for r, fork, lifelines in asked:
-                child = self.ranks[r] = fork.adopt_all(lifelines)[0]
-                child.hear(partial(self._hear, r))
-                child.on_exit(partial(self._on_exit, r, child))
-                child.on_stop = partial(self._on_stop, r)
-        except BaseException:
-            for *_, lifelines in asked:  # who hears that its line is broken, ends
-                for lifeline in lifelines:
-                    lifeline.hang_up()
-            raise
+        ranks = [*ranks]
+        for r in ranks:
+            place = self.place(r)
+            told = self._spec(r, place, around)
+            each = {"spec": told, "folder": told.folder, "log": f"{told.name}.log", **arguments}
+            asked.append((server() if place is None else place.server, each))
+        for r, child in zip(ranks, fork_all(self.role, asked), strict=True):
+            self.ranks[r] = child
+            child.hear(partial(self._hear, r))
+            child.on_exit(partial(self._on_exit, r, child))
+            child.on_stop = partial(self._on_stop, r)
 
     def _spec(self, r: int, place: Place | None, around: dict[str, Any]) -> Spec:
         plan = self.plan
@@ -179,7 +173,7 @@ class Ranks(RankController):
         for r in run.ranks:
             self._execute(r)
         if self.nodes.lost is not None:
-            self._lose_scheduler(self.nodes.lost)
+            self._lose_node(*self.nodes.lost)
         told = run, on_settled
         threading.Thread(target=self._conduct, args=told, name="distkit-run", daemon=True).start()
 
@@ -266,16 +260,17 @@ class Ranks(RankController):
         if kind == "missed":
             threading.Thread(target=self._missed, args=what, daemon=True).start()
         elif kind == "lost":
-            self._lose_scheduler(what)
+            self._lose_node(node, what)
         elif self.run is not None:
             self.run.hear(node, kind, what)
 
-    def _lose_scheduler(self, status: int) -> None:
-        """The scheduler has ended before all had registered: the others would wait forever."""
+    def _lose_node(self, node: int, status: int) -> None:
+        """A node has ended before all had registered: the others would wait forever."""
         if self.run is not None and not self.run.cluster_failure:
-            silent = self.run.silent_for.get(max(self.nodes.roles), 0.0)
-            how = cause(status, silent_for=silent)
-            self.run.cluster_failure = f"the scheduler has ended ({how}). Run again."
+            how = cause(status, silent_for=self.run.silent_for.get(node, 0.0))
+            role, i = self.nodes.roles[node]
+            name = f"server {i}" if role == "server" else "the scheduler"
+            self.run.cluster_failure = f"{name} has ended ({how}). Run again."
             self.run.abandon(READY)
 
     def _missed(self, node: int, pid: int) -> None:

@@ -81,8 +81,6 @@ class Scheduler:
         node, life = register.node, register.number // LIFE
         if node < self.workers:
             self._check(register)
-        elif self.begun:
-            return []  # its backup serves in its place until the run ends
         notices: list[Answer] = []
         if life > self._lives[node]:  # it registers before the end of the one before is known
             notices = self.leave(node, life - 1, "it was replaced")
@@ -159,7 +157,7 @@ class Scheduler:
         if there is not None:
             how = self.lost(node, there.pid, how)
         if node >= self.workers and not self.begun:
-            return []  # another server takes its place
+            return []  # the cluster ends the run
         self._lives[node], self.gone[node] = life + 1, how
         self.at_barrier.pop(node, None)
         first = LIFE * self._lives[node]

@@ -304,6 +304,8 @@ class Service:
             try:
                 answers += machine.handle(request, batch.to)
             except Exception as e:  # out of memory, say: one request fails, the others do not
+                if isinstance(request, Copy):
+                    raise  # a backup that has not every message ends
                 what = f"{self.node.role} {self.node.index} could not serve"
                 text = f"{what} {type(request).__name__}: {type(e).__name__}: {e}"
                 answers.append(error(request, text))

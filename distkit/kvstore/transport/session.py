@@ -27,12 +27,10 @@ from distkit.kvstore.protocol.messages import (
     Change,
     Copy,
     Departed,
-    Error,
     Message,
     Register,
     Reply,
     Request,
-    error,
 )
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.node import Node
@@ -105,7 +103,6 @@ class ServerSession:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.begun = False  # the address book is here
-        self.refusal = ""  # why it serves nobody any more
         self.stores: dict[int, KVServer] = {}
         self.replicas: dict[int, KVServer] = {}
         self.backup = Backup(node.id)
@@ -119,7 +116,7 @@ class ServerSession:
 
     def handle(self, request: Request, to: int) -> list[Message]:
         """Answer a worker's request to server ``to``, or a server whose backup this is."""
-        if not self.begun and not self.refusal:
+        if not self.begun:
             self._early.append((request, to))
             return []
         return self._serve(request, to)
@@ -133,15 +130,7 @@ class ServerSession:
                 return self._depart(answer)
             case Reply():
                 return self.backup.arrived(answer.number)
-            case Error():
-                return self._refuse(answer.text)
         return []
-
-    def _refuse(self, why: str) -> list[Message]:
-        """The scheduler or the backup has failed: refuse what waits here and what comes."""
-        self.refusal = f"server {self.node.index} cannot go on: {why}"
-        early, self._early = self._early, []
-        return [error(m, self.refusal) for m in [*(m for m, _ in early), *self.backup.lost()]]
 
     def _open(self, book: AddressBook) -> list[Message]:
         """Serve from now on, first the workers that had the address book before this server."""
@@ -161,8 +150,6 @@ class ServerSession:
     def _serve(self, request: Request, to: int) -> list[Message]:
         if isinstance(request, Copy):
             return self._apply_copy(request)
-        if self.refusal:
-            return [error(request, self.refusal)]
         if to != self.node.id:
             return [*self._in_place_of(to).handle(request)]
         copies = self.backup.copy(request)
