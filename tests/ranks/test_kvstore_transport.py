@@ -116,15 +116,14 @@ def test_strings_of_random_bytes_have_no_effect(pair: Nodes) -> None:
 
 
 @pytest.mark.parametrize("keys", [None, new_keys()], ids=["without", "other"])
-def test_a_worker_with_wrong_keys_hears_so_and_the_others_go_on(
+def test_a_worker_with_wrong_keys_has_no_answer_and_the_others_go_on(
     pair: Nodes, keys: tuple[str, str] | None
 ) -> None:
     pair.lines[0].close()
     pair.processes[0].join(WAIT)
     pair.start("worker", 0, keys=keys)
     pair.begin("dist_async", adds_up, only=[0])
-    assert "keys" in pair.result(0)
-    pair.lines[0].close()
-    pair.processes[0].join(WAIT)
+    assert not pair.lines[0].poll(0.5)
+    pair.processes[0].kill()
     pair.start("worker", 0)
     assert pair.run("dist_async", adds_up) == [200, 200]

@@ -12,7 +12,6 @@ from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.recording import Asking, Step, wait_begins
 from distkit.kvstore.transport.session import backup_of
-from distkit.kvstore.transport.sockets import REFUSED
 from distkit.trace.calls import SILENT, STOPPED
 
 #: How many bytes of pushes may be in flight before push waits.
@@ -188,12 +187,11 @@ class Requests:
             mine = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
             if not mine:
                 continue
-            lost = f"cannot be reached ({how})" if how == REFUSED else ended(how)
             why = self._loss(node, [f.request for f in mine])
             why += f"{STOPPED} " if SILENT in how else ""
             for f in mine:
                 text = (
-                    f"{self._name(node)} {lost} while {self._name(self.node)} waited for the "
+                    f"{self._name(node)} {ended(how)} while {self._name(self.node)} waited for the "
                     f"answer to {_called(f.request)}. {why}Run again: it is replaced."
                 )
                 self._settle(f, refusal(f.request, text))
@@ -253,7 +251,7 @@ class Requests:
             if how is None:
                 for to in [node, *(s for s, by in self._serving.items() if by == node != s)]:
                     self._repeat(to)
-            elif node == self._scheduler or how == REFUSED:  # of servers the scheduler tells
+            elif node == self._scheduler:  # of servers the scheduler tells
                 self._lost[node] = how
         self._give_up()
 

@@ -89,9 +89,8 @@ def outlives_connection(pid: int) -> bool:
         os.close(process)
 
 
-#: How a connection that was good ended, and one that never was.
+#: How a connection ended.
 BROKEN = "its connection was lost"
-REFUSED = "it does not talk to this process: they do not have the keys of one cluster"
 
 
 #: As plain numbers: each use of ZeroMQ's own, which are enums, costs a microsecond.
@@ -109,26 +108,20 @@ class Ends:
     """
 
     def __init__(self, sock: Any) -> None:
-        self._refusals = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         known = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        for refusal in self._refusals:
-            known |= refusal
         self.socket = sock.get_monitor_socket(known)
         self.socket.linger = 0
-        self._good, self._ended, self._refused = False, False, 0
+        self._good = self._ended = False
 
     def changes(self) -> list[str | None]:
         """How a DEALER's one connection ended, or None where it is there again, in turn."""
         found: list[str | None] = []
         for event, _ in self._events():
             was_good, self._good = self._good, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._refused = 0 if self._good else self._refused + (event in self._refusals)
             if self._good:
                 found += [None] * self._ended
-            elif event not in self._refusals:
+            else:
                 found += [BROKEN] * was_good
-            elif event != self._refusals[0] or self._refused > 1:
-                found.append(REFUSED)  # else perhaps it has just ended
             self._ended = self._ended or bool(found)
         return found
 
