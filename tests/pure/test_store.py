@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from distkit.cluster.hosts.store import StoreClient, StoreServer
-from distkit.cluster.rank.process_group import FilePlace, PatientStore
+from distkit.cluster.rank.process_group import PatientStore
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(file: str) -> PatientStore:
-    return PatientStore(FilePlace(file, 2))
+    return PatientStore(dist.FileStore(file, 2))
 
 
 def test_it_keeps_what_it_is_given(store: PatientStore) -> None:
@@ -41,13 +41,13 @@ def test_it_keeps_what_it_is_given(store: PatientStore) -> None:
 
 
 def test_two_of_them_share_a_file(store: PatientStore, file: str) -> None:
-    other = PatientStore(FilePlace(file, 2))
+    other = PatientStore(dist.FileStore(file, 2))
     threading.Timer(0.02, other.set, ["late", "come"]).start()
     assert store.get("late") == b"come"
 
 
 def test_torch_uses_it_through_a_prefix(store: PatientStore, file: str) -> None:
-    other = PatientStore(FilePlace(file, 2))  # C++ does not keep it alive
+    other = PatientStore(dist.FileStore(file, 2))  # C++ does not keep it alive
     one, two = dist.PrefixStore("p", store), dist.PrefixStore("p", other)
     one.set("a", "one")
     two.wait(["a"])

@@ -119,7 +119,6 @@ class TheirRanks(RankController):
             ) from error
         sock.settimeout(None)
         run.hear_history(rank, said[2])
-        run.hear(rank, "begun", None)
         return channel
 
     def go(self, ranks: Iterable[int], count: int | None) -> None:

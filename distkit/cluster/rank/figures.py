@@ -6,7 +6,6 @@ As in a notebook, figures that are open when the function returns are shown, too
 from __future__ import annotations
 
 import io
-import sys
 from typing import Any
 
 from matplotlib import pyplot
@@ -17,15 +16,11 @@ from distkit.cluster.rank.rank import Rank
 
 FigureCanvas, FigureManager = FigureCanvasAgg, FigureManagerBase
 
-#: A rank shows so many figures in a run.
-MOST = 20
-
 
 def show(*args: Any, **kwargs: Any) -> None:
     """Send the open figures to whoever waits for the run, and close them."""
     for number in pyplot.get_fignums():
         file = io.BytesIO()
         pyplot.figure(number).savefig(file, format="png", bbox_inches="tight")
-        if Rank.here.show(file.getvalue()) == MOST:
-            print(f"{MOST} figures are shown; save others with plt.savefig.", file=sys.stderr)
+        Rank.here.show(file.getvalue())
     pyplot.close("all")

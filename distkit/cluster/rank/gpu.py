@@ -178,11 +178,6 @@ def stage_messages(key: str = "CUDA") -> None:
     dist.Work.wait = _arriving(dist.Work.wait)  # type: ignore[method-assign]
 
 
-def forget_messages() -> None:
-    """Let go of messages that nobody has waited for."""
-    _coming.clear()
-
-
 def _staged(operator: Any, sends: bool) -> Callable[..., Any]:
     """The operator's kernel for tensors on the device."""
 

@@ -91,23 +91,17 @@ class Group:
         os.environ["GLOO_SOCKET_IFNAME"] = spec.interface or LOOPBACK
         if spec.interface:
             os.environ["NCCL_SOCKET_IFNAME"] = f"={spec.interface}"
-        place = self._meeting_place(f"{spec.meeting}-{self._joins}")
+        name = f"{spec.meeting}-{self._joins}"
         self._joins += 1
         options: dict[str, Any] = {}
         if spec.device != "cpu":
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = PatientStore(place)  # torch's C++ does not keep it alive
+        self._store = PatientStore(_values(spec, name))  # torch's C++ does not keep it alive
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
-
-    def _meeting_place(self, name: str) -> FilePlace | StoreClient:
-        spec = self.spec
-        if spec.hosts > 1:
-            return StoreClient(spec.folder, name)
-        return FilePlace(f"{spec.folder}/{name}", spec.world_size)
 
     # -- user code that brings its own set-up -----------------------------------
 
@@ -168,24 +162,16 @@ class Group:
 PERIOD = 0.001
 
 
-class FilePlace:
-    """A ``dist.FileStore``, unless its file is gone: it would wait for it where no interrupt comes.
+#: A file that is gone, perhaps cleaned away, is waited for this long [s].
+GONE = 1.0
 
-    Args:
-        path: of the file, in a folder that only this user can enter.
-        world_size: how many ranks meet.
-    """
 
-    def __init__(self, path: str, world_size: int) -> None:
-        self._path, self._store = path, dist.FileStore(path, world_size)
-
-    def __getattr__(self, name: str) -> Any:
-        if not os.path.exists(self._path):  # noqa: PTH110  # a third of the time
-            raise dist.DistStoreError(
-                f"{self._path} was removed, perhaps by a program that cleans temporary folders: "
-                "the ranks cannot meet without it. Make the cluster again."
-            )
-        return getattr(self._store, name)
+def _values(spec: Spec, name: str) -> dist.FileStore | StoreClient:
+    if spec.hosts > 1:
+        return StoreClient(spec.folder, name)
+    store = dist.FileStore(f"{spec.folder}/{name}", spec.world_size)
+    store.set_timeout(timedelta(seconds=GONE))
+    return store
 
 
 class PatientStore(dist.Store):
@@ -198,7 +184,7 @@ class PatientStore(dist.Store):
         place: where the values are.
     """
 
-    def __init__(self, place: FilePlace | StoreClient) -> None:
+    def __init__(self, place: dist.FileStore | StoreClient) -> None:
         super().__init__()
         self._place = place
         self._timeout = timedelta(minutes=30)
@@ -239,19 +225,6 @@ class PatientStore(dist.Store):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout for a value."""
         self._timeout = timeout
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for several values."""
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: list[str], values: list[str]) -> None:
-        """Write several values."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def has_extended_api(self) -> bool:
-        """True if it has append as well: no file store has."""
-        return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of these are there.

@@ -84,7 +84,7 @@ class Rank:
             "world_size": spec.world_size,
             "__name__": "__main__",
         }
-        self._pid, self._shown = os.getpid(), 0  # figures of this run
+        self._pid = os.getpid()
         self._box_file = Path(spec.folder, f"{spec.name}.box")
         self._box = BlackBox(self._box_file)
         self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
@@ -109,14 +109,13 @@ class Rank:
             os.chdir(spec.cwd)
         torch.set_num_threads(spec.threads)
         seeds.set_all()  # forked processes would all draw the same numbers
+        tap.on_gloo = spec.backend == "gloo"
         if spec.device != "cpu":
             gpu.take(spec)
-        if spec.device != "cpu" and spec.backend == "gloo":
             tap.remove()  # it is to be outside: a receive is over when its copy has come back
-            gpu.stage_messages()
-        tap.on_gloo, tap.on_gpu = spec.backend == "gloo", spec.device != "cpu"
-        if tap.on_gpu:
-            tap.remove()
+            if tap.on_gloo:
+                gpu.stage_messages()
+            tap.on_gpu = True
             tap.install()
         self.group.adopt_user_calls()
         self.outbox.capture(f"{spec.folder}/{spec.name}.out")
@@ -191,24 +190,21 @@ class Rank:
 
     # -- one run ----------------------------------------------------------------
 
-    def show(self, picture: bytes) -> int:
-        """Have the notebook show a PNG picture; returns how many this run has shown."""
-        self._shown += 1
-        if self._running is not None and self._shown <= sys.modules[FIGURES].MOST:
+    def show(self, picture: bytes) -> None:
+        """Have the notebook show a PNG picture."""
+        if self._running is not None:
             self.outbox.emit(self._running, "figure", picture)
-        return self._shown
 
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
         """Run one pickled ``(fn, args, kwargs)`` and report how it went; never raises."""
         emit = partial(self.outbox.emit, options["run"])
-        emit("begun", None)
         with self.outbox.printing(options["run"]), self._watching_the_network(emit):
             outcome = self._perform(payload, options, emit)
         emit("outcome", outcome)
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
         outcome, run, life = Outcome(self.spec.rank, intact=True), options["run"], options["life"]
-        self._shown, self._failed = 0, False
+        self._failed = False
         try:
             self.group.alone = life > 0
             if not self.group.alone:
@@ -234,7 +230,6 @@ class Rank:
         except BaseException as error:
             outcome.error = self._tell(error, emit)
             outcome.intact = outcome.intact and not gpu.is_ruined(error)
-        gpu.forget_messages()
         outcome.imported = LATE in sys.modules
         return outcome
 

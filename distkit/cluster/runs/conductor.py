@@ -49,9 +49,6 @@ LOOKED_AT = 10_000
 #: What is said of a cluster after a run that failed.
 READY = "the cluster is ready for the next run"
 
-#: A rank that has not begun a run after this long [s] never will: its process is ended.
-BEGIN = 30.0
-
 
 class RankController:
     """The owner of a run's ranks."""
@@ -107,11 +104,9 @@ class Conductor:
         self.figures: list[tuple[int, bytes]] = []  # PNG pictures, not yet shown
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
-        self.explained = 0.0  # when it was found
         #: How it ended on each rank, in the order in which they ended.
         self.outcomes: dict[int, Outcome] = {}
         self._failing: dict[int, Failure] = {}  # what ranks raised that cannot yet say more
-        self._begun: set[int] = set()
         self._killed: set[int] = set()  # ranks whose processes were ended on purpose
         #: How long those were silent that are ended for it [s].
         self.silent_for: dict[int, float] = {}
@@ -252,7 +247,7 @@ class Conductor:
             case "outcome":
                 self.live.forget("stopped", rank)  # whoever speaks continues
                 self.add_outcome(msgspec.convert(what, Outcome))
-            case "begun" | "failing" | "waits":
+            case "failing" | "waits":
                 self._hear_state(rank, kind, what)
             case "on_crash":
                 self._on_crash = what
@@ -262,11 +257,9 @@ class Conductor:
                 self._hear_fact(rank, kind, what)
 
     def _hear_state(self, rank: int, kind: str, what: Any) -> None:
-        """A rank has begun, fails or waits: whoever waits for that looks again."""
+        """A rank fails or waits: whoever waits for that looks again."""
         with self.changed:
-            if kind == "begun":
-                self._begun.add(rank)
-            elif kind == "failing":
+            if kind == "failing":
                 self._failing[rank] = msgspec.convert(what, Failure)
             else:
                 self.watchdog.hear(rank, *what)
@@ -389,25 +382,14 @@ class Conductor:
     def _watch_over(self, controller: RankController) -> None:
         """Wait until all have ended, one has failed or all are blocked; replace those that die."""
         while True:
-            late = {*self.waiting} - self._begun - self._stopped()  # nothing has stopped them
-            late = set() if self.is_cell else late  # an engine may be busy with a call of %px
-            left = self._started + BEGIN - time.perf_counter() if late else None
-            self._until(lambda: self._is_over() or self._vacant or self._may_be_stuck(), left)
+            self._until(lambda: self._is_over() or self._vacant or self._may_be_stuck())
             if self._is_over():
                 return
             if self._vacant:
                 self._replace(controller, *self._vacant.popitem())
                 continue
-            if left is not None and time.perf_counter() > self._started + BEGIN:
-                self._give_up_on(controller, late - self._begun)
             if self._may_be_stuck() and self._is_stuck():
                 return
-
-    def _give_up_on(self, controller: RankController, late: set[int]) -> None:
-        """End ranks that do not begin."""
-        self._begun |= late
-        self.silent_for.update(dict.fromkeys(late, BEGIN))
-        controller.end(late)
 
     def _may_be_stuck(self) -> bool:
         return not self.wait_forever and self.watchdog.due(self.waiting)
@@ -415,7 +397,6 @@ class Conductor:
     def _is_stuck(self) -> bool:
         """True if ranks wait for each other for ever."""
         self.deadlock = self.watchdog.judge(self.trace, self.waiting)
-        self.explained = time.monotonic()
         return bool(self.deadlock)
 
     def _release(self, controller: RankController) -> None:
