@@ -9,7 +9,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
@@ -23,14 +22,8 @@ AHEAD = 1 << 22
 #: Of what other processes print at most so many bytes are taken at once; the end of a run is once.
 MOST = 1 << 26
 
-#: How soon to try again what the program's damage has kept from being sent [s], and how often.
-AGAIN, ATTEMPTS = 0.05, 100
-
 #: How often to look for output that did not come from Python [s].
 POLL = 0.2
-
-
-_sleep = time.sleep
 
 
 class Outbox:
@@ -71,16 +64,12 @@ class Outbox:
             # else the starter is gone, and so will be this process
 
     def _post(self, message: tuple[int, str, Any]) -> None:
-        """Send it; try again for a while where the program has broken what that needs."""
-        for _ in range(ATTEMPTS):
-            try:
-                self._lifeline.send(message)
-                return
-            except OSError:
-                raise
-            except Exception:  # of a program that replaces builtins, say, for a moment
-                _sleep(AGAIN)
-        os._exit(LINE_CLOSED)
+        try:
+            self._lifeline.send(message)
+        except OSError:
+            raise
+        except Exception:  # of a program that replaces builtins, say
+            os._exit(LINE_CLOSED)
 
     def _next(self) -> Item:
         while True:
