@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -73,7 +72,6 @@ class Trainer:
         self._changes = 0
         self._batch_size = 0.0  # by which they divide
         self._begun = False
-        self._used: dict[int, tuple[Any, int]] = {}  # by id of a replica: its latest gradient
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do instead of what was removed."""
@@ -88,12 +86,11 @@ class Trainer:
             batch_size: what the sum of all gradients is divided by: the number of examples of
                 all workers and devices if the loss is a sum over examples, the number of
                 workers times devices if it is a mean.
-            ignore_stale_grad: leave parameters alone whose gradient no ``backward`` has made since
-                the last step, instead of refusing; under dist_sync they must be the same on all
-                workers.
+            ignore_stale_grad: leave parameters alone that have no gradient, instead of refusing;
+                under dist_sync they must be the same on all workers.
 
         Raises:
-            KVStoreError: a parameter has no new gradient, or the servers' ``batch_size`` would
+            KVStoreError: a parameter has no gradient, or the servers' ``batch_size`` would
                 change.
         """
         if not self.update_on_kvstore:
@@ -103,7 +100,6 @@ class Trainer:
         keys = self._ready(ignore_stale_grad)
         self._tell(self._specs(batch_size), batch_size)
         self._push_pull(keys, [self._params[k] for k in keys])
-        self._done(keys)
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
         """Replace each gradient by the sum over workers and devices, to look at it or clip it.
@@ -133,7 +129,6 @@ class Trainer:
                 self._updaters[k, i] = updater = updater.follow(of[k], value)
                 assert w.grad is not None
                 w.copy_(updater.update(value, w.grad.reshape(-1)).view_as(w))
-        self._done(keys)
 
     def _specs(self, batch_size: float) -> _Specs:
         """The optimizers of this step: their options as they are now."""
@@ -153,12 +148,13 @@ class Trainer:
         self._store.pushpull(list(keys), grads, outs, [-k for k in keys])
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
-        """The parameters that have gradients that no step has used; first, worker 0's weights."""
-        ready = [k for k, replicas in enumerate(self._params) if all(map(self._is_new, replicas))]
+        """The parameters that have gradients; first, worker 0's weights."""
+        grads = [[w.grad for w in replicas] for replicas in self._params]
+        ready = [k for k, made in enumerate(grads) if all(g is not None for g in made)]
         if len(ready) < len(self._params) and not ignore_stale_grad:
             missing = [k for k in range(len(self._params)) if k not in ready]
             raise KVStoreError(
-                f"no backward() has made a gradient of parameters {missing} since the last step. "
+                f"no backward() has made a gradient of parameters {missing}. "
                 "Call it before each step, freeze them, or use ignore_stale_grad=True."
             )
         if self._store is not None and not self._begun:
@@ -167,18 +163,6 @@ class Trainer:
             self._store.pull(keys, self._params, [-k for k in keys])
         self._begun = True
         return ready
-
-    def _is_new(self, w: Tensor) -> bool:
-        """True if no step has used this replica's gradient."""
-        of, version = self._used.get(id(w), (None, -1))
-        used = of is not None and of() is w.grad and version == w.grad._version
-        return w.grad is not None and not used
-
-    def _done(self, keys: list[int]) -> None:
-        """Remember which gradients were used."""
-        for w in (w for k in keys for w in self._params[k]):
-            assert w.grad is not None
-            self._used[id(w)] = weakref.ref(w.grad), w.grad._version
 
     def _updates_here(self, what: str) -> None:
         if self.update_on_kvstore:

@@ -192,13 +192,6 @@ class KVStore:
             fields = key, layout.shape, layout.dtype, mine, self._giver
             yield Call(node, messages.Init, fields)
 
-    def broadcast(
-        self, key: Keys, value: Values, out: Values, priority: int | Sequence[int] = 0
-    ) -> None:
-        """An init, and a pull of worker 0's values into ``out``."""
-        self.init(key, value)
-        self.pull(key, out, priority)
-
     def push(self, key: Keys, value: Values, priority: int | Sequence[int] = 0) -> None:
         """Send gradients to the servers, without waiting for them to arrive.
 
@@ -324,7 +317,7 @@ class KVStore:
             key: a key or a list of keys.
             value: as in :meth:`push`.
             out: as in :meth:`pull`; by default ``value``, which then has the sum of all workers'
-                if there is no optimizer (an expanded tensor cannot, and is left alone).
+                if there is no optimizer.
             priority: of the keys, or of each.
 
         Returns:
@@ -343,7 +336,7 @@ class KVStore:
         if outs is None:
             news: Any = pulled if isinstance(pulled, list) else [pulled]
             for (_, tensors), new in zip(found, news, strict=True):
-                for tensor in filter(_can_hold, tensors):
+                for tensor in tensors:
                     tensor.detach().copy_(new)
         return pulled
 
@@ -490,8 +483,3 @@ class KVStore:
         """A call with these keys, which sends or gets such tensors, is one step."""
         if gates and self._scheduler is not None:  # else there is nobody to ask
             self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
-
-
-def _can_hold(tensor: Tensor) -> bool:
-    """True if each of its elements has a place in memory: not in an expanded one."""
-    return all(stride or n < 2 for stride, n in zip(tensor.stride(), tensor.shape, strict=True))

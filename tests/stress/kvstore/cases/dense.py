@@ -1,4 +1,4 @@
-"""``init``, ``push``, ``pull``, ``pushpull`` and ``broadcast`` of dense tensors."""
+"""``init``, ``push``, ``pull`` and ``pushpull`` of dense tensors."""
 
 from __future__ import annotations
 
@@ -135,29 +135,6 @@ def a_second_init_is_refused(kind: str) -> None:
     assert_refused(lambda: kv.init(3, ones()), "init of 3", "already")
 
 
-@case(*SINGLE_WORKER)
-def a_second_broadcast_is_refused(kind: str) -> None:
-    kv, out = store(kind), torch.zeros(SHAPE)
-    kv.broadcast("3", ones(), out)
-    assert_refused(lambda: kv.broadcast("3", ones(), out), "already")
-
-
-@case(*SINGLE_WORKER)
-def broadcast_writes_every_output(kind: str) -> None:
-    kv, outs = store(kind), [torch.zeros(SHAPE), torch.zeros(SHAPE)]
-    kv.broadcast("3", ones(2), out=outs, priority=-3)
-    for out in outs:
-        assert_equal(out, 2)
-
-
-@case(*SINGLE_WORKER)
-def broadcast_takes_lists(kind: str) -> None:
-    kv, outs = store(kind), [torch.zeros(SHAPE), torch.zeros(SHAPE)]
-    kv.broadcast([1, 2], [ones(2), ones(3)], out=outs, priority=[0, 1])
-    assert_equal(outs[0], 2)
-    assert_equal(outs[1], 3)
-
-
 @case(*SUMS)
 def pushpull_writes_to_out(kind: str) -> None:
     kv, value, out = store(kind), ones(8), torch.zeros(SHAPE)
@@ -192,15 +169,6 @@ def pushpull_may_write_to_its_input(kind: str) -> None:
     kv.init("3", ones(0))
     for _ in range(3):
         kv.pushpull("3", value, out=value)
-    assert_equal(value, 2)
-
-
-@case(*SUMS)
-def expanded_tensor_is_pushed_and_unchanged(kind: str) -> None:
-    kv, value = store(kind), torch.tensor(2.0).expand(4)
-    kv.init("3", torch.zeros(4))
-    found: Any = kv.pushpull("3", [value, value])
-    assert_equal(found, 4)
     assert_equal(value, 2)
 
 
