@@ -47,7 +47,8 @@ class Engines(Ranks):
             StartError: they do not start.
         """
         self._meeting = f"store-{secrets.token_hex(4)}"
-        server().preload("ipyparallel.controller.app")
+        for fork in {server(), *(place.server for place in self.places)}:
+            fork.preload("distkit.cluster.processes.preload:engines")
         self._controller = server().fork(
             "distkit.cluster.processes.roles:controller",
             folder=self.folder,
