@@ -169,10 +169,6 @@ class ChannelListener:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._new: list[tuple[Channel, Callable[[Any], None], Callable[[], None]]] = []
-        self._lock = threading.Lock()
-        self._wakeup, self._bell = os.pipe()
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
         threading.Thread(target=self._work, name="distkit-lines", daemon=True).start()
 
     def add(self, channel: Channel, hear: Callable[[Any], None], gone: Callable[[], None]) -> None:
@@ -180,24 +176,13 @@ class ChannelListener:
 
         To end it from this side, ``channel.hang_up()``: the channel belongs to the thread.
         """
-        with self._lock:
-            self._new.append((channel, hear, gone))
-        os.write(self._bell, b"!")
+        # epoll and kqueue take it while the thread waits
+        self._selector.register(channel, selectors.EVENT_READ, (channel, hear, gone))
 
     def _work(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.data is None:
-                    os.read(self._wakeup, 4096)
-                    self._take_up()
-                else:
-                    self._read(*key.data)
-
-    def _take_up(self) -> None:
-        with self._lock:
-            new, self._new = self._new, []
-        for line in new:
-            self._selector.register(line[0], selectors.EVENT_READ, line)
+                self._read(*key.data)
 
     def _read(
         self, channel: Channel, hear: Callable[[Any], None], gone: Callable[[], None]
