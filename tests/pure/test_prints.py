@@ -63,10 +63,3 @@ def test_a_long_flood_stays_small_and_is_heard_of() -> None:
         silent = max(silent, now - heard)
     assert shown < 25_000
     assert silent < 65
-
-
-def test_even_when_nothing_follows_the_flood_is_told() -> None:
-    page = Page()
-    assert len([*page.admit(iter(lines(SHARE + 50)), 1.0)]) == SHARE
-    assert not [*page.admit(iter(()), 1.5)]
-    assert len([*page.admit(iter(()), 2.1)]) == 1 + LAST

@@ -113,7 +113,7 @@ class Page:
     """The part of the ranks' output that a page gets; a flood would cripple it. Pure.
 
     At most ``BURST`` rows at once and ``RATE`` a second in the long run. What is left out is
-    counted, and its last lines are shown: when the run is over, and from time to time before.
+    counted, and its last lines are shown when the run is over.
     """
 
     def __init__(self) -> None:
@@ -121,25 +121,20 @@ class Page:
         self._each: dict[int, Budget] = defaultdict(lambda: Budget(SHARE))
         self._left_out: Counter[int] = Counter()
         self._last: dict[int, deque[Text]] = defaultdict(lambda: deque(maxlen=LAST))
-        self._due, self._pause = 0.0, 1.0
 
     def admit(self, lines: Iterator[Text], now: float) -> Iterator[Text]:
         """Those that are shown."""
         for rank, stream, line in lines:
             line = _shortened(line)
             budgets = self._all, self._each[rank]
-            if not self._left_out[rank] and all(b.left(now) > 0 for b in budgets):
+            if all(b.left(now) > 0 for b in budgets):
                 for budget in budgets:
                     budget.rows -= 1 + len(line) // ROW
+                self._last[rank].clear()
                 yield rank, stream, line
-                continue
-            if not self._left_out:
-                self._due = now + self._pause
-            self._left_out[rank] += 1
-            self._last[rank].append((rank, stream, line))
-        if self._left_out and now >= self._due:
-            self._pause = min(2 * self._pause, 60.0)
-            yield from self.rest()
+            else:
+                self._left_out[rank] += 1
+                self._last[rank].append((rank, stream, line))
 
     def rest(self) -> Iterator[Text]:
         """A notice about the lines that were left out, and their last ones."""
