@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pickle import loads
 from typing import TYPE_CHECKING, Any
@@ -144,13 +144,6 @@ class Run:
         if self.error is not None:
             raise self.error
         return self
-
-    def __await__(self) -> Generator[Any, None, Run]:
-        """Wait, as :meth:`wait` does, while other coroutines go on."""
-        import asyncio  # whoever awaits has it
-
-        yield from asyncio.to_thread(self._conductor.done.wait).__await__()
-        return self.wait()
 
     def interrupt(self) -> None:
         """End the function on every rank, wherever it is; the cluster stays usable."""
