@@ -33,7 +33,7 @@ def team(warm: None) -> Iterator[Nodes]:
 @pytest.fixture
 def crew(warm: None) -> Iterator[Nodes]:
     """2 workers and 2 servers, to be broken."""
-    with started(2, 2, broken=True) as nodes:
+    with started(2, 2) as nodes:
         yield nodes
 
 

@@ -183,15 +183,9 @@ def test_a_folder_that_is_not_there() -> None:
     service = kvstore.Service(Node("scheduler", 0, 1, 1, "/nowhere/at/all"))
     with pytest.raises(KVStoreError, match="scheduler 0 cannot listen at ipc:///nowhere/at/all"):
         service.run()
-
-
-def test_stop_before_and_after_run() -> None:
-    with tempfile.TemporaryDirectory(prefix="kv") as folder:
-        service = kvstore.Service(Node("scheduler", 0, 1, 1, folder))
-        service.stop()
-        service.run()
-        service.stop()
-        assert list(Path(folder).iterdir()) == []
+    service._context.destroy(linger=0)
+    service._inside.close()
+    service._outside.close()
 
 
 # -- the trace -------------------------------------------------------------------

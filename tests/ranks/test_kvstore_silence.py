@@ -27,7 +27,7 @@ def warm() -> Iterator[None]:
 @pytest.fixture
 def crew(warm: None) -> Iterator[Nodes]:
     """2 workers and 2 servers, missed when they are silent for half a second."""
-    with started(2, 2, broken=True, heartbeat_timeout=0.5) as nodes:
+    with started(2, 2, heartbeat_timeout=0.5) as nodes:
         yield nodes
 
 

@@ -27,7 +27,7 @@ def warm() -> Iterator[None]:
 @pytest.fixture
 def pair(warm: None) -> Iterator[Nodes]:
     """2 workers and a server that have keys."""
-    with started(2, 1, broken=True, keys=new_keys()) as nodes:
+    with started(2, 1, keys=new_keys()) as nodes:
         yield nodes
 
 

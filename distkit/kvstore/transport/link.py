@@ -124,8 +124,6 @@ class ZmqLink:
             line.close()
         self._lines.clear()
         self._context.term()
-        if (pool := memory.shared()) is not None:
-            pool.trim()
 
 
 class LocalLink:

@@ -88,12 +88,6 @@ class Pool:
         start += int(tensor.storage_offset()) * tensor.element_size()
         return Place(os.getpid(), file.number, file.inode, start, tensor.nbytes)
 
-    def trim(self) -> None:
-        """Give the memory of free blocks back to the system."""
-        for room, blocks in self._free.items():
-            for file, start in blocks:
-                file.memory.madvise(mmap.MADV_REMOVE, start, room)
-
     def _take(self, room: int) -> tuple[_File, int]:
         if self._free.get(room):
             return self._free[room].pop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,10 +132,9 @@ class Service:
         #: Called with "missed", a node that is taken for dead and its pid (0: the scheduler); by a
         #: scheduler with "listens" and where, and "begun" when all have registered.
         self.report: Callable[[str, Any], None] = lambda what, which: None
-        #: Wakes the thread that serves for each of the notices of other threads: the end of a node,
-        #: or None to stop.
+        #: Wakes the thread that serves for each of the notices of other threads: the end of a node.
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notices: deque[tuple[int, int, str] | None] = deque()
+        self._notices: deque[tuple[int, int, str]] = deque()
         #: Set from another thread: nothing is answered any more, as the run is ended.
         self.resting = False
         self._notes = Answering()
@@ -151,41 +149,25 @@ class Service:
         scheduler.on_begin = lambda: self.report("begun", None)
         return scheduler
 
-    def stop(self) -> None:
-        """End :meth:`run`, from any thread or signal handler; twice does no harm."""
-        self._notify(None)
-
     def leave(self, node: int, life: int, how: str) -> None:
         """Report to a scheduler that this life of a node has ended, from any thread.
 
         It notices by itself when a connection breaks; a worker may end before it has one.
         """
-        self._notify((node, life, how))
-
-    def _notify(self, notice: tuple[int, int, str] | None) -> None:
-        self._notices.append(notice)
-        with suppress(OSError):  # it has stopped
-            self._outside.send(b"!")
+        self._notices.append((node, life, how))
+        self._outside.send(b"!")
 
     def run(self) -> None:
-        """Serve in this thread until :meth:`stop`.
+        """Serve in this thread until the process ends.
 
         Raises:
             KVStoreError: it cannot listen in its folder, or the scheduler refuses it.
         """
-        self._context = context = zmq.Context()
+        self._context = zmq.Context()
         torch.set_num_threads(1)  # the others of this host have work to do, too
-        try:
-            self._open(context)
-            try:
-                while self._turn():
-                    pass
-            finally:
-                self._path.unlink(missing_ok=True)  # ZeroMQ leaves it
-        finally:
-            context.destroy(linger=0)
-            self._inside.close()
-            self._outside.close()
+        self._open(self._context)
+        while True:
+            self._turn()
 
     def _open(self, context: Any) -> None:
         """Listen; a server then registers."""
@@ -224,8 +206,8 @@ class Service:
             self._poller.register(line.socket, zmq.POLLIN)
         return self._lines[endpoint]
 
-    def _turn(self) -> bool:
-        """Wait for messages and answer them; False when asked to stop."""
+    def _turn(self) -> None:
+        """Wait for messages and answer them."""
         ready = dict(self._poller.poll())
         if self._ends.socket in ready:
             self._peers.find_broken()
@@ -235,15 +217,9 @@ class Service:
             self._remove_broken()
         if self._session is not None:
             self._receive_answers(self._session, ready)
-        return self._inside.fileno() not in ready or not self._is_stopped()
-
-    def _is_stopped(self) -> bool:
-        """Handle a notice of another thread."""
-        self._inside.recv(1)
-        notice = self._notices.popleft()
-        if notice is not None:
-            self._deliver(self._machine.leave(*notice))
-        return notice is None
+        if self._inside.fileno() in ready:
+            self._inside.recv(1)
+            self._deliver(self._machine.leave(*self._notices.popleft()))
 
     def _receive_answers(self, session: ServerSession, ready: dict[Any, int]) -> None:
         """Handle what comes from the scheduler or the backup; report a scheduler that is lost."""
