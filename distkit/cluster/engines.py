@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.processes import folders
 from distkit.cluster.processes.forkserver import ENDED, Child, server, shut
 from distkit.cluster.processes.roles import execute
 from distkit.cluster.runs.conductor import Conductor
@@ -105,8 +104,7 @@ class Engines(Ranks):
         """The end of a process's low-level output."""
         log = Path(self.folder, name)
         text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
-        said = "\n".join(line for line in text.splitlines() if "[IPController]" not in line)
-        return said or folders.is_full(self.folder)
+        return "\n".join(line for line in text.splitlines() if "[IPController]" not in line)
 
     def begin(self, number: int, recording: bool) -> None:
         """Start the parameter server of the cell that comes, if the cluster has one."""

@@ -1,8 +1,8 @@
 """The private folders of clusters and runs: made, locked while somebody lives in them, swept.
 
-Sockets and rendezvous files live there. The kernel and the zygote hold a shared ``flock`` on each
-folder, which ends with them, however they end: a folder of ours that nobody holds is left over,
-and the next start removes it. Programs that clean temporary folders (systemd-tmpfiles) pass by
+Sockets and rendezvous files live there. The kernel holds a shared ``flock`` on each folder, which
+ends with it, however it ends: a folder of ours that nobody holds is left over, and the next start
+removes it. Programs that clean temporary folders (systemd-tmpfiles) pass by
 what is locked.
 """
 
@@ -89,15 +89,6 @@ def check_room(folder: str, processes: int) -> None:
             f"{human_bytes(needed)} there for their sockets, logs and black boxes. Free some "
             "space, or set TMPDIR to a folder with more."
         )
-
-
-def is_full(folder: str) -> str:
-    """A warning when the file system has next to no room left; "" otherwise."""
-    with suppress(OSError):
-        status = os.statvfs(folder)
-        if status.f_bavail * status.f_frsize < _EACH // 2:
-            return f"The file system of {Path(folder).parent} is full: free some space there."
-    return ""
 
 
 def hold(folder: str) -> int | None:

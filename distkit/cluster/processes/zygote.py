@@ -62,7 +62,7 @@ class Zygote:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, str] = {}  # pid -> the folder it works in …
         self.logs: dict[int, str] = {}  # … and where its low-level output is
-        self.folders: dict[str, int | None] = {}  # and what holds their locks
+        self.folders: set[str] = set()
         self.doomed: set[str] = set()  # to be removed when nobody works there any more
         self.complete = False  # has imported what programs import late
         adopt_orphans()
@@ -128,8 +128,7 @@ class Zygote:
         if folder in self.doomed:  # its cluster ends meanwhile: the lifeline breaks at once
             os.close(fd)
             return
-        if folder not in self.folders:
-            self.folders[folder] = folders.hold(folder)
+        self.folders.add(folder)
         told = pickle.loads(arguments)  # here: what it imports is every child's
         gc.collect()
         gc.freeze()  # the collector would touch, and so copy, every shared page
@@ -171,9 +170,7 @@ class Zygote:
         for folder in self.doomed - set(self.children.values()):
             shutil.rmtree(folder, ignore_errors=True)
             self.doomed.discard(folder)
-            held = self.folders.pop(folder, None)
-            if held is not None:
-                os.close(held)
+            self.folders.discard(folder)
 
     def _child(self, fd: int, run: str, folder: str, log: str, arguments: dict[str, Any]) -> None:
         """The forked process: never returns."""
@@ -182,7 +179,9 @@ class Zygote:
             os.setsid()  # a group of its own, so that whatever it starts can be ended with it
             die_with_parent()
             adopt_orphans()
-            self._close_all(but=folder)
+            self.channel.close_here()
+            os.close(self.wakeup)
+            os.close(self._woken)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
@@ -204,15 +203,6 @@ class Zygote:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)
-
-    def _close_all(self, but: str) -> None:
-        """In a child: let go of what is the zygote's, except the lock on the child's folder."""
-        self.channel.close_here()
-        os.close(self.wakeup)
-        os.close(self._woken)
-        for folder, held in self.folders.items():
-            if held is not None and folder != but:
-                os.close(held)
 
     def _reap(self) -> None:
         """Hear who has ended or was stopped; what a child has left behind ends, too."""
