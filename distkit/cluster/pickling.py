@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import io
 import reprlib
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -25,42 +21,10 @@ from distkit.recording.recorder import make_users
 _LIBRARIES = (str(Path(threading.__file__).parent), *OWN)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints
-    """cloudpickle, and the modules and operators of torch that it does not know."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        found = path(thing)
-        return super().reducer_override(thing) if found is None else (_find, found)
-
-
 def dumps(value: Any) -> bytes:
     """Pickle a value, functions of notebooks included."""
-    with io.BytesIO() as file:
-        _Pickler(file, protocol=cloudpickle.DEFAULT_PROTOCOL).dump(value)
-        return file.getvalue()
-
-
-def path(thing: Any) -> tuple[str, str] | None:
-    """A module and the name in it, of what is the same in every process."""
-    if isinstance(thing, ModuleType) and type(thing) is not ModuleType:
-        if sys.modules.get(thing.__name__) is thing:
-            return thing.__name__, ""
-    operators = sys.modules.get("torch._ops")
-    if operators is None:
-        return None
-    if isinstance(thing, operators._OpNamespace):
-        return "torch", f"ops.{thing.name}"
-    if isinstance(thing, operators.OpOverloadPacket):
-        return "torch", f"ops.{thing._qualified_op_name.replace('::', '.')}"
-    if isinstance(thing, operators.OpOverload):
-        packet = thing.overloadpacket._qualified_op_name.replace("::", ".")
-        return "torch", f"ops.{packet}.{thing._overloadname}"
-    return None
-
-
-def _find(module: str, name: str) -> Any:
-    found = import_module(module)
-    return attrgetter(name)(found) if name else found
+    packed: bytes = cloudpickle.dumps(value)
+    return packed
 
 
 def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -120,17 +120,6 @@ def test_a_program_does_not_think_that_it_is_in_a_notebook(cluster: dk.Cluster) 
     assert cluster.run(seen).results == [[False, None, False, False]] * 2
 
 
-def test_torchs_operators_travel(cluster: dk.Cluster) -> None:
-    aten, relu, add = torch.ops.aten, torch.ops.aten.relu, torch.ops.aten.add.Tensor
-
-    def program() -> list[object]:
-        x = torch.ops.aten.neg(torch.ones(1))
-        return [aten.abs(x).item(), relu(x).item(), add(x, x).item(), torch.ops.aten, relu, add]
-
-    for result in cluster.run(program).results:
-        assert result == [1.0, 0.0, -2.0, aten, relu, add]
-
-
 def test_lines_of_a_script_in_site_packages(cluster: dk.Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "site-packages" / "somebodys"
     folder.mkdir(parents=True)
