@@ -253,8 +253,16 @@ class Conductor:
                 self._on_crash = what
             case "unreached":
                 self._hear_unreached(rank, what)
-            case _:
-                self._hear_fact(rank, kind, what)
+            case "group":
+                name, members = what
+                self.live.note("groups", name, [*members])
+            case "raising":
+                seq, text, where = what
+                self.live.note(kind, rank, Raising(seq, text, place(where)))
+            case "threads":
+                self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
+            case "unreduced" | "unused":
+                self.live.note(kind, rank, what)
 
     def _hear_state(self, rank: int, kind: str, what: Any) -> None:
         """A rank fails or waits: whoever waits for that looks again."""
@@ -264,19 +272,6 @@ class Conductor:
             else:
                 self.watchdog.hear(rank, *what)
             self.changed.notify_all()
-
-    def _hear_fact(self, rank: int, kind: str, what: Any) -> None:
-        """A fact for the trace, from a rank or a server."""
-        if kind == "group":
-            name, members = what
-            self.live.note("groups", name, [*members])
-        elif kind == "raising":
-            seq, text, where = what
-            self.live.note(kind, rank, Raising(seq, text, place(where)))
-        elif kind == "threads":
-            self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
-        elif kind in ("unreduced", "unused"):
-            self.live.note(kind, rank, what)
 
     def _hear_unreached(self, rank: int, machines: list[str]) -> None:
         """What a rank has sent to these machines is not acknowledged: say so once for each two."""
