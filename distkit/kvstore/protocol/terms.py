@@ -133,24 +133,22 @@ class Terms:
         return ", ".join([f'"{self.mode}"', *told])
 
 
-def canonical(name: str) -> str:
-    """A store's name as it is known here: MXNet takes the words of it in any order and case.
-
-    >>> [canonical(name) for name in ("dist_device_sync", "dist", "Device", "local_allreduce_cpu")]
-    ['dist_sync_device', 'dist_sync', 'device', 'local']
-    """
-    lower = name.lower()
-    words = lower.split("_")
-    fit = set(words) <= {"dist", "sync", "async", "device"} and len(set(words)) == len(words)
-    if "dist" not in words or not fit or {"sync", "async"} <= set(words):
-        return _LOCAL.get(lower, lower)
-    kind = "async" if "async" in words else "sync"
-    return f"dist_{kind}_device" if "device" in words else f"dist_{kind}"
-
-
-#: MXNet's other names of stores in one process.
-_LOCAL = {
+#: MXNet's other names of stores.
+_ALIASES = {
+    "dist": "dist_sync",
+    "dist_device": "dist_sync_device",
+    "dist_device_sync": "dist_sync_device",
+    "dist_device_async": "dist_async_device",
     "local_allreduce_cpu": "local",
     "local_update_cpu": "local",
     "local_allreduce_device": "device",
 }
+
+
+def canonical(name: str) -> str:
+    """A store's name as it is known here, in any case.
+
+    >>> [canonical(name) for name in ("dist_device_sync", "dist", "Device", "local_allreduce_cpu")]
+    ['dist_sync_device', 'dist_sync', 'device', 'local']
+    """
+    return _ALIASES.get(name.lower(), name.lower())
