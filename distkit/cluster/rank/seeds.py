@@ -65,10 +65,7 @@ def set_all(seed: int | None = None) -> None:
     import torch
 
     seed = secrets.randbits(64) if seed is None else seed
-    if torch.accelerator.current_accelerator() is None:
-        torch.default_generator.manual_seed(seed)  # a tenth of the cost of looking for devices
-    else:
-        torch.manual_seed(seed)
+    torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:  # one that is imported later begins unpredictably
         sys.modules["numpy"].random.seed([seed & 0xFFFFFFFF, seed >> 32])
