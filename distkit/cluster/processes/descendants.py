@@ -46,14 +46,9 @@ def children() -> list[int]:
         lists = [task.joinpath("children") for task in Path("/proc/self/task").iterdir()]
         return [int(pid) for each in lists for pid in each.read_text().split()]
     except OSError:  # it keeps no such lists
-        everybody = [process for process in Path("/proc").iterdir() if process.name.isdigit()]
-        return [int(process.name) for process in everybody if _parent(process) == os.getpid()]
+        import psutil
 
-
-def _parent(process: Path) -> int:
-    with suppress(OSError):  # it has ended meanwhile
-        return int(Path(process, "stat").read_bytes().rpartition(b")")[2].split()[1])
-    return 0
+        return [child.pid for child in psutil.Process().children()]
 
 
 def end_children(but: Container[int] = ()) -> None:

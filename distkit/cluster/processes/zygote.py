@@ -264,15 +264,7 @@ def main(line: str, temporary: str) -> None:
         sys.exit()
     os.close(int(line))  # or the kernel would not hear that the zygote has ended
     folders.sweep(temporary)
-    status = _wait_for(pid)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()
     folders.sweep(temporary)
     os._exit(status if status >= 0 else 128 - status)
-
-
-def _wait_for(zygote: int) -> int:
-    """Wait until the zygote has ended; how it did."""
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == zygote:
-            return os.waitstatus_to_exitcode(status)
