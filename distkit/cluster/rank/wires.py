@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 #: TCP_INFO and the size of its part that is read.
 _INFO = (11, 136)
@@ -40,26 +38,15 @@ def watch(report: Callable[[list[str]], None], over: threading.Event) -> None:
 
 def unreached() -> list[str]:
     """The addresses that do not acknowledge what this process sends, or do not accept."""
-    lost = {fd for fd in _sockets() if _is_lost(fd)}
-    if not lost:
-        return []
     import psutil  # which also knows the peers of connections that are not made yet
 
     connections = psutil.Process().net_connections("tcp")
-    return sorted({c.raddr.ip for c in connections if c.fd in lost and c.raddr})
+    return sorted({c.raddr.ip for c in connections if c.raddr and _is_lost(c.fd)})
 
 
 def _is_lost(fd: int) -> bool:
     with suppress(OSError, struct.error), socket.socket(fileno=os.dup(fd)) as one:
-        if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-            info = one.getsockopt(socket.IPPROTO_TCP, *_INFO)  # only Linux has it
-            repeated, unacknowledged, silent = _ACKNOWLEDGED.unpack(info[: _ACKNOWLEDGED.size])
-            return bool(repeated >= REPEATED and unacknowledged and silent > 1000 * UNHEARD)
+        info = one.getsockopt(socket.IPPROTO_TCP, *_INFO)  # only Linux has it
+        repeated, unacknowledged, silent = _ACKNOWLEDGED.unpack(info[: _ACKNOWLEDGED.size])
+        return bool(repeated >= REPEATED and unacknowledged and silent > 1000 * UNHEARD)
     return False
-
-
-def _sockets() -> Iterator[int]:
-    for name in Path("/dev/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
-            if stat.S_ISSOCK(os.fstat(int(name.name)).st_mode):
-                yield int(name.name)
