@@ -156,14 +156,8 @@ class LiveTrace:
     def latest(self, ranks: Iterable[int]) -> dict[int, int]:
         """The number of the latest operation of each of these ranks."""
         self._unpack()
-        found, left = dict[int, int](), set(ranks)
-        for event in reversed(self._events):
-            if event.rank in left:
-                left.remove(event.rank)
-                found[event.rank] = event.seq
-            if not left:
-                break
-        return found
+        wanted = set(ranks)
+        return {e.rank: e.seq for e in self._events if e.rank in wanted}
 
     # -- subscribers ------------------------------------------------------------
 
