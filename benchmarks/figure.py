@@ -123,11 +123,11 @@ def fill(
 def machine() -> dict[str, Any]:
     """The machine, its software, and its load before the measurement."""
     from distkit import __version__
-    from distkit.cluster import limits
+    from distkit.cluster import machine
 
     return {
-        "cpus": limits.cpus(),
-        "memory": limits.memory(),
+        "cpus": machine.cpus(),
+        "memory": machine.memory(),
         "system": platform.platform(),
         "load_before": [round(x, 2) for x in os.getloadavg()],
         "python": platform.python_version(),

@@ -22,7 +22,7 @@ from typing import Any
 
 from distkit import events
 from distkit._format import count
-from distkit.cluster import limits
+from distkit.cluster import machine
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs.run import Run
@@ -342,7 +342,7 @@ class Quicker:
         run = run_answer(_timed, mine, self.n, self.call, mine, self.naive)
         by_pair = zip(*run.results, strict=True)
         slowest = [tuple(map(max, zip(*ranks, strict=True))) for ranks in by_pair]
-        yield judged(slowest, self.ratio, os.getloadavg()[0] / limits.cpus() > BUSY, self.why)
+        yield judged(slowest, self.ratio, os.getloadavg()[0] / machine.cpus() > BUSY, self.why)
 
 
 def judged(

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count
-from distkit.cluster import limits
+from distkit.cluster import machine
 from distkit.cluster.cluster import Cluster
 from distkit.cluster.notebook import OfCells, cell, in_notebook
 from distkit.cluster.pickling import pack
@@ -105,8 +105,8 @@ class Clusters:
             0 if like is None else like.servers,
             device,
             "auto",
-            cpus=limits.cpus(),
-            memory=limits.memory(),
+            cpus=machine.cpus(),
+            memory=machine.memory(),
             gpus=server().gpus(device),
         )
 

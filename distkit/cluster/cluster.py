@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from distkit.cluster import card, limits
+from distkit.cluster import card, machine
 from distkit.cluster.gpus import CPU
 from distkit.cluster.hosts import launching, site
 from distkit.cluster.hosts.fleet import Wish
@@ -144,8 +144,8 @@ class Cluster:
             servers,
             device,
             backend,
-            cpus=limits.cpus(),
-            memory=limits.memory(),
+            cpus=machine.cpus(),
+            memory=machine.memory(),
             gpus=server().gpus(device),
             threads=threads,
             memory_fraction=memory_fraction,

@@ -1,7 +1,9 @@
-"""The processors, memory and GPUs of this machine: one file, and nothing but the standard library.
+"""The processors, memory, files and GPUs that this machine, container or pod really allows.
 
-The doctor sends it to machines where distkit may not be installed. CUDA is not touched here: a
-process that has used it cannot be forked.
+The host's numbers are wrong in a container (Binder: 1 CPU and 2 GB of a 64-core host), so the
+cgroup's quota counts. The doctor sends this file to machines where distkit may not be installed:
+at its top it imports nothing but the standard library. CUDA is not touched here: a process that has
+used it cannot be forked.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -41,6 +44,18 @@ def usable_cores() -> int:
 def cpu_quota() -> float:
     """Processors that the cgroups allow; infinite without a limit."""
     return min(map(_quota, cgroups("cpu")), default=math.inf)
+
+
+def cpus() -> int:
+    """Processors this process may use: affinity, cut to the cgroup's quota, at least 1."""
+    return max(1, math.ceil(min(usable_cores(), cpu_quota())))
+
+
+def memory() -> int:
+    """Bytes that new processes may still take: free memory, cut to the cgroup's limit."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().available, cgroup_memory()))
 
 
 def _quota(cgroup: Path) -> float:
@@ -86,6 +101,50 @@ def words(path: Path) -> list[str]:
         return path.read_text().split()
     except OSError:
         return []
+
+
+#: Files that a process of each kind has open at once, without a rank's own, and those that each
+#: process of the cluster adds. The kernel's are beside those it has open already.
+_FILES = {"kernel": (40, 1), "rank": (80, 1), "controller": (130, 6)}
+
+
+def files(processes: int) -> dict[str, int]:
+    """Files that a process of each kind has open in a cluster of so many processes."""
+    return {kind: base + each * processes for kind, (base, each) in _FILES.items()}
+
+
+def check_files(processes: int, controller: bool = True) -> None:
+    """See whether so many processes, and a controller, may open as many files as they need.
+
+    Raises:
+        StartError: the limit is too low.
+    """
+    import psutil
+
+    from distkit.errors import StartError
+
+    soft, hard = (
+        math.inf if n == resource.RLIM_INFINITY else n
+        for n in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    need = files(processes)
+    need["kernel"] += psutil.Process().num_fds()
+    need["controller"] *= controller
+    ours = max(need["kernel"], need["rank"])
+    if soft < ours or hard < need["controller"]:
+        most = max(ours, need["controller"])
+        limit = f"{soft}" if soft == hard else f"{soft}, at most {hard}"
+        raise StartError(
+            f"a process may open {limit} files at once here (RLIMIT_NOFILE), and a cluster of "
+            f"{processes} processes needs {most}. Set the limit before Jupyter starts "
+            f"(ulimit -n {max(1024, most)}), close files, or ask for fewer ranks."
+        )
+
+
+def raise_files() -> None:
+    """Let this process open as many files as it may allow itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def own_address(towards: str) -> str:

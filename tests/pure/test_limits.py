@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from distkit.cluster import limits
+from distkit.cluster import machine
 from distkit.errors import StartError
 
 
@@ -29,7 +29,7 @@ def test_too_few_files_are_said_at_once(
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
     monkeypatch.setattr("psutil.Process.num_fds", lambda self: 40)
     if fits:
-        limits.check_files(processes)
+        machine.check_files(processes)
         return
     with pytest.raises(StartError, match=rf"may open {soft}(?s:.*)ulimit -n \d+"):
-        limits.check_files(processes)
+        machine.check_files(processes)

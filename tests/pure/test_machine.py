@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distkit.cluster import limits, machine
+from distkit.cluster import machine
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_what_a_cgroup_allows(
         tmp_path.joinpath(name).parent.mkdir(exist_ok=True, parents=True)
         tmp_path.joinpath(name).write_text(text + "\n")
     assert (machine.cpu_quota(), machine.cgroup_memory()) == (quota, left)
-    assert limits.cpus() == max(1, math.ceil(min(quota, machine.usable_cores())))
-    assert limits.memory() == left if left < math.inf else limits.memory() > 0
+    assert machine.cpus() == max(1, math.ceil(min(quota, machine.usable_cores())))
+    assert machine.memory() == left if left < math.inf else machine.memory() > 0
 
 
 #: A driver's program, which prints what the test has written.

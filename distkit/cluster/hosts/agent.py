@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster import limits, machine
+from distkit.cluster import machine
 from distkit.cluster.hosts.launched import recognise
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.processes import folders
@@ -108,8 +108,8 @@ class Agent:
             "node": platform.node(),
             "address": address,
             "interface": interface_of(address),
-            "cpus": limits.cpus(),
-            "memory": limits.memory(),
+            "cpus": machine.cpus(),
+            "memory": machine.memory(),
             "gpus": machine.gpus(),
             **versions(),
             "missing": [name for name in ("torch", "ipyparallel") if not _is_installed(name)],
@@ -181,7 +181,7 @@ class Agent:
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
         """Make a folder as the kernel has one, with sockets that lead to those of the kernel's."""
         try:
-            limits.check_files(processes, False)
+            machine.check_files(processes, False)
             folder, held = folders.make(processes)
         except StartError as error:
             self._tunnel.say({"refused": str(error)})

@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from distkit.cluster import limits, machine
+from distkit.cluster import machine
 from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
 from distkit.cluster.processes.channel import Channel, lines
@@ -280,7 +280,7 @@ class LocalForkServer(ForkServer):
 
     def make_folder(self, processes: int, controller: bool = False) -> str:
         """A new folder on this machine, locked while this process lives."""
-        limits.check_files(processes, controller)
+        machine.check_files(processes, controller)
         folder, held = folders.make(processes)
         self._folders[folder] = held
         return folder

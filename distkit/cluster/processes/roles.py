@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster import limits
+from distkit.cluster import machine
 from distkit.cluster.processes.channel import Channel
 
 #: How many numbers the controller may use for its sockets; it uses 18.
@@ -39,7 +39,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     from ipyparallel.controller.app import IPController
 
     _end_with(lifeline)
-    limits.raise_files()  # it needs more of them than its surroundings may give
+    machine.raise_files()  # it needs more of them than its surroundings may give
     app = IPController.instance(log_level=logging.WARN)
     app.initialize(
         [

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from distkit.cluster import limits
+from distkit.cluster import machine
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
 from distkit.cluster.processes.forkserver import end, server
@@ -63,7 +63,7 @@ def run_ranks(
     """
     seed, kwargs = seeds.of_call(fn, kwargs, seed)
     payload = pack(fn, args, kwargs)
-    plan = make_plan(n, 0, "cpu", "gloo", cpus=limits.cpus(), memory=limits.memory())
+    plan = make_plan(n, 0, "cpu", "gloo", cpus=machine.cpus(), memory=machine.memory())
     made = trouble.current()
     if made is not None:
         made.check(n)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lab import isolated_environment
-from distkit.cluster import limits
+from distkit.cluster import machine
 
 LESSON = next(Path(__file__).parents[3].glob("notebooks/01_*.ipynb"))
 
@@ -24,7 +24,7 @@ MEMORY, CELL_TIMEOUT = 500_000_000, 900
 def test_concurrent_users_all_finish_the_lesson(
     users: int, tmp_path: Path, leftovers: Callable[[], list[str]]
 ) -> None:
-    if limits.memory() < users * MEMORY:
+    if machine.memory() < users * MEMORY:
         pytest.skip(f"needs {users * MEMORY / 1e9:.0f} GB of memory")
     folders = [tmp_path / str(user) for user in range(users)]
     processes = [*map(start, folders)]
