@@ -36,7 +36,7 @@ _UNUSED = 60.0
 _BASE, _EACH = 1_000_000, 250_000
 
 
-def make(processes: int = 1) -> tuple[str, int | None]:
+def make(processes: int = 1) -> tuple[str, int]:
     """A new folder that only this user can enter, for so many processes, and what holds it.
 
     Raises:
@@ -47,13 +47,12 @@ def make(processes: int = 1) -> tuple[str, int | None]:
         check_room(folder, processes)
     except StartError:
         shutil.rmtree(folder, ignore_errors=True)
-        if held is not None:
-            os.close(held)
+        os.close(held)
         raise
     return folder, held
 
 
-def _make() -> tuple[str, int | None]:
+def _make() -> tuple[str, int]:
     try:
         folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
         if len(os.fsencode(folder)) <= LONGEST:
@@ -91,16 +90,12 @@ def check_room(folder: str, processes: int) -> None:
         )
 
 
-def hold(folder: str) -> int | None:
-    """Lock a folder for as long as this file descriptor is open; None where that cannot be."""
-    with suppress(OSError):  # it is gone, or the file system knows no locks
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(held, fcntl.LOCK_SH)
-            return held
-        except OSError:
-            os.close(held)
-    return None
+def hold(folder: str) -> int:
+    """Lock a folder for as long as this file descriptor is open."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without locks is not swept either
+        fcntl.flock(held, fcntl.LOCK_SH)
+    return held
 
 
 def is_ours(folder: str | Path) -> bool:

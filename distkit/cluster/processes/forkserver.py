@@ -267,7 +267,7 @@ class LocalForkServer(ForkServer):
     """Starts the zygote of this machine. Use :func:`server`."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, int | None] = {}  # and what holds their locks
+        self._folders: dict[str, int] = {}  # and what holds their locks
         ours, theirs = Channel.pair()
         with theirs:
             self.process = start_zygote(theirs)
@@ -332,8 +332,7 @@ class LocalForkServer(ForkServer):
         """In a fork of the kernel: let go of the lines and the locks."""
         super().forget()
         for held in self._folders.values():
-            if held is not None:
-                os.close(held)
+            os.close(held)
         self._folders.clear()
 
 
