@@ -47,6 +47,11 @@ _MEANING = (
         "busy or unavailable",
         "another process has it to itself: set its compute mode to DEFAULT with nvidia-smi -c 0",
     ),
+    (
+        "device-side assert|illegal memory access",
+        "a kernel failed, and this process cannot use CUDA any more; after a %%ranks cell "
+        "cluster.restart() starts new ones",
+    ),
     ("no kernel image", "torch's build has no code for this GPU: install one for its generation"),
 )
 
@@ -115,17 +120,6 @@ def hint(error: BaseException, spec: Spec) -> str:
 def _said(error: BaseException) -> str:
     """What torch says, past what the user's classes make of it."""
     return "".join(text for text in slot(error, "args") if type(text) is str)
-
-
-def is_ruined(error: BaseException) -> bool:
-    """True if CUDA is of no more use to this process: it never recovers from a failed kernel."""
-    if "CUDA error" not in _said(error) or not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.current_stream().query()  # to synchronize may never end
-    except RuntimeError:
-        return True
-    return False
 
 
 _LESS = (

@@ -121,7 +121,6 @@ class Rank:
         self.outbox.capture(f"{spec.folder}/{spec.name}.out")
         builtins.input = _no_keyboard
         interpreter.look_after_children(self._forget)
-        interpreter.explain_launchers(spec.rank)
         threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
 
     def _forget(self) -> None:
@@ -229,7 +228,6 @@ class Rank:
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
             outcome.error = self._tell(error, emit)
-            outcome.intact = outcome.intact and not gpu.is_ruined(error)
         outcome.imported = LATE in sys.modules
         return outcome
 
