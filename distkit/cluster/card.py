@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,7 +92,7 @@ class Card:
         self._lock = threading.Lock()
 
     def show(self, room: Supervisor) -> None:
-        """Show it now; outside notebooks a terminal gets one line when the ranks are ready."""
+        """Show it now, in a notebook."""
         self._room = room
         if in_notebook():
             from distkit.cluster.status_widget import StatusWidget
@@ -106,10 +104,7 @@ class Card:
     def refresh(self) -> None:
         """Something changed. Called from any thread."""
         room = self._room
-        if room is None:
-            return
-        if self._widget is None:
-            self._say(room)
+        if room is None or self._widget is None:
             return
         from zmq import ZMQError
 
@@ -119,12 +114,6 @@ class Card:
                 self._last = repr(now)
                 with suppress(ZMQError):  # the kernel is ending: nobody looks any more
                     self._widget.update(now)
-
-    def _say(self, room: Supervisor) -> None:
-        if room.stage == "ready" and not self._last and sys.stderr.isatty():
-            self._last = "said"
-            ranks, seconds = count(room.plan.ranks, "rank"), time.monotonic() - room.started
-            print(f"distkit: {ranks} ready after {seconds:.1f} s", file=sys.stderr)
 
     def show_again(self, room: Supervisor) -> None:
         """Show it in another cell."""
