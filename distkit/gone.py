@@ -61,6 +61,7 @@ GONE = {
     "slices).",
     "Trace.meta": "trace.meta was removed: trace.info has the same as attributes, for example "
     "trace.info.ranks[0].host, trace.info.world_size.",
+    "KVStore.broadcast": "KVStore.broadcast was removed: call kv.init, and then kv.pull.",
     "KVStore.row_sparse_pull": "KVStore.row_sparse_pull was removed: push dense gradients, and get "
     "the whole value with kv.pull.",
     "KVStore.set_updater": "KVStore.set_updater was removed: use kv.set_optimizer, or push without "

@@ -184,10 +184,12 @@ class PatientStore(dist.Store):
         place: where the values are.
     """
 
+    timeout: timedelta  # torch's own, which its type hints lack
+
     def __init__(self, place: dist.FileStore | StoreClient) -> None:
         super().__init__()
         self._place = place
-        self._timeout = timedelta(minutes=30)
+        self.set_timeout(timedelta(minutes=30))
 
     # the names and arguments of dist.Store, which torch's C++ calls
 
@@ -222,18 +224,14 @@ class PatientStore(dist.Store):
 
     deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout for a value."""
-        self._timeout = timeout
-
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of these are there.
 
         Raises:
             DistStoreError: they have not come in time.
         """
-        end = time.monotonic() + (timeout or self._timeout).total_seconds()
+        end = time.monotonic() + (timeout or self.timeout).total_seconds()
         while not self._place.check(keys):
             if time.monotonic() > end:
-                raise dist.DistStoreError(f"{keys} did not come within {timeout or self._timeout}")
+                raise dist.DistStoreError(f"{keys} did not come within {timeout or self.timeout}")
             time.sleep(PERIOD)
