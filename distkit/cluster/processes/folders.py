@@ -15,7 +15,6 @@ import re
 import shutil
 import stat
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,9 +28,6 @@ _NAME = re.compile(r"distkit-[a-z0-9_]{8}")
 #: The file by which a folder is known to be ours; it holds the pid of the process that made it.
 OWNER = "owner"
 
-#: A folder that is still empty after so long [s] will never be used: its maker was killed.
-_UNUSED = 60.0
-
 #: What a cluster writes there, and each of its processes [bytes].
 _BASE, _EACH = 1_000_000, 250_000
 
@@ -42,18 +38,9 @@ def make(processes: int = 1) -> tuple[str, int]:
     Raises:
         StartError: the temporary folder is full, cannot be written to, or has too long a path.
     """
-    folder, held = _make()
+    parent = tempfile.gettempdir()
     try:
-        check_room(folder, processes)
-    except StartError:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
-        raise
-    return folder, held
-
-
-def _make() -> tuple[str, int]:
-    try:
+        check_room(parent, processes)
         folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
         if len(os.fsencode(folder)) <= LONGEST:
             held = hold(folder)  # before it is known as ours, and may be swept
@@ -63,7 +50,7 @@ def _make() -> tuple[str, int]:
         raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
     except OSError as error:
         raise StartError(
-            f"cannot create a folder in {tempfile.gettempdir()} ({error.strerror}). "
+            f"cannot create a folder in {parent} ({error.strerror}). "
             "Free some space there, or set TMPDIR to a folder with a short path that can be "
             "written to."
         ) from error
@@ -74,17 +61,17 @@ def room(processes: int) -> int:
     return _BASE + processes * _EACH
 
 
-def check_room(folder: str, processes: int) -> None:
+def check_room(parent: str, processes: int) -> None:
     """See whether a cluster of so many processes has room for its files.
 
     Raises:
         StartError: the file system is too small, or full.
     """
-    status = os.statvfs(folder)
+    status = os.statvfs(parent)
     needed, free = room(processes), status.f_bavail * status.f_frsize
     if free < needed:
         raise StartError(
-            f"{Path(folder).parent} has {human_bytes(free)} left, and {processes} processes need "
+            f"{parent} has {human_bytes(free)} left, and {processes} processes need "
             f"{human_bytes(needed)} there for their sockets, logs and black boxes. Free some "
             "space, or set TMPDIR to a folder with more."
         )
@@ -126,12 +113,7 @@ def sweep(parent: str) -> list[str]:
 def _is_left(entry: os.DirEntry[str]) -> bool:
     """True if it is a folder of ours whose makers have all ended."""
     with suppress(OSError):
-        if not is_ours(entry.path):
-            return False
-        if not is_there(entry.path):
-            unused = time.time() - entry.stat(follow_symlinks=False).st_mtime > _UNUSED
-            return unused and next(Path(entry.path).iterdir(), None) is None
-        return _is_free(entry.path)
+        return is_ours(entry.path) and is_there(entry.path) and _is_free(entry.path)
     return False
 
 
