@@ -93,17 +93,10 @@ def engine(
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, watchfd=False, **kwargs)  # type: ignore[no-untyped-call]
 
-    class Engine(IPEngine):  # type: ignore[misc]  # has no type hints
-        """Ends of a SIGTERM at once, as any process does: not when it next has time."""
-
-        def init_signal(self) -> None:
-            super().init_signal()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
     rank = Rank(spec, lifeline, runs_cells=True)
     rank.start()
     rank.group.join()
-    app = Engine.instance(
+    app = IPEngine.instance(
         enable_nanny=False,
         id=spec.rank,
         work_dir=str(Path.cwd()),  # or it is where ipyparallel was imported
