@@ -16,14 +16,10 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 _CGROUP, _MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-#: The NVIDIA driver's own files.
-_DRIVER = Path("/proc/driver/nvidia")
 
 #: What nvidia-smi is asked of each GPU; the name comes last, since it may contain a comma.
 _ASKED = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
@@ -158,14 +154,14 @@ def own_address(towards: str) -> str:
 
 
 def gpus() -> Json:
-    """The GPUs that nvidia-smi lists, or else the driver's files, and which of them are visible.
+    """The GPUs that nvidia-smi lists, and which of them are visible.
 
     ``found`` has each GPU's index, name, UUID, and memory [bytes], 0 if it is not known; in MIG
     mode its ``slices``; or the ``error`` that it has.
     """
     around = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
-        return {"found": _from_files(), **around}
+        return {"found": [], **around}
     try:
         rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_ASKED}", *_CSV)]
         slices = _slices(_smi("-L")) if any(row[5:6] == ["Enabled"] for row in rows) else {}
@@ -232,15 +228,4 @@ def _slices(listed: list[str]) -> dict[str, list[Json]]:
             parts = found[gpu[1]] = []
         elif part := re.match(r"\s+(MIG \S+) .*\(UUID: (\S+)\)", line):
             parts.append({"name": part[1], "uuid": part[2], "total": 0, "free": 0})
-    return found
-
-
-def _from_files() -> list[Json]:
-    """The GPUs by the driver's files, without their memory."""
-    found = []
-    with suppress(OSError):
-        for index, path in enumerate(sorted(_DRIVER.glob("gpus/*/information"))):
-            facts = dict(re.findall(r"(?m)^(.+?):\s*(.*?)\s*$", path.read_text()))
-            uuid, name = facts.get("GPU UUID", ""), facts.get("Model", "")
-            found.append({"index": index, "name": name, "uuid": uuid, "total": 0, "free": 0})
     return found

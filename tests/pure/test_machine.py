@@ -149,20 +149,3 @@ def test_a_driver_that_fails_is_quoted(smi: Callable[..., None]) -> None:
     assert machine.gpus()["error"].endswith("Driver/library version mismatch")
     smi("#!/bin/sh\necho 'No devices were found'; exit 6")
     assert machine.gpus() == {"found": [], "driver": "", "visible": None}
-
-
-def test_without_nvidia_smi_the_drivers_files_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(machine, "_DRIVER", tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert machine.gpus() == {"found": [], "visible": "0"}
-    folder = tmp_path / "gpus" / "0000:18:00.0"
-    folder.mkdir(parents=True)
-    folder.joinpath("information").write_text(
-        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t GPU-a\n"
-    )
-    gpu = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-a", "total": 0, "free": 0}
-    assert machine.gpus()["found"] == [gpu]
-    assert machine.holders("GPU-a") == {}
