@@ -26,6 +26,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+import torch
 
 from distkit.cluster.rank import outbox
 from distkit.cluster.runs.outcome import slot
@@ -90,6 +91,20 @@ _ARGUMENTS = (
     "Give a script its arguments after its name: cluster.run('train.py', '--lr', '0.1'). "
     "A function takes them as parameters: cluster.run(train, lr=0.1)."
 )
+
+
+def explain_launchers(rank: int) -> None:
+    """Say at once what comes of ``torch.multiprocessing.spawn`` on a rank, which may hang."""
+    spawning = sys.modules["torch.multiprocessing.spawn"]
+    stock = spawning.start_processes
+
+    def start_processes(*args: Any, **options: Any) -> Any:
+        if rank == 0:
+            print(f"torch.multiprocessing.spawn: {STARTS_ITS_OWN}", file=sys.stderr)
+        return stock(*args, **options)
+
+    for module in (spawning, torch.multiprocessing):
+        module.start_processes = start_processes  # type: ignore[attr-defined]
 
 
 def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:

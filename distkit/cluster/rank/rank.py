@@ -121,6 +121,7 @@ class Rank:
         self.outbox.capture(f"{spec.folder}/{spec.name}.out")
         builtins.input = _no_keyboard
         interpreter.look_after_children(self._forget)
+        interpreter.explain_launchers(spec.rank)
         threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
 
     def _forget(self) -> None:
