@@ -47,11 +47,9 @@ from distkit_strategies.replica import (
     compute_average_loss,
     get_replica_context,
     get_strategy,
-    has_strategy,
-    in_cross_replica_context,
     scale_regularization_loss,
 )
-from distkit_strategies.strategy import InputContext, InputOptions, Strategy
+from distkit_strategies.strategy import InputContext, Strategy
 from distkit_strategies.synchronous import (
     CentralStorageStrategy,
     CommunicationImplementation,
@@ -83,7 +81,6 @@ __all__ = [
     "FixedShardsPartitioner",
     "FullyShardedStrategy",
     "InputContext",
-    "InputOptions",
     "LearningRate",
     "MaxSizePartitioner",
     "MinSizePartitioner",
@@ -106,8 +103,6 @@ __all__ = [
     "compute_average_loss",
     "get_replica_context",
     "get_strategy",
-    "has_strategy",
-    "in_cross_replica_context",
     "load",
     "load_weights",
     "save",

@@ -193,7 +193,7 @@ class Model:
         strategy, trains = self.strategy, self.module.training
         synchronize_buffers(strategy, self.module)
         share = strategy._replica, strategy.num_replicas_in_sync
-        batches = strategy._batches(data, global_batch, None, *share, policy="DATA")
+        batches = strategy._batches(data, global_batch, *share, policy="DATA")
         self.module.eval()
         try:
             with torch.no_grad():

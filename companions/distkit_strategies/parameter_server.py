@@ -302,27 +302,16 @@ class Partitioner(ABC):
                     f"{type(self).__name__}({name}={n!r}): give a whole number, at least 1."
                 )
 
-    def __call__(self, shape: Sequence[int], dtype: torch.dtype, axis: int = 0) -> list[int]:
-        """The number of shards of each axis: 1 for all but ``axis``.
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
+        """The number of shards of each axis: 1 for all but the first.
 
         Args:
-            shape: the variable's.
+            shape: the variable's, of one dimension or more.
             dtype: the variable's.
-            axis: the one that is cut.
-
-        Raises:
-            StrategyError: there is no such axis.
         """
-        if not 0 <= axis < len(shape):
-            raise StrategyError(
-                f"{self} of a variable of shape {tuple(shape)} along axis {axis}: there is no "
-                "such axis. Give an axis of its shape."
-            )
-        rows = shape[axis]
-        row = max(1, math.prod(shape) // max(1, rows)) * dtype.itemsize
-        shards = [1] * len(shape)
-        shards[axis] = max(1, min(rows, self.count(rows, row)))
-        return shards
+        rows, *others = shape
+        row = max(1, math.prod(others)) * dtype.itemsize
+        return [max(1, min(rows, self.count(rows, row))), *(1 for _ in others)]
 
     @abstractmethod
     def count(self, rows: int, row: int) -> int:

@@ -11,7 +11,6 @@ from enum import Enum
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -61,16 +60,6 @@ def get_replica_context() -> ReplicaContext | None:
     0
     """
     return running() or (None if strategy_here() else ReplicaContext(get_strategy()))
-
-
-def has_strategy() -> bool:
-    """True in a strategy's scope and in its replica functions."""
-    return strategy_here() is not None
-
-
-def in_cross_replica_context() -> bool:
-    """True where code speaks for all replicas: in a scope, outside of replica functions."""
-    return get_replica_context() is None
 
 
 @contextmanager
@@ -162,9 +151,7 @@ class ReplicaContext:
 
 
 def compute_average_loss(
-    per_example_loss: Tensor,
-    sample_weight: Any = None,
-    global_batch_size: int | None = None,
+    per_example_loss: Tensor, *, global_batch_size: int | None = None
 ) -> Tensor:
     """This replica's part of the mean loss of the global batch: Σ of its examples / global batch.
 
@@ -176,22 +163,17 @@ def compute_average_loss(
 
     Args:
         per_example_loss: a loss for each row, shape (B, …), as with ``reduction="none"``.
-        sample_weight: what each loss is multiplied with: a number; of the same shape, where 1 is
-            repeated; or without the last dimension, so that of (B, T) losses (B,) weighs rows.
         global_batch_size: rows of all replicas; None to count them, which takes a small message.
 
     Raises:
-        StrategyError: a scalar loss or no tensor, weights of another shape, a size that is no whole
-            number, or a call outside of a replica function.
+        StrategyError: a scalar loss or no tensor, a size that is no whole number, or a call
+            outside of a replica function.
 
     Source:
         TensorFlow, ``tf.nn.compute_average_loss``.
 
     >>> compute_average_loss(torch.tensor([1.0, 2.0, 3.0]), global_batch_size=4)
     tensor(1.5000)
-    >>> losses = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> compute_average_loss(losses, sample_weight=[1.0, 0.5])
-    tensor(3.2500)
     """
     replica, size = _of_loss("compute_average_loss", per_example_loss), global_batch_size
     if not per_example_loss.dim():
@@ -204,30 +186,11 @@ def compute_average_loss(
             f"compute_average_loss(global_batch_size={size!r}): give the rows of all replicas' "
             "batches together, a whole number, or None to count them."
         )
-    if sample_weight is not None:
-        per_example_loss = per_example_loss * _weights(sample_weight, per_example_loss)
     if size is None:
         shown = replica.strategy._compare("average_loss", [len(per_example_loss)])
         size = sum(rows for (rows,) in shown)
     replica.summed = True
     return per_example_loss.sum() / (size or math.inf)
-
-
-def _weights(sample_weight: Any, losses: Tensor) -> Tensor:
-    """Weights that torch repeats as TensorFlow does, which adds or drops a last dimension."""
-    given = weights = torch.as_tensor(sample_weight, device=losses.device)
-    if weights.dim() == losses.dim() + 1 and weights.shape[-1] == 1:
-        weights = weights.squeeze(-1)
-    elif weights.dim() == losses.dim() - 1:
-        weights = weights.unsqueeze(-1)
-    fits = [w in (1, n) for w, n in zip(weights.shape, losses.shape, strict=False)]
-    if given.numel() != 1 and (weights.dim() != losses.dim() or not all(fits)):
-        raise StrategyError(
-            f"compute_average_loss(sample_weight=…) of shape {tuple(given.shape)} does not weigh "
-            f"losses of shape {tuple(losses.shape)}. Give a number, a weight for each loss, or of "
-            f"shape {tuple(losses.shape[:-1]) or tuple(losses.shape)}."
-        )
-    return weights
 
 
 def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:

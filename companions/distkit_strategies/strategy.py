@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from numbers import Integral
 from typing import Any
 
@@ -71,68 +71,21 @@ class InputContext:
         return each
 
 
-class InputOptions:
-    """How a replica gets its batches.
-
-    TensorFlow's ``experimental_replication_mode`` and ``experimental_place_dataset_on_device`` are
-    left out: each replica is a process, which makes its own batches.
-
-    Args:
-        fetch_to_device: move batches to the replica's device; False leaves them where they are.
-        per_replica_buffer_size: how many batches are read ahead.
-        experimental: the same two by TensorFlow's names, which begin with ``experimental_``.
-
-    Raises:
-        StrategyError: another option, or a buffer of no whole number of batches.
-
-    Source:
-        TensorFlow, ``tf.distribute.InputOptions``.
-
-    >>> InputOptions(experimental_fetch_to_device=False).fetch_to_device
-    False
-    """
-
-    def __init__(
-        self, fetch_to_device: bool = True, per_replica_buffer_size: int = 1, **experimental: Any
-    ) -> None:
-        given = {name.removeprefix("experimental_"): value for name, value in experimental.items()}
-        self.fetch_to_device = given.pop("fetch_to_device", fetch_to_device)
-        size = given.pop("per_replica_buffer_size", per_replica_buffer_size)
-        if given or not isinstance(size, int) or size < 0:
-            others = "".join(f", {name}=…" for name in experimental)
-            raise StrategyError(
-                f"InputOptions(per_replica_buffer_size={size!r}{others}): there are "
-                "fetch_to_device, True or False, and per_replica_buffer_size, a number of batches."
-            )
-        self.per_replica_buffer_size = size
-
-
 class Placed:
     """Batches, moved to a device: each while the one before it is in use.
 
     Args:
         batches: what to iterate over; its ``len`` and other attributes show through.
         device: where tensors go.
-        options: None for the usual ones.
     """
 
-    def __init__(
-        self, batches: Iterable[Any], device: torch.device, options: InputOptions | None = None
-    ) -> None:
-        self._batches, self._to, self._options = batches, device, options or InputOptions()
-        if not isinstance(self._options, InputOptions):
-            raise StrategyError(
-                f"options={options!r:.60} of a dataset: give dk.strategies.InputOptions(…), or "
-                "policy, shuffle and seed by their names."
-            )
+    def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
+        self._batches, self._to = batches, device
 
     def __iter__(self) -> Iterator[Any]:
-        ahead: list[Any] = []
-        for batch in self._batches:
-            ahead.append(self._moved(batch))
-            if len(ahead) > self._options.per_replica_buffer_size:
-                yield ahead.pop(0)
-        yield from ahead
+        batches = map(self._moved, self._batches)
+        for ahead, _ in pairwise(chain(batches, [None])):
+            yield ahead
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -141,8 +94,6 @@ class Placed:
         return getattr(self.__dict__["_batches"], name)
 
     def _moved(self, batch: Any) -> Any:
-        if not self._options.fetch_to_device:
-            return batch
         return pytree.tree_map_only(Tensor, lambda t: t.to(self._to, non_blocking=True), batch)
 
 
@@ -294,7 +245,6 @@ class Strategy:
         self,
         data: Any,
         global_batch: int | None = None,
-        options: InputOptions | None = None,
         **division: Any,
     ) -> Placed:
         """This replica's batches of a dataset, on its device.
@@ -306,7 +256,6 @@ class Strategy:
             data: see :class:`distkit.data.DistributedDataset`.
             global_batch: rows of all replicas' batches together; always needed, since torch's
                 datasets have no batches of their own as ``tf.data`` has.
-            options: where batches go, and how many of them ahead.
             division: ``policy``, ``shuffle``, ``seed``: as of ``DistributedDataset``.
 
         Raises:
@@ -317,29 +266,26 @@ class Strategy:
         if unknown := sorted(division.keys() - {*_DIVISION}):
             raise StrategyError(
                 f"distribute_dataset has no argument {unknown[0]}: there are global_batch, "
-                f"options, {', '.join(_DIVISION)}. There is no drop_remainder, since gradients "
+                f"{', '.join(_DIVISION)}. There is no drop_remainder, since gradients "
                 "are weighted by rows: the last batch of an epoch may have fewer."
             )
-        return self._batches(data, global_batch, options, *self._pipeline, **division)
+        return self._batches(data, global_batch, *self._pipeline, **division)
 
     def distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Iterable[Any]],
-        options: InputOptions | None = None,
+        self, dataset_fn: Callable[[InputContext], Iterable[Any]]
     ) -> Placed:
         """This replica's batches from a function that makes them, on its device.
 
         Args:
             dataset_fn: gets an :class:`InputContext`, and returns an iterable of this replica's
                 batches.
-            options: where batches go, and how many of them ahead.
 
         Raises:
             StrategyError: a coordinator, which has no rows.
         """
         pipeline, pipelines = self._pipeline
         context = InputContext(pipelines, pipeline, self.num_replicas_in_sync)
-        return Placed(dataset_fn(context), self.device, options)
+        return Placed(dataset_fn(context), self.device)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of the replicas in this process, of which there is one."""
@@ -406,9 +352,6 @@ class Strategy:
             )
         for _, tensor in () if self._alone else made.tensors:
             dist.broadcast(tensor.detach(), 0)
-
-    def _check_closure(self, optimizer: Optimizer) -> None:
-        """Refuse a step with a closure that replicas would call unequally often."""
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         """Before a step, make the gradients of its parameters those of the whole batch."""
@@ -500,7 +443,6 @@ class Strategy:
         self,
         data: Any,
         global_batch: int | None,
-        options: InputOptions | None,
         replica: int,
         replicas: int,
         **division: Any,
@@ -512,7 +454,7 @@ class Strategy:
             )
         rows = int(global_batch) * (replicas // self.num_replicas_in_sync)
         batches = DistributedDataset(data, rows, replica=replica, replicas=replicas, **division)
-        return Placed(batches, self.device, options)
+        return Placed(batches, self.device)
 
     def _tensor(self, call: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
         try:

@@ -10,7 +10,6 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum
 from functools import cached_property, partial
 from typing import Any, NoReturn
@@ -260,8 +259,6 @@ class CommunicationOptions:
 
     Args:
         bytes_per_pack: the most bytes of gradients that travel in one pack; 0 for one pack.
-        timeout_seconds: how long a worker waits for the others in a collective [s]; None for the
-            process group's own limit. Shared memory, in AUTO on one host, has none.
         implementation: "RING", "NCCL" or "AUTO".
 
     Raises:
@@ -272,16 +269,14 @@ class CommunicationOptions:
     """
 
     bytes_per_pack: int = 0
-    timeout_seconds: float | None = None
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
         CommunicationImplementation(self.implementation)
-        limit = 1 if self.timeout_seconds is None else self.timeout_seconds
-        if self.bytes_per_pack < 0 or not 0 < limit < float("inf"):
+        if self.bytes_per_pack < 0:
             raise ValueError(
-                "CommunicationOptions needs bytes_per_pack of at least 0 and a positive "
-                f"timeout_seconds; got {self.bytes_per_pack} and {self.timeout_seconds}."
+                "CommunicationOptions needs bytes_per_pack of at least 0; got "
+                f"{self.bytes_per_pack}."
             )
 
 
@@ -301,7 +296,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         TensorFlow, ``tf.distribute.MultiWorkerMirroredStrategy``.
 
     >>> MultiWorkerMirroredStrategy(CommunicationOptions(implementation="RING")).options
-    CommunicationOptions(bytes_per_pack=0, timeout_seconds=None, implementation='RING')
+    CommunicationOptions(bytes_per_pack=0, implementation='RING')
     """
 
     def __init__(self, communication_options: CommunicationOptions | None = None) -> None:
@@ -319,22 +314,15 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     @cached_property
     def _all_reduce_pack(self) -> Callable[..., Any]:
         chosen = CommunicationImplementation(self.options.implementation)
-        on_gpus, limit = dist.get_backend() == "nccl", self.options.timeout_seconds
+        on_gpus = dist.get_backend() == "nccl"
         if chosen is CommunicationImplementation.NCCL and not on_gpus:
             raise StrategyError(
                 f"CommunicationOptions asks for NCCL, and these ranks use {dist.get_backend()}. "
                 "Start them on GPUs with backend nccl, or choose RING or AUTO."
             )
-        ring = chosen is CommunicationImplementation.RING
-        algorithm = (
-            implementation("ring")
-            if ring
-            else dist.all_reduce
-            if on_gpus
-            else implementation("auto")
-        )
-        group = None if limit is None else dist.new_group(timeout=timedelta(seconds=limit))
-        return partial(algorithm, group=group)
+        if chosen is CommunicationImplementation.RING:
+            return implementation("ring")
+        return dist.all_reduce if on_gpus else implementation("auto")
 
 
 class TPUStrategy(MirroredStrategy):
@@ -373,14 +361,6 @@ class CentralStorageStrategy(ReplicatedStrategy):
     Example:
         >>> cluster.run(train, CentralStorageStrategy())              # doctest: +SKIP
     """
-
-    def _check_closure(self, optimizer: Optimizer) -> None:
-        if not self._alone:
-            raise StrategyError(
-                f"{type(optimizer).__name__}.step(closure) under {self}: rank 0 alone makes the "
-                "step, and would call the closure more often than the others. Call step() without "
-                "a closure, or use MirroredStrategy."
-            )
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
         weights = own_parameters(self, optimizer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +26,9 @@ class TFConfig:
         cluster: for each kind of task the addresses, "host:port", of its processes.
         type: this process's kind of task.
         index: its number among them.
-        rpc_layer: kept for programs that ask for it: torch's processes meet by TCP, whatever it is.
 
     As for TensorFlow's ``TFConfigClusterResolver``, an index may be a text, a type may be a number,
-    and ``{}`` is one process on its own.
+    and ``{}`` is one process on its own. ``rpc_layer`` and ``environment`` are ignored.
 
     Source:
         TensorFlow, "Multi-worker training with Keras", ``TF_CONFIG``.
@@ -44,7 +42,6 @@ class TFConfig:
     cluster: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     type: str = "worker"
     index: int = 0
-    rpc_layer: str | None = None
 
     @classmethod
     def from_environment(cls) -> TFConfig | None:
@@ -81,7 +78,7 @@ class TFConfig:
         alone = {"type": "chief" if hosts.get("chief") else "worker", "index": 0}
         task = found.get("task", alone)
         cluster = {**dict.fromkeys(TASKS, ()), **hosts}
-        return cls(cluster, str(task["type"]), int(task["index"]), found.get("rpc_layer"))
+        return cls(cluster, str(task["type"]), int(task["index"]))
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -120,30 +117,14 @@ class TFConfig:
         """
         return {"workers": self.world_size, "servers": len(self.cluster.get("ps", ()))}
 
-    @property
-    def machines(self) -> dict[str, Any]:
-        """The same cluster on its machines, reached by SSH: ``dk.Cluster(**config.machines)``.
-
-        Ranks are numbered machine by machine. Servers go round the machines that have ranks; they
-        choose their ports themselves.
-
-        >>> config = {"cluster": {"chief": ["a:1"], "worker": ["a:2", "b:1"], "ps": ["b:2"]}}
-        >>> TFConfig.parse(json.dumps(config | {"task": {"type": "ps", "index": 0}})).machines
-        {'hosts': {'a': 2, 'b': 1}, 'servers': 1}
-        """
-        hosts = Counter(address.rpartition(":")[0] for address in self.workers)
-        return {"hosts": dict(hosts), "servers": len(self.cluster.get("ps", ()))}
-
 
 def _errors(found: Any) -> list[str]:
     """What is wrong, field by field."""
     if not isinstance(found, dict):
         return [f'the whole: a {type(found).__name__}; it must be {{"cluster": …, "task": …}}']
-    cluster, task, rpc_layer = found.get("cluster", {}), found.get("task"), found.get("rpc_layer")
+    cluster, task = found.get("cluster", {}), found.get("task")
     unknown = sorted(found.keys() - {"cluster", "task", "rpc_layer", "environment"})
     errors = [f"{name}: unknown; there are cluster, task and rpc_layer" for name in unknown]
-    if not isinstance(rpc_layer, str | None):
-        errors.append(f'rpc_layer: {rpc_layer!r:.60} must be a text, such as "grpc"')
     if not isinstance(cluster, dict) or (not cluster and found.keys() & {"cluster", "task"}):
         return [*errors, 'cluster: must be {"worker": ["host:port", …], …}']
     known: dict[str, str] = {}

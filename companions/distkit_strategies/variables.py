@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary, ref
 
@@ -27,7 +26,7 @@ from torch.optim.optimizer import (
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from distkit.errors import StrategyError
-from distkit_strategies.replica import ReduceOp, ReplicaContext, get_strategy, running
+from distkit_strategies.replica import ReduceOp, get_strategy, running
 
 if TYPE_CHECKING:
     from distkit_strategies.strategy import Strategy
@@ -109,29 +108,23 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [w for group in optimizer.param_groups for w in group["params"]]
 
 
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """Before any ``optimizer.step()`` of this process; returns its arguments if they change."""
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Before any ``optimizer.step()`` of this process.
+
+    Raises:
+        StrategyError: on several replicas: it is called with a closure.
+    """
     replica, closure = running(), (args[1:2] or (kwargs.get("closure"),))[0]
     if replica is None:
         _check_outside(optimizer)
-    elif closure is None:
+    elif closure is None or replica.strategy._alone:
         replica.strategy._synchronize(optimizer, replica)
     else:
-        replica.strategy._check_closure(optimizer)
-        kwargs = {k: v for k, v in kwargs.items() if k != "closure"}
-        return (args[0], partial(_synchronized, closure, optimizer, replica)), kwargs
-    return None
-
-
-def _synchronized(closure: Any, optimizer: Optimizer, replica: ReplicaContext) -> Any:
-    """Call an optimizer's closure; the loss of the whole batch, with its gradients."""
-    loss = closure()
-    replica.strategy._synchronize(optimizer, replica)
-    if loss is None:
-        return None
-    op = ReduceOp.SUM if replica.summed else ReduceOp.MEAN
-    value = torch.as_tensor(loss, dtype=torch.float64).detach()
-    return replica.strategy._reduce("reduce", op, value, rows=replica.rows)
+        raise StrategyError(
+            f"{type(optimizer).__name__}.step(closure) under {replica.strategy}: the gradients "
+            "that the closure computes would be those of this replica alone. Compute them before, "
+            "and call step() without a closure."
+        )
 
 
 def _check_outside(optimizer: Optimizer) -> None:

@@ -177,9 +177,8 @@ def test_sizes_are_kept(rows: int, width: int, size: int) -> None:
         lambda: FixedShardsPartitioner(0),
         lambda: MinSizePartitioner(min_shard_bytes=-1),
         lambda: MaxSizePartitioner(8, max_shards=0),
-        lambda: FixedShardsPartitioner(2)((), torch.float32),
     ],
 )
 def test_wrong_numbers_are_refused(wrong) -> None:
-    with pytest.raises(StrategyError, match=r"at least 1|along axis 0"):
+    with pytest.raises(StrategyError, match="at least 1"):
         wrong()

@@ -58,7 +58,6 @@ def test_bad_json_is_placed() -> None:
         ({"cluster": HOSTS | {"ps": ["c:1"]}}, "'c:1' is also the address of cluster.worker[1]"),
         ({"cluster": {"worker": None}}, "cluster.worker: must be a list of addresses, not a NoneT"),
         ({"cluster": {"worker": ["a:²"]}}, "cluster.worker[0]: 'a:²' is not host:port"),
-        ({"cluster": HOSTS, "rpc_layer": 5}, "rpc_layer: 5 must be a text"),
         ({"cluster": HOSTS, "task": {"type": [], "index": 0}}, "task.type: [] is not in"),
         ({"cluster": HOSTS, "task": {"type": "worker", "index": True}}, "task.index: True; there"),
         ({"cluster": HOSTS, "task": {"type": "worker", "index": "-1"}}, "'-1'; there is worker 0"),
@@ -91,7 +90,7 @@ def test_the_forms_that_tensorflow_accepts() -> None:
     """Those of the tests of its ``TFConfigClusterResolver``."""
     named = {"cluster": HOSTS | {"123456": ["e:1"]}, "task": {"type": 123456, "index": "0"}}
     found = TFConfig.parse(json.dumps(named | {"rpc_layer": "grpc"}))
-    assert (found.type, found.index, found.rpc_layer) == ("123456", 0, "grpc")
+    assert (found.type, found.index) == ("123456", 0)
     assert found.rank is None and found.cluster["123456"] == ("e:1",)
     assert parse(HOSTS, {"type": "worker", "index": "1"}).rank == 2
 

@@ -206,9 +206,9 @@ def closure(strategy: Strategy) -> str:
     return str(caught.value)
 
 
-def test_central_storage_refuses_a_closure() -> None:
+def test_a_step_with_a_closure_is_refused() -> None:
     for said in run_ranks(closure, 2, CentralStorageStrategy()).results:
-        assert "LBFGS.step(closure) under CentralStorageStrategy: rank 0 alone" in said
+        assert "LBFGS.step(closure) under CentralStorageStrategy: the gradients" in said
 
 
 def per_example(strategy: Strategy) -> str:
