@@ -316,7 +316,7 @@ class Measured(Network):
         self._adds = quiet(list(adds.values()))
         self.fits = {count: fit(at, adds) for count, at in self.moves.items()}
         self._calls = np.maximum(0.0, [np.median(batch) for batch in calls.values()])
-        super().__init__(self.fits[1].link)
+        super().__init__(self.fits[1].link, n, "the ranks that were measured")
 
     @classmethod
     def of(cls, results: Sequence[Samples]) -> Measured:
@@ -336,16 +336,6 @@ class Measured(Network):
 
     def __repr__(self) -> str:
         return f"<Measured: {self.n} ranks; {self.fits[1]} alone; {self.fits[self.n]} all at once>"
-
-    @property
-    def ranks(self) -> int:
-        """The number of measurements."""
-        return self.n
-
-    @property
-    def shown(self) -> str:
-        """See :attr:`Network.shown`."""
-        return "the ranks that were measured"
 
     def fit(self, count: int = 1) -> Fit:
         """The fit for a number of concurrent transfers, with confidence intervals."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,13 @@ def check_network(given: object, n: int) -> None:
             f"ranks are simulated on a dk.simulation.Network, not {type(given).__name__}: "
             f"give dk.simulation.Network({what}) for equal links between all ranks"
         )
-    given.check(n)
+    if n < 1:
+        raise ValueError(f"{n} ranks: at least 1 is needed")
+    if given.ranks not in (None, n):
+        raise ValueError(
+            f"{given.shown} are {given.ranks} ranks, not {n}: give a network of {n}, "
+            f"or simulate {given.ranks}"
+        )
 
 
 def plain(numbers: ArrayLike) -> Any:
@@ -142,8 +148,9 @@ class Network:
         array([2.e-06, 3.e-06])
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, ranks: int | None = None, shown: str = "its places") -> None:
         self.link = link
+        self.ranks, self.shown = ranks, shown  # None: any number fits; the ranks in words
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.link})"
@@ -154,27 +161,21 @@ class Network:
         return Network(link)
 
     @staticmethod
-    def hosts(
-        hosts: int,
-        devices: int | Sequence[int],
-        inside: Link,
-        between: Link,
-        *,
-        nics: int = 1,
-    ) -> Hosts:
+    def hosts(hosts: int, devices: int, inside: Link, between: Link) -> Grouped:
         """Hosts of several devices each, with fast links inside and slower ones between.
 
         Args:
             hosts: number of hosts.
-            devices: ranks on each host, one number or one each; ranks are numbered host by host.
+            devices: ranks on each host; ranks are numbered host by host.
             inside: the link between devices of a host.
-            between: the link of a network card, in each direction.
-            nics: network cards of a host; device d uses card d mod nics.
+            between: the link of a host's network card, in each direction.
         """
-        return Hosts(hosts, devices, inside, between, nics)
+        _positive(hosts=hosts, devices=devices)
+        shown = f"{hosts} hosts of {devices} devices"
+        return Grouped(hosts, devices, inside, between, shown=shown)
 
     @staticmethod
-    def tree(racks: int, hosts: int, link: Link, *, oversubscription: float = 1.0) -> Tree:
+    def tree(racks: int, hosts: int, link: Link, *, oversubscription: float = 1.0) -> Grouped:
         """Racks with oversubscribed uplinks.
 
         Args:
@@ -183,7 +184,9 @@ class Network:
             link: the link of each rank to its rack's switch.
             oversubscription: total bandwidth of a rack's hosts over that of its uplink.
         """
-        return Tree(racks, hosts, link, oversubscription)
+        _positive(racks=racks, hosts=hosts, oversubscription=oversubscription)
+        share, shown = oversubscription / hosts, f"{racks} racks of {hosts} hosts"
+        return Grouped(racks, hosts, link, link, share=share, shown=shown)
 
     @staticmethod
     def torus(shape: Sequence[int], link: Link) -> Torus:
@@ -194,30 +197,6 @@ class Network:
             link: the link of a hop, in each direction; ``alpha`` counts for every hop.
         """
         return Torus(tuple(shape), link)
-
-    @property
-    def ranks(self) -> int | None:
-        """The number of ranks, or None if any number fits."""
-        return None
-
-    @property
-    def shown(self) -> str:
-        """A description of the ranks, in plural."""
-        return "its places"
-
-    def check(self, n: int) -> None:
-        """Check that the network has ``n`` ranks.
-
-        Raises:
-            ValueError: it has not.
-        """
-        if n < 1:
-            raise ValueError(f"{n} ranks: at least 1 is needed")
-        if self.ranks not in (None, n):
-            raise ValueError(
-                f"{self.shown} are {self.ranks} ranks, not {n}: give a network of {n}, "
-                f"or simulate {self.ranks}"
-            )
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """Seconds of transfers that start together.
@@ -239,110 +218,44 @@ class Network:
         return self.link.gamma * np.asarray(nbytes, float)
 
 
-@dataclass(frozen=True)
-class Hosts(Network):
-    """See :meth:`Network.hosts`."""
+class Grouped(Network):
+    """Groups of ranks that share a link to the others: see :meth:`Network.hosts`, ``tree``.
 
-    count: int
-    devices: int | Sequence[int]
-    inside: Link
-    between: Link
-    nics: int = 1
-    link: Link = field(init=False, repr=False)
+    Args:
+        groups: number of groups.
+        each: ranks in each.
+        inside: the link within a group.
+        between: the link to other groups.
+        share: the seconds that a byte takes on the shared link, relative to ``between``.
+        shown: the ranks in words.
+    """
 
-    def __post_init__(self) -> None:
-        devices = {f"devices of host {i}": size for i, size in enumerate(self._sizes())}
-        _positive(hosts=self.count, nics=self.nics, **devices)
-        if len(devices) != self.count:
-            raise ValueError(
-                f"{self.count} hosts, and devices of {len(devices)}: give one for each"
-            )
-        object.__setattr__(self, "link", self.between)
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks on all hosts."""
-        return sum(self._sizes())
-
-    @property
-    def shown(self) -> str:
-        """See :attr:`Network.shown`."""
-        each = sorted(set(self._sizes()))
-        return f"{self.count} hosts of {' to '.join(map(str, each[:1] + each[1:][-1:]))} devices"
+    def __init__(
+        self, groups: int, each: int, inside: Link, between: Link, *, share: float = 1.0, shown: str
+    ) -> None:
+        super().__init__(between, groups * each, shown)
+        self.each, self.inside, self.share = each, inside, share
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
         src, dst, size = _ends(src, dst, nbytes)
         took: Floats = self.inside.seconds(size)
-        host = np.repeat(np.arange(self.count), self._sizes())
-        device = np.concatenate([np.arange(size) for size in self._sizes()])
-        card = host * self.nics + device % self.nics
-        far = np.flatnonzero(host[src] != host[dst])
+        out, into = src // self.each, dst // self.each
+        far = np.flatnonzero(out != into)
         m = size[far]
-        out, into = (card[rank[far]] for rank in (src, dst))
-        queued = np.maximum(shared(out, m), shared(into, m))
-        took[far] = _loaded(self.between, m, queued)
-        return took
-
-    def _sizes(self) -> Sequence[int]:
-        """Ranks of each host."""
-        return (self.devices,) * self.count if isinstance(self.devices, int) else self.devices
-
-
-@dataclass(frozen=True)
-class Tree(Network):
-    """See :meth:`Network.tree`."""
-
-    racks: int
-    per_rack: int
-    link: Link
-    oversubscription: float = 1.0
-
-    def __post_init__(self) -> None:
-        _positive(racks=self.racks, hosts=self.per_rack, oversubscription=self.oversubscription)
-
-    @property
-    def ranks(self) -> int:
-        """Racks times hosts."""
-        return self.racks * self.per_rack
-
-    @property
-    def shown(self) -> str:
-        """See :attr:`Network.shown`."""
-        return f"{self.racks} racks of {self.per_rack} hosts"
-
-    def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """See :meth:`Network.seconds`."""
-        src, dst, size = _ends(src, dst, nbytes)
-        took: Floats = self.link.seconds(size)
-        up, down = src // self.per_rack, dst // self.per_rack
-        far = np.flatnonzero(up != down)
-        m = size[far]
-        queued = np.maximum(shared(up[far], m), shared(down[far], m))
-        share = self.oversubscription / self.per_rack  # of a host's beta
-        took[far] = _loaded(self.link, m, np.maximum(m, queued * share))
+        queued = np.maximum(shared(out[far], m), shared(into[far], m))
+        took[far] = _loaded(self.link, m, np.maximum(m, queued * self.share))
         return took
 
 
-@dataclass(frozen=True)
 class Torus(Network):
     """See :meth:`Network.torus`."""
 
-    shape: tuple[int, ...]
-    link: Link
-
-    def __post_init__(self) -> None:
-        _positive(**{f"dimension {d}": size for d, size in enumerate(self.shape)})
-
-    @property
-    def ranks(self) -> int:
-        """The product of the shape."""
-        return math.prod(self.shape)
-
-    @property
-    def shown(self) -> str:
-        """See :attr:`Network.shown`."""
-        return f"the places of a torus of {' × '.join(map(str, self.shape))}"
+    def __init__(self, shape: tuple[int, ...], link: Link) -> None:
+        _positive(**{f"dimension {d}": size for d, size in enumerate(shape)})
+        shown = f"the places of a torus of {' × '.join(map(str, shape))}"
+        super().__init__(link, math.prod(shape), shown)
+        self.shape = shape
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""

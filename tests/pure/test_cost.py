@@ -16,9 +16,17 @@ from hypothesis import strategies as st
 from benchmarks.published.workloads import inception_v3
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.all_reduce.torus import columns
-from distkit_simulation import Link, Network, Workload, cost, finish_times, parameter_server, place
+from distkit_simulation import (
+    Link,
+    Network,
+    Workload,
+    cost,
+    data_parallel,
+    finish_times,
+    parameter_server,
+    place,
+)
 from distkit_simulation.calibration import fit, regimes
-from distkit_simulation.training import steps
 
 double_tree, torus = partial(cost.all_reduce, "double_tree"), partial(cost.all_reduce, "torus")
 LINKS = st.builds(
@@ -178,9 +186,9 @@ def test_overlap_hides_what_the_form_says(
     nbytes = 4 * n * buckets * 1000
     link = Link(0, sync / (2 * (n - 1) / n * nbytes))
     work = Workload.even(compute, nbytes, buckets)
-    (step,) = steps(n, work, Network(link))
+    trace = data_parallel(n, work, Network(link))
     exposed = cost.exposed(sync, work.backward, buckets)
-    assert step.end.max() == pytest.approx(compute + exposed, rel=1e-9)
+    assert trace.seconds == pytest.approx(compute + exposed, rel=1e-9)
 
 
 def test_break_even_is_where_speedup_is_one() -> None:

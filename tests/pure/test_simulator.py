@@ -33,7 +33,6 @@ from distkit_simulation import (
 )
 from distkit_simulation.network import shared
 from distkit_simulation.simulator import matchings
-from distkit_simulation.training import steps
 
 NET = Network(Link(alpha=1e-5, beta=1e-9, gamma=1e-10))
 
@@ -113,20 +112,6 @@ def test_a_hosts_card_is_shared() -> None:
     src, dst = np.array([0, 1, 2]), np.array([4, 5, 3])  # two leave host 0, one stays
     one = Network.hosts(2, 4, inside, between).seconds(src, dst, [7, 7, 7])
     assert one == pytest.approx([14, 14, 0.7])
-    two = Network.hosts(2, 4, inside, between, nics=2).seconds(src, dst, [7, 7, 7])
-    assert two == pytest.approx([7, 7, 0.7])
-
-
-def test_hosts_may_have_unequal_numbers_of_devices() -> None:
-    net = Network.hosts(3, (1, 2, 1), Link(0, 0.1), Link(0, 1))
-    assert (net.ranks, net.shown) == (4, "3 hosts of 1 to 2 devices")
-    assert net.seconds([1, 2], [0, 3], [7, 7]) == pytest.approx([14, 14])  # one card for both
-    assert net.seconds([1, 0], [2, 3], [7, 7]) == pytest.approx([0.7, 7])
-    known = finish_times("hierarchical", 4, 96, net, hosts=[[0], [1, 2], [3]])
-    assert known.max() == pytest.approx(2 * 9.6 + 4 * 32)
-    assert finish_times("hierarchical", 4, 96, net).max() > known.max()  # hosts of two
-    with pytest.raises(ValueError, match="3 hosts, and devices of 2: give one for each"):
-        Network.hosts(3, (1, 2), ONE, ONE)
 
 
 def test_directions_are_not_shared() -> None:
@@ -212,8 +197,8 @@ def test_a_data_parallel_step_leaves_what_ddp_leaves() -> None:
 def test_the_slowest_rank_sets_the_pace() -> None:
     """Exponential times of mean µ on P ranks: a synchronous step lasts µ·H_P on average."""
     work = Workload(forward=0.0, backward=0.0, buckets=[4])
-    *_, last = steps(10, work, Network(FREE), count=2000, delay=exponential(1.0), seed=7)
-    assert last.end.max() / 2000 == pytest.approx(harmonic(10), rel=0.05)
+    trace = data_parallel(10, work, Network(FREE), count=2000, delay=exponential(1.0), seed=7)
+    assert trace.seconds / 2000 == pytest.approx(harmonic(10), rel=0.05)
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
