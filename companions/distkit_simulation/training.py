@@ -5,7 +5,7 @@ The parameter server is in :mod:`~distkit_simulation.parameter_servers`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,50 +60,6 @@ class Workload:
         return self.backward * (share / share[-1] if len(share) and share[-1] else share)
 
 
-@dataclass(frozen=True)
-class Step:
-    """The times of one step, by rank [s]; ``reduced`` has a row for each bucket."""
-
-    begin: Floats
-    forward: Floats
-    backward: Floats
-    ready: Floats  # (buckets, n)
-    reduced: Floats  # (buckets, n)
-    end: Floats
-
-
-def steps(
-    n: int,
-    work: Workload,
-    network: Network,
-    *,
-    algorithm: Schedule = "ring",
-    count: int = 1,
-    delay: Delay | None = None,
-    stragglers: Stragglers | None = None,
-    seed: int = 0,
-) -> Iterator[Step]:
-    """Simulate ``count`` steps of synchronous data-parallel training; see :func:`data_parallel`."""
-    player = Player(n, network, stragglers=stragglers, seed=seed)
-    rng, slow = np.random.default_rng([seed, 1]), (stragglers or Stragglers()).factors(n)
-    clock = np.zeros(n)
-    for _ in range(count):
-        late = delay(rng, (n,)) if delay else np.zeros(n)
-        forward = clock + slow * work.forward + late
-        ready = forward + slow * work.ready[:, None]
-        backward = forward + slow * work.backward
-        reduced = []
-        for nbytes, at in zip(work.buckets, ready, strict=True):
-            player.begin(at, nbytes)  # or after the bucket before it
-            for _ in player.play(*plan(algorithm, n, nbytes)[1:]):
-                pass
-            reduced.append(player.finish)
-        last = np.maximum(backward, reduced[-1]) if reduced else backward
-        end = last + slow * work.update
-        yield Step(clock, forward, backward, ready, np.array(reduced), end)
-        clock = end
-
-
 def data_parallel(
     n: int,
     work: Workload,
@@ -133,39 +89,28 @@ def data_parallel(
         >>> data_parallel(2, Workload.even(0.3, 4000, 2), net).ranks
         [0, 1]
     """
-    writer = Writer(n, (stragglers or Stragglers()).deaths(n))
-    played = steps(
-        n,
-        work,
-        network,
-        algorithm=algorithm,
-        count=count,
-        delay=delay,
-        stragglers=stragglers,
-        seed=seed,
-    )
-    for step in played:
-        for r in range(n):
-            writer.operation(
-                Op.MARK, r, step.begin[r], step.forward[r], attributes={"label": "forward"}
-            )
-            writer.operation(
-                Op.MARK, r, step.forward[r], step.backward[r], attributes={"label": "backward"}
-            )
-            for i, nbytes in enumerate(work.buckets):
-                writer.operation(
-                    Op.ALL_REDUCE,
-                    r,
-                    step.ready[i, r],
-                    step.reduced[i, r],
-                    nbytes=nbytes,
-                    shape=(nbytes // 4,),
-                    dtype="float32",
-                    attributes={"gradients": True},
-                )
-            if work.update:
-                begin = step.end[r] - work.update
-                writer.operation(Op.MARK, r, begin, step.end[r], attributes={"label": "update"})
+    faults = stragglers or Stragglers()
+    player, writer = Player(n, network, stragglers=faults, seed=seed), Writer(n, faults.deaths(n))
+    rng, slow = np.random.default_rng([seed, 1]), faults.factors(n)
+    clock = np.zeros(n)
+    for _ in range(count):
+        late = delay(rng, (n,)) if delay else np.zeros(n)
+        forward = clock + slow * work.forward + late
+        last = backward = forward + slow * work.backward
+        writer.operations(Op.MARK, clock, forward, attributes={"label": "forward"})
+        writer.operations(Op.MARK, forward, backward, attributes={"label": "backward"})
+        for nbytes, ready in zip(work.buckets, work.ready, strict=True):
+            at = forward + slow * ready
+            player.begin(at, nbytes)  # or after the bucket before it
+            for _ in player.play(*plan(algorithm, n, nbytes)[1:]):
+                pass
+            facts = {"dtype": "float32", "attributes": {"gradients": True}}
+            shape = (nbytes // 4,)
+            writer.operations(Op.ALL_REDUCE, at, player.finish, nbytes=nbytes, shape=shape, **facts)
+            last = np.maximum(backward, player.finish)
+        clock = last + slow * work.update
+        if work.update:
+            writer.operations(Op.MARK, last, clock, attributes={"label": "update"})
     return writer.trace("data parallel")
 
 
