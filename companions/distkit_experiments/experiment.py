@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count
@@ -59,65 +59,6 @@ PERIOD = 0.1
 LINES = 200
 
 
-class Clusters:
-    """Ranks in any number: those of a given cluster, else of one of ours, of which one is kept.
-
-    Args:
-        given: the reader's cluster; it is never stopped here.
-    """
-
-    def __init__(self, given: Cluster | None) -> None:
-        self._given = given
-        self._ours: Cluster | None = None
-        self._lock, self._closed = threading.Lock(), False
-
-    def get(self, ranks: int) -> Cluster:
-        """A cluster that is ready.
-
-        Raises:
-            StartError: this machine cannot give so many ranks.
-            StoppedError: the reader's cluster was stopped, or the experiment closed.
-        """
-        cluster = self._choose(ranks).wait()
-        server().complete()  # what programs import late is no part of what is measured
-        server().wait_until_idle()
-        return cluster
-
-    def _choose(self, ranks: int) -> Cluster:
-        if self._given is not None and self._given.plan.ranks == ranks:
-            return self._given
-        with self._lock:
-            if self._closed:
-                raise StoppedError("the experiment was closed. Make a new one: run its cell again.")
-            ours, self._ours = self._ours, None  # should there be no other
-            if ours is not None and (ours.plan.ranks != ranks or ours._room.stage == "failed"):
-                ours.stop()
-                ours = None
-            self._ours = ours or Background(self._plan(ranks))
-            return self._ours
-
-    def _plan(self, ranks: int) -> Plan:
-        """A plan like the given cluster's, except for the number of ranks."""
-        like = None if self._given is None else self._given.plan
-        device = "cpu" if like is not None and {*like.devices} == {"cpu"} else "auto"
-        return make_plan(
-            ranks,
-            0 if like is None else like.servers,
-            device,
-            "auto",
-            cpus=machine.cpus(),
-            memory=machine.memory(),
-            gpus=server().gpus(device),
-        )
-
-    def close(self) -> None:
-        """End our cluster."""
-        with self._lock:
-            self._closed = True
-            if self._ours is not None:
-                self._ours.stop()
-
-
 class Background(Cluster):
     """A cluster that shows no card, belongs to no cell and is not what ``%%ranks`` runs on."""
 
@@ -126,6 +67,25 @@ class Background(Cluster):
 
     def _announce(self) -> None:
         """Show no card."""
+
+
+def plan_like(given: Cluster | None, ranks: int) -> Plan:
+    """A plan like the given cluster's, except for the number of ranks.
+
+    Raises:
+        StartError: this machine cannot give so many ranks.
+    """
+    like = None if given is None else given.plan
+    device = "cpu" if like is not None and {*like.devices} == {"cpu"} else "auto"
+    return make_plan(
+        ranks,
+        0 if like is None else like.servers,
+        device,
+        "auto",
+        cpus=limits.cpus(),
+        memory=limits.memory(),
+        gpus=server().gpus(device),
+    )
 
 
 def submit(
@@ -197,8 +157,8 @@ class Experiment:
     A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or a widget of
     ipywidgets; it begins at the function's default. Some names mean more:
 
-    - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; for another
-      number a cluster is started, and kept until the number changes or :meth:`close`.
+    - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; with another
+      number each run has a cluster of its own.
     - ``straggler=(0, 0.5)``: seconds by which each communication of the last rank is delayed; up to
       one, they are shown in milliseconds.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: of :func:`~distkit.trouble`, in seconds
@@ -206,15 +166,12 @@ class Experiment:
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: on a logarithmic scale.
 
-    On ranks that are new to it the function runs twice, at most 10 s the first time, and the second
-    run counts: what it imports first, and fills caches with, would be measured otherwise.
-
     A function that iterates over ``dk.progress(range(steps))``, or a loop in
     :func:`~distkit.watch_gradients`, moves the bar.
 
     Args:
         fn: runs on every rank, with the values of the controls as keyword arguments.
-        cluster: where it runs; the experiment never stops it. Without one, 4 ranks are started.
+        cluster: where it runs; the experiment never stops it. Without one, it runs on 4 ranks.
         picture: ``picture(runs, setting)`` draws a figure of matplotlib in place of the plot, when
             a control has moved and when a run has ended: ``runs`` is :meth:`to_dataframe` without
             the runs that went wrong, ``setting`` has the values of the controls.
@@ -263,7 +220,7 @@ class Experiment:
         self._alone, self._stopping = threading.Lock(), threading.Event()
         self._panel: Panel | None = None
         self._watchers: list[Callable[[Experiment], None]] = []
-        self._clusters = Clusters(cluster)
+        self._given, self._closed = cluster, False
 
     # -- running ----------------------------------------------------------------
 
@@ -311,12 +268,12 @@ class Experiment:
         threading.Thread(target=self._work, daemon=True).start()
 
     def close(self) -> None:
-        """End what runs and the cluster that was started for it, and take the panel off the page.
+        """End what runs, and take the panel off the page.
 
         Table and plot of the runs stay there as a picture. A cluster that was given stays as it is.
         """
         self.stop()
-        self._clusters.close()
+        self._closed = True
         self._keep()
         panel, self._panel = self._panel, None
         if panel is not None:
@@ -408,17 +365,36 @@ class Experiment:
         given = ", ".join(f"{n}={shown(n, setting[n])}" for n in varied)
         about = f"{which} ({given}) · " if which and given else f"{which} · " if which else ""
         self._tell(Activity(f"{about}starting {count(setting[RANKS], 'rank')}"))
-        cluster = self._clusters.get(setting[RANKS])
-        run, meter = submit(cluster, self.fn, setting, self.settings.network), Meter()
-        try:
-            self._follow(run, meter, about, None if aloud else self.printed)
-        except BaseException as error:
-            self.trouble = error  # told at once: to read a long trace takes a while
-            raise
-        finally:
-            self._tell(Activity(f"{about}reading the trace"))
-            self.records.append(results.record(setting, run, meter.done))
+        with self._ranks(setting[RANKS]) as cluster:
+            run, meter = submit(cluster, self.fn, setting, self.settings.network), Meter()
+            try:
+                self._follow(run, meter, about, None if aloud else self.printed)
+            except BaseException as error:
+                self.trouble = error  # told at once: to read a long trace takes a while
+                raise
+            finally:
+                self._tell(Activity(f"{about}reading the trace"))
+                self.records.append(results.record(setting, run, meter.done))
         return run
+
+    @contextmanager
+    def _ranks(self, ranks: int) -> Iterator[Cluster]:
+        """A cluster that is ready: the reader's, or for another number of ranks one of ours.
+
+        Raises:
+            StartError: this machine cannot give so many ranks.
+            StoppedError: the reader's cluster was stopped, or the experiment closed.
+        """
+        if self._closed:
+            raise StoppedError("the experiment was closed. Make a new one: run its cell again.")
+        with ExitStack() as ours:
+            cluster = self._given
+            if cluster is None or cluster.plan.ranks != ranks:
+                cluster = ours.enter_context(Background(plan_like(cluster, ranks)))
+            cluster.wait()
+            server().complete()  # what programs import late is no part of what is measured
+            server().wait_until_idle()
+            yield cluster
 
     def _follow(
         self,
@@ -445,13 +421,12 @@ class Experiment:
                 poll(run, ENDS_WITHIN)
 
     def _attempt(self, settings: list[dict[str, Any]]) -> list[Record]:
-        """The records of runs, failed ones too; those on as many ranks come one after the other."""
-        order = sorted(range(len(settings)), key=lambda n: int(settings[n][RANKS]))
+        """The records of runs, failed ones too."""
         with self._busy(), self._shown(keep=False):
-            for done, n in enumerate(order, 1):
+            for n, setting in enumerate(settings, 1):
                 with suppress(RankError, RankDied, DeadlockError, NotPicklableError):
-                    self._perform(settings[n], f"run {done} of {len(order)}")
-        return [self.records[order.index(n)] for n in range(len(order))]
+                    self._perform(setting, f"run {n} of {len(settings)}")
+        return self.records
 
     def _work(self) -> None:
         """The Run button's thread: what goes wrong is told in the panel."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from distkit._format import named
@@ -263,7 +264,11 @@ class Following:
             if not self._works:
                 self._works = True
                 threading.Thread(target=self._work, name="distkit-follow", daemon=True).start()
-        return lambda: self._listeners.remove(callback)
+        return partial(self._unsubscribe, callback)
+
+    def _unsubscribe(self, callback: Callable[[list[Event]], None]) -> None:
+        if callback in self._listeners:  # a new start of the ranks lets go of all
+            self._listeners.remove(callback)
 
     def __repr__(self) -> str:
         state = "ended" if self.finished else "waiting for ever" if self._deadlock else "going on"
@@ -332,9 +337,11 @@ class Following:
         info = self._trace.info
         generation = len(merge.generations_of(self._records))
         if generation != self._generation:
-            for callback in [*self._told] if self._generation else []:  # a view shows one start
-                callback([])
-                del self._told[callback]
+            if self._generation:  # a view shows one start
+                for callback in self._listeners:
+                    callback([])
+                self._listeners.clear()
+                self._told.clear()
             self._generation, self._watchdog = generation, DeadlockWatchdog()
             self._deadlock, self._ending = [], False
         for rank, wait in info.waits.items():
