@@ -99,7 +99,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
 
     names = list(dk.algorithms.ALL_REDUCES)
     results = dk.run_ranks(take_turns_on_rank, n, names, tensors, SIZES, reps, record=False).results
-    machine = Measured.of([samples for samples, _ in results])
+    machine = Measured.of(SIZES, [*zip(*(batches for batches, _ in results), strict=True)])
     return [
         {
             "algorithm": name,
@@ -120,7 +120,7 @@ def take_turns_on_rank(
     import torch
 
     from distkit.algorithms.all_reduce import ALL_REDUCES
-    from distkit_simulation.calibration import joined, probe, times
+    from distkit_simulation.calibration import probe, times
 
     batches = []
     taken: dict[str, dict[int, list[float]]] = {}
@@ -130,7 +130,7 @@ def take_turns_on_rank(
             for nbytes in tensors:
                 call = partial(ALL_REDUCES[name].reference, torch.ones(nbytes // 4))
                 taken.setdefault(name, {}).setdefault(nbytes, []).append(times(call, nbytes))
-    return joined(batches), taken
+    return batches, taken
 
 
 def parts(batch: int) -> dict[str, float]:

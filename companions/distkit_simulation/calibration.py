@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from time import perf_counter
 from typing import Any
 
@@ -150,12 +150,11 @@ def regimes(sizes: Floats, times: Floats) -> list[int]:
     best, least = [0], np.inf
     for count in range(min(PROTOCOLS, max(1, m // FEWEST))):
         for cuts in combinations(range(FEWEST, m - FEWEST + 1), count):
-            starts = [0, *cuts]
-            if any(b - a < FEWEST for a, b in zip(starts, [*cuts, m], strict=True)) and count:
+            if any(b - a < FEWEST for a, b in pairwise(cuts)):
                 continue
-            fitted = Link(*lines(sizes, times, starts)[0]).seconds(sizes)
-            for a, (alpha, beta) in zip(starts, lines(sizes, times, starts), strict=True):
-                fitted[a:] = alpha + beta * sizes[a:]
+            starts = [0, *cuts]
+            parts = zip(np.split(sizes, cuts), lines(sizes, times, starts), strict=True)
+            fitted = np.concatenate([alpha + beta * part for part, (alpha, beta) in parts])
             spread = np.mean((fitted / times - 1) ** 2) + 1e-6
             score = m * np.log(spread) + (2 + 3 * count) * np.log(m)
             if score < least:
@@ -170,10 +169,8 @@ BATCHES = 7
 #: The least size of the largest message [bytes]: smaller ones take as long as an empty one.
 LARGE = 1 << 16
 
-#: pattern -> size -> seconds of one batch.
-Batch = dict[str, dict[int, float]]
-#: pattern -> size -> seconds of each batch.
-Samples = dict[str, dict[int, list[float]]]
+#: One batch on one rank: for each size the seconds of each pattern.
+Batch = list[dict[str, float]]
 
 
 def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES) -> Measured:
@@ -208,28 +205,14 @@ def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATC
             f"order, up to {LARGE} bytes or more for the bandwidth, and at least one batch"
         )
     each = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
-    return Measured.of([joined(of_rank) for of_rank in zip(*each, strict=True)])
+    return Measured.of(sizes, each)
 
 
 def probe(sizes: Sequence[int]) -> Batch:
-    """On each rank: one batch of every pattern and size."""
+    """On each rank: one batch of every pattern and size; nothing on one rank."""
     import torch.distributed as dist
 
-    if dist.get_world_size() == 1:
-        return {}
-    batches = {nbytes: once(nbytes) for nbytes in sizes}
-    return {
-        pattern: {nbytes: batches[nbytes][pattern] for nbytes in sizes}
-        for pattern in batches[sizes[0]]
-    }
-
-
-def joined(batches: Sequence[Batch]) -> Samples:
-    """The batches of one rank, as a list for each pattern and size."""
-    return {
-        pattern: {nbytes: [batch[pattern][nbytes] for batch in batches] for nbytes in times}
-        for pattern, times in batches[0].items()
-    }
+    return [once(nbytes) for nbytes in sizes] if dist.get_world_size() > 1 else []
 
 
 def once(nbytes: int) -> dict[str, float]:
@@ -251,8 +234,7 @@ def once(nbytes: int) -> dict[str, float]:
     rank, n = dist.get_rank(), dist.get_world_size()
     left, right, half = (rank - 1) % n, (rank + 1) % n, max(1, n // 2)
     size = max(1, nbytes // 4)
-    tensor, inbox = torch.ones(2 * size), torch.ones(size)  # zeros would map to a single page
-    out, into = tensor[:size], inbox[:size]
+    out, into = torch.ones(size), torch.ones(size)  # zeros would map to a single page
 
     def pass_on(tokens: int) -> None:
         first = rank % (n // tokens) == 0 and rank // (n // tokens) < tokens
@@ -261,8 +243,7 @@ def once(nbytes: int) -> dict[str, float]:
             move(what, peer, None)
 
     def ring() -> None:
-        mine, theirs = tensor[:size], inbox[: len(out)]
-        exchange(mine, right, theirs, left, None)
+        exchange(out, right, into, left, None)
 
     @collective()
     def one_exchange(x: torch.Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
@@ -319,17 +300,17 @@ class Measured(Network):
         super().__init__(self.fits[1].link, n, "the ranks that were measured")
 
     @classmethod
-    def of(cls, results: Sequence[Samples]) -> Measured:
-        """From the samples of each rank, averaged over the ranks."""
-        n = len(results)
+    def of(cls, sizes: Sequence[int], batches: Sequence[Sequence[Batch]]) -> Measured:
+        """From the batches of each rank, averaged over the ranks."""
+        n = len(batches[0])
         if n < 2:
             raise ValueError("calibrate needs at least 2 ranks: one rank has no partner to send to")
         mean = {
             pattern: {
-                size: np.mean([r[pattern][size] for r in results], axis=0).tolist()
-                for size in results[0][pattern]
+                size: [float(np.mean([rank[i][pattern] for rank in batch])) for batch in batches]
+                for i, size in enumerate(sizes)
             }
-            for pattern in results[0]
+            for pattern in batches[0][0][0]
         }
         moves = {n // 2: mean["some"], 1: mean["one"], n: mean["all"]}
         return cls(n, moves, mean["add"], mean["call"])

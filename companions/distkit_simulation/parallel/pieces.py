@@ -160,13 +160,10 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
     shares = {}
     for rank, (first, last) in windows.items():
         waits = [(begin, first), (last, end)]
-        waits += [_ends(s) for s in spans if s.rank == rank and s.op not in _BESIDE]
+        mine = (s for s in spans if s.rank == rank and s.op not in _BESIDE)
+        waits += [(s.start, s.end) for s in mine if s.end is not None]
         shares[rank] = length(*np.clip(waits, begin, end).T) / (end - begin)
     return shares
-
-
-def _ends(span: Span) -> tuple[float, float]:
-    return span.start, span.start if span.end is None else span.end
 
 
 def _window(spans: Iterable[Span], rank: int, label: str) -> tuple[float, float]:
@@ -175,6 +172,5 @@ def _window(spans: Iterable[Span], rank: int, label: str) -> tuple[float, float]
     if not mine:
         what = f"no finished span {label!r}: put `with dk.mark({label!r}):` around it"
         raise ValueError(f"rank {rank} has {what if label else 'recorded nothing'}")
-    if label:
-        return _ends(mine[-1])
-    return min(s.start for s in mine), max(_ends(s)[1] for s in mine)
+    part = mine[-1:] if label else mine
+    return min(s.start for s in part), max(s.end for s in part if s.end is not None)
