@@ -35,17 +35,13 @@ SAID = (
 )
 
 
-def draw(parameters: Sequence[Parameter], name: str = "") -> Json:
-    """The picture of parameters, for both painters.
+class Painter:
+    """Makes the picture of parameters.
 
     Args:
         parameters: each with its pieces.
-        name: of the model.
     """
-    return _Painter(parameters).picture(name)
 
-
-class _Painter:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = parameters
         ranks = sorted({piece["rank"] for p in parameters for piece in p["pieces"]})
@@ -58,6 +54,7 @@ class _Painter:
         self.scene = Scene(WIDTH, HEAD + self.tall * lines)
 
     def picture(self, name: str) -> Json:
+        """The picture, for both painters; ``name`` is its title."""
         self._heads()
         for line, kind in enumerate(self.kinds):
             self._parameter(HEAD + line * self.tall, kind)
@@ -94,7 +91,8 @@ class _Painter:
             held = [piece for piece in one["pieces"] if piece["rank"] == rank]
             told = "; ".join(sliced(one["shape"], piece) for piece in held) or "nothing"
             boxes = [rect(wide, high, "slot", r=2)]
-            for x, w, top, h in (window(one["shape"], p, axes) for p in held if size(p)):
+            for piece in (p for p in held if size(p)):
+                (top, h), (x, w) = (_part(one["shape"], piece, d) for d in axes)
                 wh = max(1.5, w * wide), max(1.5, h * high)
                 boxes.append(rect(*wh, "own", x=x * wide, y=top * high, lane=lane))
             self.scene.add(self._x(rank), y, title(f"rank {rank} holds {told}"), *boxes)
@@ -201,14 +199,6 @@ def drawn_axes(parameter: Parameter) -> tuple[int, int]:
     chosen = sorted([*divided, *(d for d in range(len(shape)) if d not in divided)][:2])
     down, across = [*chosen, -1, -1][:2]
     return down, across
-
-
-def window(
-    shape: Sequence[int], piece: Parameter, axes: tuple[int, int]
-) -> tuple[float, float, float, float]:
-    """The position of a piece in a parameter's box: x, width, y and height, relative to it."""
-    down, across = (_part(shape, piece, d) for d in axes)
-    return *across, *down
 
 
 def _part(shape: Sequence[int], piece: Parameter, d: int) -> tuple[float, float]:

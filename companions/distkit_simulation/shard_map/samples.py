@@ -34,17 +34,13 @@ SAID = {
 Run = tuple[int, int, int, int]
 
 
-def draw(plan: Plan, name: str = "") -> Json:
-    """The picture of a plan, for both painters.
+class Painter:
+    """Makes the picture of a plan.
 
     Args:
         plan: the plan of a dataset.
-        name: the title.
     """
-    return _Painter(plan).picture(name)
 
-
-class _Painter:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.steps = plan, min(plan.steps, STEPS)
         self.samples = plan.samples or 0
@@ -61,6 +57,7 @@ class _Painter:
         self.scene = Scene(WIDTH, self.top + self.high * plan.replicas + 6)
 
     def picture(self, name: str) -> Json:
+        """The picture, for both painters; ``name`` is its title."""
         if self.grid:
             self._samples(self.grid)
         self._replicas()

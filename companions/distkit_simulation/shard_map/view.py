@@ -36,10 +36,11 @@ class ShardMap(SceneView):
     def __init__(self, source: Any, name: str = "") -> None:
         plan = getattr(source, "plan", source)
         if isinstance(plan, Plan):
-            self._data, self._told = samples.draw(plan, name), list(samples.describe(plan))
+            picture, told = samples.Painter(plan).picture(name), samples.describe(plan)
         else:
             found = _parameters(source)
-            self._data, self._told = pieces.draw(found, name), list(pieces.describe(found))
+            picture, told = pieces.Painter(found).picture(name), pieces.describe(found)
+        self._data, self._told = picture, list(told)
         self._open()
 
     def __repr__(self) -> str:
