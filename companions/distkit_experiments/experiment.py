@@ -82,8 +82,8 @@ def plan_like(given: Cluster | None, ranks: int) -> Plan:
         0 if like is None else like.servers,
         device,
         "auto",
-        cpus=limits.cpus(),
-        memory=limits.memory(),
+        cpus=machine.cpus(),
+        memory=machine.memory(),
         gpus=server().gpus(device),
     )
 
