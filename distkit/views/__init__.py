@@ -9,10 +9,7 @@ from distkit.companions import attributes
 if TYPE_CHECKING:
     from distkit.views.cockpit.scene import Cockpit
     from distkit.views.compare.view import Compare
-    from distkit.views.gradients.scene import Gradients
-    from distkit.views.servers.scene import Servers
-    from distkit.views.stage.scene import Stage
-    from distkit.views.tensors import Tensors
+    from distkit.views.scenes import Gradients, Servers, Stage, Tensors
     from distkit.views.timeline.view import Timeline
     from distkit.views.widget.page import to_html
 
@@ -30,10 +27,10 @@ __all__ = [
 _HOMES = {
     "Cockpit": "cockpit.scene",
     "Compare": "compare.view",
-    "Gradients": "gradients.scene",
-    "Servers": "servers.scene",
-    "Stage": "stage.scene",
-    "Tensors": "tensors",
+    "Gradients": "scenes",
+    "Servers": "scenes",
+    "Stage": "scenes",
+    "Tensors": "scenes",
     "Timeline": "timeline.view",
     "to_html": "widget.page",
 }

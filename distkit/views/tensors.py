@@ -24,7 +24,6 @@ from distkit.views.scene.summaries import (
     unequal,
 )
 from distkit.views.scene.values import Cell, Table, bounds, norm
-from distkit.views.widget.view import SceneView
 
 #: At most so many ranks of an operation are drawn, and so many values of all operations.
 MAX_RANKS, MAX_VALUES = 16, 120_000
@@ -292,32 +291,3 @@ def _after(r: Json, few: bool) -> Cell:
 
 def _lines(s: Json | None) -> list[tuple[str, Sequence[str]]]:
     return [("count", [bounds(s)]), norm(s)] if s else []
-
-
-class Tensors(SceneView):
-    """Shows the values of each message and collective, before and after, on every rank.
-
-    A slider goes from operation to operation. Each rank has a heat map, a histogram and the
-    numbers; a line says whether the ranks hold the same, who differs, and by how much. Of a
-    tensor with more than 64 elements it shows 64, at equal strides.
-
-    Args:
-        source: a :class:`~distkit.Trace`, or a run that has one.
-
-    Raises:
-        TypeError: ``source`` has no trace.
-
-    >>> from distkit.events import Event, Op, State, Summary
-    >>> ones = Summary((1.0, 1.0), 2**0.5, 1.0, 1.0, 2)
-    >>> said = dict(nbytes=8, shape=(2,), dtype="float32")
-    >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
-    ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **said),
-    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **said)]))
-    Tensors: 2 ranks
-      rank 0 → rank 1  float32 [2] · at 0 µs
-        = rank 1 received what rank 0 sent
-        values: colours: ±1; rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
-    """
-
-    def _project(self, trace: EventLog) -> Json:
-        return draw(project(trace, live=self._live))

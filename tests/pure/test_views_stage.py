@@ -15,10 +15,11 @@ from distkit.algorithms.rounds import held as contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import drawing_of, to_svg
+from distkit.views.scenes import Stage
 from distkit.views.stage.contributions import find_rings
 from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
-from distkit.views.stage.scene import DOT, Stage, draw, table
+from distkit.views.stage.scene import DOT, draw, table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,8 +7,6 @@ from itertools import combinations
 from typing import NamedTuple
 
 from distkit._format import count
-from distkit.trace.log import EventLog
-from distkit.views.gradients.projection import project
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import (
     Scene,
@@ -24,7 +22,6 @@ from distkit.views.scene.marks import (
 from distkit.views.scene.painter import cut
 from distkit.views.scene.summaries import figure
 from distkit.views.scene.values import NORM, Cell, Head, Table, norm, shade
-from distkit.views.widget.view import SceneView
 
 #: Widths of the scene, of the layers' names and of the cosines; height of a tensor [px].
 WIDTH, LEFT, RIGHT, HIGH = 720, 112, 104, 32
@@ -249,26 +246,3 @@ def _curve(
         near = min(range(len(shown)), key=lambda k: abs(shown[k] - n), default=-1)
         words = title(f"{name} at step {n}: {', '.join(values)}")
         scene.add(0, top, words, linked(zone, near), layer=2)
-
-
-class Gradients(SceneView):
-    """Shows what training does: gradients, replicas, loss and speed, of a watched loop.
-
-    Per layer and rank: norm, histogram, heat map, the cosine between ranks, and the result of
-    the all-reduce; the gradient of one process beside it if it was recorded; how far
-    the replicas have drifted apart; loss, learning rate, samples per second, live.
-
-    Args:
-        source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop is
-            inside :func:`~distkit.watch_gradients`.
-
-    Raises:
-        TypeError: ``source`` has no trace.
-
-    >>> Gradients(EventLog())  # doctest: +ELLIPSIS
-    Gradients
-      nothing was watched: put the loop into with dk.watch_gradients(model) as watch, ...
-    """
-
-    def _project(self, trace: EventLog) -> Json:
-        return draw(project(trace, live=self._live))

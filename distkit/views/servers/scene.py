@@ -12,7 +12,6 @@ from itertools import accumulate, groupby
 from typing import Any, TypeVar
 
 from distkit._format import count, human_bytes
-from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, flagged
 from distkit.views.scene.marks import (
     Scene,
@@ -44,10 +43,8 @@ from distkit.views.servers.projection import (
     notes,
     notices,
     opening,
-    project,
     rule_sentence,
 )
-from distkit.views.widget.view import SceneView
 
 Point = tuple[float, float]
 #: Begin, end and subject.
@@ -618,44 +615,6 @@ def _stripes(
 
 
 MAX_ROWS = 24  # keys in the table
-
-
-class Servers(SceneView):
-    """Shows a run with a parameter server in trace time, message by message.
-
-    Each server has its keys with their versions, and an inbox per key in which gradients wait for
-    an update. A gradient carries the version that it was computed from; an update shows whose
-    gradients it used, and how late they were. Arrows lead from a waiting worker to those
-    it waits for. Space plays, arrow keys step through messages, page up and down through updates.
-
-    Args:
-        source: a :class:`~distkit.Trace`, or a run that has one.
-        bare: whether to leave out the text and totals around the picture.
-
-    Raises:
-        TypeError: ``source`` has no trace.
-
-    >>> from distkit.events import Event, Op, State
-    >>> from distkit.trace.info import RankInfo, RunInfo
-    >>> ranks = {0: RankInfo("worker", "worker"), 1: RankInfo("server", "server")}
-    >>> facts = dict(attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)})
-    >>> asked = dict(peer=1, attributes={"key": "w"}, match="kv:0:0", nbytes=8, dtype="float32")
-    >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **asked),
-    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **asked | {"peer": 0}),
-    ...                Event(1, 1, Op.MARK, State.STARTED, 0.1, **facts),
-    ...                Event(1, 1, Op.MARK, State.COMPLETED, 0.2, **facts)],
-    ...               RunInfo(ranks=ranks)))
-    Servers: 1 worker, 1 server
-      server: w v1 (8 B)
-      1 push (8 B), 0 pulls (0 B), 1 update; gradients of staleness 0: 1
-    """
-
-    def _project(self, trace: EventLog) -> Json:
-        self._run = project(trace, live=self._live)
-        return draw(self._run)
-
-    def __repr__(self) -> str:
-        return to_table(self._run)
 
 
 def to_table(run: Serving) -> str:

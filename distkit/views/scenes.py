@@ -1,0 +1,151 @@
+"""The views that are scenes, as widgets: each draws what its own module makes of a trace.
+
+They stand apart from their scenes, which replay pages draw where no widgets are installed.
+"""
+
+from __future__ import annotations
+
+from distkit.trace.log import EventLog
+from distkit.views import tensors
+from distkit.views.gradients import projection as gradients
+from distkit.views.gradients import scene as gradient_scene
+from distkit.views.scene.frame import Json
+from distkit.views.servers import projection as servers
+from distkit.views.servers import scene as server_scene
+from distkit.views.stage import projection as stage
+from distkit.views.stage import scene as stage_scene
+from distkit.views.widget.live import Live
+from distkit.views.widget.view import SceneView
+
+
+class Stage(SceneView):
+    """Animates a run: the messages between ranks, and the contributions in each tensor.
+
+    The messages determine the layout of the ranks. Each rank has its tensor as a strip of numbered
+    chunks. A chunk has one layer per rank: it has that rank's colour when the chunk contains its
+    contribution, so a complete chunk has all colours; "values" shows numbers instead. A
+    collective of torch is a hub in the middle. Space plays, arrows go from round to round,
+    or from message to message.
+
+    Args:
+        source: a :class:`~distkit.Trace`, or a run that has one.
+        layout: "circle", "ring", "star", "tree", "hypercube", "grid", "hosts" or "roles" (servers
+            in a row of their own); None: chosen by the messages, "circle" if they fit no other.
+        clock: "rounds": all messages of a round move together, as in a textbook; "time": as
+            measured. The reader can switch.
+
+    Raises:
+        TypeError: ``source`` has no trace.
+        ValueError: there is no such layout or clock.
+
+    >>> from distkit.events import Event, Op, State
+    >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
+    ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
+    >>> Stage(t)
+    Stage: 2 ranks · ring, 1 round
+       100 ms  rank 0 → rank 1, 4 B
+    Each strip is a rank's tensor; ...
+    """
+
+    def __init__(
+        self, source: EventLog | Live, *, layout: str | None = None, clock: str = "rounds"
+    ) -> None:
+        self._layout, self._clock = layout, clock
+        super().__init__(source)
+
+    def _project(self, trace: EventLog) -> Json:
+        self._run = stage.project(trace, self._layout, live=self._live, clock=self._clock)
+        return stage_scene.draw(self._run)
+
+    def __repr__(self) -> str:
+        return stage_scene.table(self._run)
+
+
+class Tensors(SceneView):
+    """Shows the values of each message and collective, before and after, on every rank.
+
+    A slider goes from operation to operation. Each rank has a heat map, a histogram and the
+    numbers; a line says whether the ranks hold the same, who differs, and by how much. Of a
+    tensor with more than 64 elements it shows 64, at equal strides.
+
+    Args:
+        source: a :class:`~distkit.Trace`, or a run that has one.
+
+    Raises:
+        TypeError: ``source`` has no trace.
+
+    >>> from distkit.events import Event, Op, State, Summary
+    >>> ones = Summary((1.0, 1.0), 2**0.5, 1.0, 1.0, 2)
+    >>> said = dict(nbytes=8, shape=(2,), dtype="float32")
+    >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **said),
+    ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **said),
+    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **said)]))
+    Tensors: 2 ranks
+      rank 0 → rank 1  float32 [2] · at 0 µs
+        = rank 1 received what rank 0 sent
+        values: colours: ±1; rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
+    """
+
+    def _project(self, trace: EventLog) -> Json:
+        return tensors.draw(tensors.project(trace, live=self._live))
+
+
+class Gradients(SceneView):
+    """Shows what training does: gradients, replicas, loss and speed, of a watched loop.
+
+    Per layer and rank: norm, histogram, heat map, the cosine between ranks, and the result of
+    the all-reduce; the gradient of one process beside it if it was recorded; how far
+    the replicas have drifted apart; loss, learning rate, samples per second, live.
+
+    Args:
+        source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop is
+            inside :func:`~distkit.watch_gradients`.
+
+    Raises:
+        TypeError: ``source`` has no trace.
+
+    >>> Gradients(EventLog())  # doctest: +ELLIPSIS
+    Gradients
+      nothing was watched: put the loop into with dk.watch_gradients(model) as watch, ...
+    """
+
+    def _project(self, trace: EventLog) -> Json:
+        return gradient_scene.draw(gradients.project(trace, live=self._live))
+
+
+class Servers(SceneView):
+    """Shows a run with a parameter server in trace time, message by message.
+
+    Each server has its keys with their versions, and an inbox per key in which gradients wait for
+    an update. A gradient carries the version that it was computed from; an update shows whose
+    gradients it used, and how late they were. Arrows lead from a waiting worker to those
+    it waits for. Space plays, arrow keys step through messages, page up and down through updates.
+
+    Args:
+        source: a :class:`~distkit.Trace`, or a run that has one.
+        bare: whether to leave out the text and totals around the picture.
+
+    Raises:
+        TypeError: ``source`` has no trace.
+
+    >>> from distkit.events import Event, Op, State
+    >>> from distkit.trace.info import RankInfo, RunInfo
+    >>> ranks = {0: RankInfo("worker", "worker"), 1: RankInfo("server", "server")}
+    >>> facts = dict(attributes={"key": "w", "version": 1, "workers": (0,), "late": (0,)})
+    >>> asked = dict(peer=1, attributes={"key": "w"}, match="kv:0:0", nbytes=8, dtype="float32")
+    >>> Servers(EventLog([Event(0, 0, Op.PUSH, State.STARTED, 0.0, **asked),
+    ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, **asked | {"peer": 0}),
+    ...                Event(1, 1, Op.MARK, State.STARTED, 0.1, **facts),
+    ...                Event(1, 1, Op.MARK, State.COMPLETED, 0.2, **facts)],
+    ...               RunInfo(ranks=ranks)))
+    Servers: 1 worker, 1 server
+      server: w v1 (8 B)
+      1 push (8 B), 0 pulls (0 B), 1 update; gradients of staleness 0: 1
+    """
+
+    def _project(self, trace: EventLog) -> Json:
+        self._run = servers.project(trace, live=self._live)
+        return server_scene.draw(self._run)
+
+    def __repr__(self) -> str:
+        return server_scene.to_table(self._run)
