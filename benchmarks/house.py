@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_693, 1_400),
     "companions/distkit_strategies": Line(1_726, 1_700),
     "notebooks/course": Line(1_185, 1_200),
-    "tests": Line(21_662, 16_000),
+    "tests": Line(21_663, 16_000),
     "tests/stress": Line(3_742, 4_000),
     "benchmarks": Line(1_919, 2_000),
 }
@@ -52,7 +52,7 @@ TOTALS = {
     "all of distkit": Line(22_852, 15_000),
     "the whole product": Line(32_737, 25_000),
     "lines of JavaScript": Line(4_607, 4_300),
-    "files in distkit": Line(216, 150),
+    "files in distkit": Line(217, 150),
     "names at the top level": Line(28, 23),
 }
 
