@@ -18,7 +18,7 @@ RANK_BYTES = 90_000_000
 #: So many processes a core start within seconds and take turns without long waits.
 COMFORTABLE = 8
 
-#: A node of the parameter server that gives no sign of life for so long counts as dead [s].
+#: A node of the parameter server that sends no heartbeat for this long counts as dead [s].
 HEARTBEAT_TIMEOUT = 30.0
 
 

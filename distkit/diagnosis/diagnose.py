@@ -90,7 +90,7 @@ class _Diagnosis:
             )
 
     def _silence(self, rank: int) -> str:
-        """The time for which a stopped process has given no sign of life, if known."""
+        """The time for which a stopped process has sent no heartbeat, if known."""
         since, until = self.facts.trace.info.silent_since.get(rank), self.facts.trace.info.until
         if since is None or until is None:
             return ""

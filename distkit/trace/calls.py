@@ -177,12 +177,12 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
 CUT = "calls whose line in the log is cut off"
 
 #: What is said of a process that hung, and of no other.
-SILENT = "gave no sign of life"
+SILENT = "missed heartbeats"
 
 #: What to do about one.
 STOPPED = (
     "Look for what stopped it: SIGSTOP, a debugger, or swapping for want of memory; a process that "
-    "computes, however long, gives signs. If it may be stopped for so long, give dk.Cluster a "
+    "computes, however long, sends heartbeats. If it may be stopped for so long, give dk.Cluster a "
     "longer heartbeat_timeout."
 )
 
@@ -191,9 +191,9 @@ def silence(seconds: float) -> str:
     """That a process hung, in a sentence.
 
     >>> silence(30.0)
-    'gave no sign of life for 30 s and was ended'
+    'missed heartbeats for 30 s and was killed'
     """
-    return f"{SILENT} for {seconds:g} s and was ended"
+    return f"{SILENT} for {seconds:g} s and was killed"
 
 
 # -- what fits together -------------------------------------------------------------

@@ -143,7 +143,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         replaced: the processes that were replaced.
         sources: the texts of the program's files.
         stopped: the signals by which processes are stopped.
-        silent_since: when such a process last gave a sign of life [s].
+        silent_since: when such a process last sent a heartbeat [s].
         waits: what a rank waits in that may still run.
         clocks: of the hosts, where there are several.
         clocks_disagree: why they could not be aligned.

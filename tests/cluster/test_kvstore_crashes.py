@@ -331,7 +331,7 @@ def test_processes_that_hang_are_replaced(watchful, tmp_path) -> None:
     os.kill(hung[0], signal.SIGSTOP)
     os.kill(hung[1], signal.SIGSTOP)
     with pytest.warns(
-        dk.errors.CommunicationWarning, match=r"(worker 1|server 0) .*no sign of life"
+        dk.errors.CommunicationWarning, match=r"(worker 1|server 0) .*missed heartbeats"
     ):
         values = run.wait().results[0]
     assert min(values) >= 200  # all of the others', and what the first life of worker 1 pushed:

@@ -90,7 +90,7 @@ def test_one_that_hung_is_told_from_one_that_crashed() -> None:
     hung = report.cause(-signal.SIGKILL, silent_for=2.5)
     assert hung == f"it {silence(2.5)}"
     said = str(told(died(hung)))
-    assert "rank 1 hung in the middle of train (it gave no sign of life for 2.5 s" in said
+    assert "rank 1 hung in the middle of train (it missed heartbeats for 2.5 s" in said
     assert "SIGSTOP" in said and "heartbeat_timeout" in said
     assert "memory ran out" not in said
 
@@ -124,7 +124,7 @@ def test_one_that_crashed_while_it_was_to_be_ended_has_crashed() -> None:
     [
         (
             f"it {silence(1)}",
-            "server 0 hung in the middle of train (it gave no sign of life for 1 s",
+            "server 0 hung in the middle of train (it missed heartbeats for 1 s",
         ),
         ("signal SIGKILL", "server 0 ended in the middle of train (signal SIGKILL)"),
     ],

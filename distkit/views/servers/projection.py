@@ -426,7 +426,7 @@ class Captions:
         node, _, replaced = death
         return (
             f"{self.name(node)} dies",
-            "this is its last sign of life" if replaced is None else "another takes its place",
+            "this is its last heartbeat" if replaced is None else "another takes its place",
         )
 
     def _barrier(self, members: list[Span]) -> tuple[str, str]:
