@@ -708,7 +708,7 @@ TASKS: list[Task] = [
             (lambda step, pause: pause / step, "it returns 4.5: a bound is a whole number"),
             (lambda step, pause: int(pause / step), "with your bound of 4 the others wait 5 ms"),
             (lambda step, pause: math.ceil(pause / step) + 1, "more than 5 ahead: 5 would do"),
-            (lambda step, pause: 5, "a pause of 0 ms: with your bound of 5 nobody waits"),
+            (lambda step, pause: 5, "a pause of 0 µs: with your bound of 5 nobody waits"),
         ),
         worth=len(PAIRS),
     ),
