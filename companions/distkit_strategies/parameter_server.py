@@ -162,7 +162,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
             else:
                 buffers[f"buffer {n}"] = variable.detach()
         values = _spread(self._shards[shards:]) | buffers
-        self.store.broadcast([*values], [*values.values()], [*values.values()])
+        self._share([*values], [*values.values()])
+
+    def _share(self, keys: list[Key], values: list[Tensor]) -> None:
+        """Give every worker the values of worker 0."""
+        self.store.init(keys, values)
+        self.store.pull(keys, values)
 
     def _count(self, variable: Tensor) -> int:
         """In how many shards it is."""
@@ -258,7 +263,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Worker 0's number, on all workers: the same again for a process that replaces one."""
         self._decisions += 1
         found = torch.tensor([number])
-        self.store.broadcast([f"decision {self._decisions}"], [found], [found])
+        self._share([f"decision {self._decisions}"], [found])
         return int(found)
 
 
