@@ -224,6 +224,19 @@ class PatientStore(dist.Store):
 
     deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        """Write several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """True if it has append as well: no file store has."""
+        return False
+
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all of these are there.
 
