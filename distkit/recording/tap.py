@@ -120,7 +120,6 @@ class Tap:
         if self._undo is not None:
             self._undo.close()
             self._undo = None
-        self.forget()
 
     def settle(self) -> None:
         """Note completions whose notice is still on its way, when a run ends."""
