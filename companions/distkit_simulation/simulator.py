@@ -225,7 +225,7 @@ class Player:
 def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
     """Split transfers into parts in which a rank sends and receives at most one message.
 
-    A part has the transfers over one distance, and the nearest right neighbours come first: an
+    Ranks with the most transfers come first and begin with their nearest right neighbour: an
     all-to-all exchange needs no more parts than partners.
 
     >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
@@ -234,13 +234,27 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
     if all(np.bincount(ranks, minlength=n).max(initial=0) <= 1 for ranks in (src, dst)):
         yield slice(None)
         return
-    pairs = src * n + dst
-    order = np.argsort(pairs, kind="stable")
-    before = np.empty_like(order)  # the transfers between the same two ranks that come earlier
-    before[order] = np.arange(len(order)) - np.searchsorted(pairs[order], pairs[order])
-    part = before * n + (dst - src) % n
-    order = np.argsort(part, kind="stable")
-    yield from np.split(order, np.flatnonzero(np.diff(part[order])) + 1)
+    left = np.argsort((dst - src) % n, kind="stable")
+    while left.size:
+        load = np.bincount(src[left], minlength=n), np.bincount(dst[left], minlength=n)
+        urgent = -np.maximum(load[0][src[left]], load[1][dst[left]])
+        part = _matching(left[np.argsort(urgent, kind="stable")], src, dst, n)
+        yield part
+        left = left[~np.isin(left, part)]
+
+
+def _matching(left: Ints, src: Ints, dst: Ints, n: int) -> Ints:
+    """A maximal set of transfers that can run at once, preferring the first ones."""
+    sends, takes = np.zeros(n, bool), np.zeros(n, bool)
+    found = []
+    while left.size:
+        _, first = np.unique(src[left], return_index=True)
+        one = left[np.sort(first)]
+        _, first = np.unique(dst[one], return_index=True)
+        found.append(one[first])
+        sends[src[found[-1]]], takes[dst[found[-1]]] = True, True
+        left = left[~(sends[src[left]] | takes[dst[left]])]
+    return np.sort(np.concatenate(found))
 
 
 def plan(
