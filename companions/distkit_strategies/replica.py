@@ -172,6 +172,7 @@ def compute_average_loss(
     Source:
         TensorFlow, ``tf.nn.compute_average_loss``.
 
+    >>> import torch
     >>> compute_average_loss(torch.tensor([1.0, 2.0, 3.0]), global_batch_size=4)
     tensor(1.5000)
     """
@@ -206,6 +207,7 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     Source:
         TensorFlow, ``tf.nn.scale_regularization_loss``.
 
+    >>> import torch
     >>> scale_regularization_loss(torch.tensor([1.0, 2.0]))
     tensor(3.)
     """
