@@ -51,7 +51,7 @@ def test_a_profile_is_a_timeline(tmp_path: Path) -> None:
     def program() -> None:
         rank = dist.get_rank()
         with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, with_stack=True
+            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
         ) as profile:
             with torch.profiler.record_function("forward"):
                 x = torch.ones(8, 8) @ torch.ones(8, 8)
@@ -77,8 +77,6 @@ def test_a_profile_is_a_timeline(tmp_path: Path) -> None:
     assert len(trace.collectives) == 3
     assert [(m.src, m.dst, m.tag, m.nbytes) for m in trace.messages] == [(0, 1, 3, 256)]
     assert {s.label for s in trace.spans if s.op is Op.MARK} == {"forward"}
-    lines = {s.where for s in trace.spans if s.op is Op.ALL_REDUCE}
-    assert len(lines) == 1 and lines.pop().startswith("test_foreign.py:")
 
 
 QUOTED = "def step(x):\n    dist.all_reduce(x)\n"
