@@ -50,11 +50,12 @@ SHOWN = {
     "run = cluster.submit(said, 2); live = dk.Timeline(run); live": "messages",
     "run.wait(); stepper = cluster.step(said, 1); stepper": "said: step",
 }
-END = """stepper.finish()
+END = """import threading
+stepper.finish()
 stepper._cockpit._refresh()  # now at the latest
-telling = stepper._cockpit._notifier._worker
-telling.close()
-telling._thread.join()  # it has told the last step
+told = threading.Event()
+stepper._cockpit._notifier._worker.do(told.set)
+told.wait()  # it has told the last step
 cluster.stop()"""
 
 #: In the page: of each view, whether its picture and its widget are seen. The cluster's card, which

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -175,10 +174,3 @@ def test_outside_a_notebook_a_figure_is_told_of(capsys: pytest.CaptureFixture[st
     assert [line[:25] for line in said] == ["[rank 0] a figure is show"] + [
         "[rank 1] a figure is show"
     ] * 2
-
-
-def test_a_run_can_be_awaited() -> None:
-    async def main() -> list[int]:
-        return (await dk.run_ranks(dist.get_rank, 2)).results
-
-    assert asyncio.run(main()) == [0, 1]
