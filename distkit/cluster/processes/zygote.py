@@ -27,6 +27,7 @@ import socket
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes import folders
@@ -39,6 +40,9 @@ from distkit.cluster.processes.descendants import (
 )
 from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import DistkitError
+
+#: Where torch's compiler keeps files: it makes a folder as soon as it is imported.
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 #: Without children and tasks for so long [s], there is time to import what programs import late.
 IDLE = 0.5
@@ -100,11 +104,14 @@ class Zygote:
         """Import what programs import late; also called when there is nothing else to do."""
         if self.complete or "torch" not in sys.modules:
             return
-        self.complete = True
+        self.complete, theirs = True, os.environ.get(CACHE)
         try:
             __import__(LATE)
         except Exception:  # ranks that need it will say so
             traceback.print_exc()
+        if theirs is None and (made := os.environ.pop(CACHE, "")):
+            with suppress(OSError):  # it is in use
+                Path(made).rmdir()
 
     def do_torch(self, fd: int | None) -> None:
         """Tell for which CUDA torch is built, and with which NCCL; neither is initialized."""
