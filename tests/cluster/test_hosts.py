@@ -15,13 +15,14 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+import zmq
 
 import distkit as dk
 from distkit import kvstore
 from distkit.cluster import Run
 from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
-from distkit.kvstore.transport.sockets import new_keys
+from distkit.kvstore.transport.sockets import context, new_keys, open_socket
 from tests.support.waiting import until
 
 
@@ -213,11 +214,10 @@ def ends() -> Iterator[tuple[Tunnel, Tunnel, Relay]]:
 
 def test_who_has_other_keys_is_not_heard(ends: tuple[Tunnel, Tunnel, Relay]) -> None:
     _, _, here = ends
-    stranger = Relay(here.endpoint, new_keys(), listen=False)
-    tunnel, lost = stranger.connect(), list[str]()
-    tunnel.on_lost = lost.append
-    stranger.start()
-    tunnel.say({"do": "harm"})
-    until(lambda: lost)
-    stranger.close()
+    stranger = open_socket(context(), zmq.DEALER, new_keys())
+    refused = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    with stranger, refused:
+        stranger.connect(here.endpoint)
+        stranger.send_multipart([b"harm"])
+        assert refused.poll(10_000)
     assert len(here.tunnels) == 1
