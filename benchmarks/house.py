@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_436, 550),
     "distkit/algorithms": Line(1_664, 1_300),
-    "distkit/cluster": Line(5_781, 3_000),
+    "distkit/cluster": Line(5_786, 3_000),
     "distkit/data": Line(362, 350),
     "distkit/diagnosis": Line(2_599, 1_800),
     "distkit/kvstore": Line(2_267, 1_700),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
-    "all of distkit": Line(22_861, 15_000),
-    "the whole product": Line(32_760, 25_000),
+    "all of distkit": Line(22_866, 15_000),
+    "the whole product": Line(32_765, 25_000),
     "lines of JavaScript": Line(4_607, 4_300),
     "files in distkit": Line(217, 150),
     "names at the top level": Line(28, 23),
