@@ -128,9 +128,9 @@ def rendered(reports: list[dict[str, Any]]) -> str:
 
 
 def _measured(report: dict[str, Any]) -> str:
-    versions = ", ".join(f"{k} {report.get(k)}" for k in ("torch", "cuda", "nccl"))
-    gpus = "; ".join(report.get("gpus", []))
-    return f"- Measured {report.get('date')} on {gpus}, {versions}."
+    versions = [f"{k} {report[k]}" for k in ("torch", "cuda", "nccl") if k in report]
+    facts = ["; ".join(report.get("gpus", [])), *versions]
+    return f"- Measured {report.get('date')} on {', '.join(facts)}."
 
 
 def _limits(row: Figure) -> str:

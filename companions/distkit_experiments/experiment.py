@@ -158,7 +158,7 @@ class Experiment:
     ipywidgets; it begins at the function's default. Some names mean more:
 
     - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; with another
-      number each run has a cluster of its own.
+      number each run gets its own cluster.
     - ``straggler=(0, 0.5)``: seconds by which each communication of the last rank is delayed; up to
       one, they are shown in milliseconds.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: of :func:`~distkit.trouble`, in seconds

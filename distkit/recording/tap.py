@@ -138,7 +138,7 @@ class Tap:
         self.broken = False
         #: How many collectives were called on each group, by the group's name.
         self.collectives: Counter[str] = Counter()
-        #: Asynchronous collectives that nobody has waited for.
+        #: Asynchronous collectives that the program has not waited for.
         self.unwaited = Unwaited()
         self._made = MadeGroups()
         self._pending: dict[int, tuple[Any, Pending]] = {}

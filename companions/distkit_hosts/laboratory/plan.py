@@ -1,7 +1,7 @@
 """What the keeper shall make: names, addresses, what hosts share and what they do not.
 
-The network is a router with a port for each host. A host has one interface, ``eth0``, with an
-address of its own, and reaches all others through the router, as machines of different racks do.
+The network is a router with a port for each host. A host has one interface, ``eth0``, with its
+own address and reaches the others through the router, like machines in different racks.
 So the router, which belongs to the laboratory alone, is the one place where messages are lost or
 delayed on request.
 """

@@ -26,7 +26,7 @@ _PATIENCE = 60.0
 
 
 def _daemon(lab: Laboratory, host: str, command: str) -> None:
-    """Start a program that goes on in the background."""
+    """Start a program in the background."""
     ran = lab.run(host, ["sh", "-c", command], cwd="/", capture_output=True, text=True)
     if ran.returncode:
         raise LaboratoryError(f"on {host}, `{command}` failed: {ran.stderr.strip()}")

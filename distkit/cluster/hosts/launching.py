@@ -148,7 +148,7 @@ class ByLauncher(Launch):
                 self._launcher.signal(number)
 
 
-#: Sent to the Python there by its input, which nobody else on either machine can read.
+#: Sent to the remote Python through its standard input, which other users cannot read.
 _BEGIN = """\
 import os, sys
 os.environ.update({env})
@@ -440,7 +440,7 @@ class InEngines(Launch):
 
 
 def connect(name: str) -> Any:
-    """A client of somebody's cluster, by the name of its profile.
+    """A client of an existing ipyparallel cluster, by the name of its profile.
 
     Raises:
         StartError: there is none, or it has no engines.

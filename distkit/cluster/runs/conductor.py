@@ -265,7 +265,7 @@ class Conductor:
                 self.live.note(kind, rank, what)
 
     def _hear_state(self, rank: int, kind: str, what: Any) -> None:
-        """A rank fails or waits: whoever waits for that looks again."""
+        """Record that a rank fails or waits, and wake the threads that wait for changes."""
         with self.changed:
             if kind == "failing":
                 self._failing[rank] = msgspec.convert(what, Failure)
