@@ -40,7 +40,7 @@ GONE = {
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "
     "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
     "distkit_simulation.measure_modes": "measure_modes was removed: compile the network with "
-    "torch.compile in a function of yours, and time its steps, as lesson 08 does.",
+    "torch.compile in a function of yours, and time its steps, as lesson 18 does.",
     "distkit_simulation.Host": "simulation.Host, a machine that a parameter server's processes "
     "share, was removed: measure them with dk.Cluster(workers=…, servers=…), or give a "
     "dk.simulation.Link.",

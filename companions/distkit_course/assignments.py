@@ -34,30 +34,41 @@ print(verdict)
 verdict.credit"""
 
 
-def write(folder: Path, lessons: Iterable[str] = ()) -> list[Path]:
+def write(folder: Path, lessons: Iterable[str] = (), exercises: Iterable[str] = ()) -> list[Path]:
     """Write ``folder/source/LESSON/LESSON.ipynb`` for each lesson.
 
     Args:
         folder: of a course of nbgrader.
         lessons: beginnings of their names, such as "02"; all when there are none.
+        exercises: names of exercises and questions; all when there are none.
 
     Raises:
-        DistkitError: there is no such lesson, or one of the files is there already.
+        DistkitError: there is no such lesson or exercise, or one of the files is there already.
     """
-    files = [folder / "source" / name / f"{name}.ipynb" for name in questions.lessons(lessons)]
+    named = questions.lessons(lessons)
+    known = {name for lesson in named for name in LESSONS[lesson]}
+    if unknown := set(exercises) - known:
+        raise DistkitError(
+            f"there is no exercise {min(unknown)!r} in these lessons: {', '.join(sorted(known))}"
+        )
+    parts = {
+        lesson: [name for name in LESSONS[lesson] if not exercises or name in exercises]
+        for lesson in named
+    }
+    files = [folder / "source" / name / f"{name}.ipynb" for name in named if parts[name]]
     if there := [file for file in files if file.exists()]:
         raise DistkitError(f"{there[0]} is there already: remove it, or name another folder.")
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(notebook(file.stem), indent=1, ensure_ascii=False)
+        text = json.dumps(notebook(file.stem, parts[file.stem]), indent=1, ensure_ascii=False)
         file.write_text(text + "\n", encoding="utf-8")
     return files
 
 
-def notebook(lesson: str) -> dict[str, Any]:
-    """The assignment of a lesson, as nbformat 4.5 has it."""
+def notebook(lesson: str, names: Iterable[str]) -> dict[str, Any]:
+    """The assignment of a lesson's exercises, as nbformat 4.5 has it."""
     cells = [_cell("markdown", f"title-{lesson}", f"# Exercises: {lesson}", locked=True)]
-    for name in LESSONS[lesson]:
+    for name in names:
         cells += _of_task(TASKS[name]) if name in TASKS else _of_question(QUESTIONS[name])
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}

@@ -25,6 +25,8 @@ def add(commands: Any) -> None:
     grade.set_defaults(run=_grade)
     made = commands.add_parser("assignments", help="write the exercises as nbgrader's assignments")
     made.add_argument("folder", type=Path, metavar="DIR", help="of a course of nbgrader")
+    which = "these exercises, separated by commas; all of the lessons without it"
+    made.add_argument("--exercises", default="", metavar="NAMES", help=which)
     made.set_defaults(run=_assignments)
     answers = commands.add_parser(
         "answers", help="print the answers of the concept checks, for teachers"
@@ -57,7 +59,8 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
 def _assignments(args: argparse.Namespace, rest: list[str]) -> None:
     from distkit_course import assignments
 
-    for file in assignments.write(args.folder, args.lessons):
+    names = [name for name in args.exercises.split(",") if name]
+    for file in assignments.write(args.folder, args.lessons, names):
         print(file)
 
 
@@ -65,4 +68,5 @@ def _answers(args: argparse.Namespace, rest: list[str]) -> None:
     from distkit_course.questions import lessons
     from distkit_course.quizzes import QUIZZES
 
-    print("\n\n".join(QUIZZES[lesson].answers for lesson in lessons(args.lessons)))
+    chosen = [QUIZZES[lesson] for lesson in lessons(args.lessons) if lesson in QUIZZES]
+    print("\n\n".join(quiz.answers for quiz in chosen))

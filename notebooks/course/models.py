@@ -183,6 +183,18 @@ def _why_order(returned: Any, right: list[Any], rank: int, ranks: int, microbatc
     return "rank r goes forward ranks-1-r times before one forward and one backward alternate"
 
 
+def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
+    """ZeRO divides Adam's states from stage 1 on, gradients from 2 on, parameters in stage 3."""
+    sharded = 8 * (stage >= 1) + 2 * (stage >= 2) + 2 * (stage >= 3)
+    return parameters * (12 - sharded + sharded / ranks)
+
+
+def _why_bytes(returned: Any, right: float, parameters: int, ranks: int, stage: int) -> str:
+    if same(returned, parameters * 12):
+        return "that is DDP, which keeps all on every rank"
+    return "stage 1 divides Adam's states among the ranks, 2 also gradients, 3 also parameters"
+
+
 def bubble(ranks: int, microbatches: int) -> float:
     """p - 1 of the m + p - 1 steps of each rank are idle."""
     return (ranks - 1) / (microbatches + ranks - 1)
@@ -411,6 +423,23 @@ TASKS: list[Task] = [
                 lambda rank, ranks, m: order_1f1b(rank, ranks, m)[:-1],
                 "each micro-batch goes forward once and backward once",
             ),
+        ),
+    ),
+    Task(
+        "bytes_per_rank",
+        "bytes_per_rank(parameters, ranks, stage)",
+        "return the bytes that each rank keeps under a stage of ZeRO, from 0 to 3",
+        "A parameter has 2 bytes, its gradient 2, and Adam's two states 8 together.",
+        bytes_per_rank,
+        (
+            "How many bytes has a parameter with all that belongs to it, when nothing is divided?",
+            "Stage 1 divides 8 of 12 bytes by the number of ranks, stage 2 ten, stage 3 all.",
+        ),
+        _calls(bytes_per_rank, _why_bytes, product((1_000_000, 64), (4, 8), (0, 1, 2, 3))),
+        (
+            (lambda p, n, stage: 12 * p, "that is DDP, which keeps all on every rank"),
+            (lambda p, n, stage: 12 * p / n, "stage 1 divides Adam's states"),
+            (lambda p, n, stage: p * (12 - 4 * stage), "2 also gradients, 3 also parameters"),
         ),
     ),
     Task(

@@ -100,6 +100,12 @@ def handed_on() -> Trace:
     )
 
 
+def eight_in_a_ring() -> Trace:
+    """A ring of eight ranks."""
+    trace = simulate("ring", 8, 1024, Network(Link(alpha=2e-4, beta=1e-6)))
+    return with_info(trace, name="all-reduce of 1 KiB")
+
+
 def halves() -> Trace:
     """Halving and doubling between eight ranks."""
     trace = simulate("halving_doubling", 8, 1024, Network(Link(alpha=2e-4, beta=1e-6)))
@@ -180,6 +186,12 @@ def one_step() -> Trace:
     network = Network(Link(1 * MS, 1 * MS / MIB))
     trace = data_parallel(4, Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), network)
     return with_info(trace, name="a step of training")
+
+
+def all_forward_first() -> Trace:
+    """A pipeline of four stages and six micro-batches."""
+    trace = pipeline(4, 6, 4 * MS, 8 * MS, 2048, Network(Link(0, 0)), order="gpipe")
+    return with_info(trace, name="one step")
 
 
 def two_pipelines() -> Trace:
@@ -327,21 +339,23 @@ def a_script() -> Trace:
 RUNS: dict[str, Callable[[], Trace]] = {
     "00_welcome": fork_and_join,
     "01_messages": handed_on,
-    "02_all_reduce": halves,
+    "02_all_reduce": eight_in_a_ring,
     "03_sync_sgd": three_steps,
-    "04_parameter_server": unequal_workers,
-    "05_when_it_hangs": message_after_the_sum,
+    "04_when_it_hangs": message_after_the_sum,
+    "05_parameter_server": unequal_workers,
     "06_cost_models": four_mebibytes_twice,
-    "07_scale_by_simulation": two_hosts,
-    "08_when_does_it_pay": one_step,
-    "09_model_parallelism": two_pipelines,
-    "10_strategies": central_steps,
-    "11_staleness_and_stragglers": ahead_of_the_slowest,
-    "12_surviving_crashes": counted_to_the_end,
-    "13_many_machines": three_hosts,
-    "14_gpu_ranks": two_gpus,
-    "15_bring_your_own": a_script,
+    "07_when_does_it_pay": one_step,
+    "08_pipelines": all_forward_first,
+    "09_sharded_and_tensor_parallel": two_pipelines,
+    "10_many_machines": three_hosts,
+    "11_bring_your_own": a_script,
+    "12_more_all_reduces": halves,
+    "14_waiting_less": ahead_of_the_slowest,
+    "15_surviving_crashes": counted_to_the_end,
+    "16_strategies": central_steps,
+    "17_scale_by_simulation": two_hosts,
+    "19_gpu_ranks": two_gpus,
 }
 
 #: Those of them that ``dk.Servers`` draws.
-OF_SERVERS = {"04_parameter_server", "12_surviving_crashes"}
+OF_SERVERS = {"05_parameter_server", "15_surviving_crashes"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distkit._format import human_bytes, human_seconds
+from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.events import Op, Span
 from distkit.trace.hosts import agreement, hosts_of
@@ -18,6 +19,7 @@ from distkit_course.content.runs import MIB, MS, RUNS, two_hosts
 from distkit_course.quizzes import QUIZZES
 from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
+from distkit_simulation.parallel import idle
 from distkit_simulation.simulator import simulate
 
 #: The answers of a lesson, as they are shown.
@@ -84,6 +86,13 @@ def messages(trace: Trace) -> Answers:
         sum(m.received is not None for m in trace.messages),
         f"{ranks(stuck(trace))} wait for each other",
     )
+
+
+def ring(trace: Trace) -> Answers:
+    sent = calls(trace, Op.SEND, 0)
+    reducing = sum(bool(t.reduce) for t in ALL_REDUCES["ring"].schedule(8))
+    total = f"{sum(s.nbytes for s in sent):,}"
+    return len(sent), sent[0].nbytes, len({s.peer for s in sent}), total, reducing
 
 
 def all_reduce(trace: Trace) -> Answers:
@@ -182,6 +191,25 @@ def when_it_pays(trace: Trace) -> Answers:
         human_seconds(4 * compute),
         round(cost.break_even(compute, sync)),
         f"{cost.speedup(4, 2 * compute, sync):.3g}",
+    )
+
+
+def pipelines(trace: Trace) -> Answers:
+    work = {rank: [s.label for s in calls(trace, Op.MARK, rank)] for rank in trace.ranks}
+    alive = [sum(1 if x[0] == "F" else -1 for x in work[3][:n]) for n in range(len(work[3]) + 1)]
+    backward = min((s for s in trace.spans if s.label == "B0"), key=lambda s: s.start)
+    shares = {1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
+    titles = {"gpipe": "GPipe", "1f1b": "1F1B", "zero_bubble": "zero bubble"}
+    made = {
+        title: [f"{a.kind}{a.microbatch}" for a in PIPELINES[name].orders(4, 6)[0]]
+        for name, title in titles.items()
+    }
+    return (
+        len(work[0]) // 2,
+        f"rank {backward.rank}",
+        *(name for share, name in shares.items() if idle(trace)[0] == pytest.approx(share)),
+        *(title for title, order in made.items() if order == work[0]),
+        max(alive),
     )
 
 
@@ -310,20 +338,22 @@ def bring_your_own(trace: Trace) -> Answers:
 COMPUTED: dict[str, Callable[[Trace], Answers]] = {
     "00_welcome": welcome,
     "01_messages": messages,
-    "02_all_reduce": all_reduce,
+    "02_all_reduce": ring,
     "03_sync_sgd": sync_sgd,
-    "04_parameter_server": parameter_server,
-    "05_when_it_hangs": hangs,
+    "04_when_it_hangs": hangs,
+    "05_parameter_server": parameter_server,
     "06_cost_models": cost_models,
-    "07_scale_by_simulation": simulation,
-    "08_when_does_it_pay": when_it_pays,
-    "09_model_parallelism": model_parallelism,
-    "10_strategies": strategies,
-    "11_staleness_and_stragglers": staleness,
-    "12_surviving_crashes": crashes,
-    "13_many_machines": many_machines,
-    "14_gpu_ranks": gpu_ranks,
-    "15_bring_your_own": bring_your_own,
+    "07_when_does_it_pay": when_it_pays,
+    "08_pipelines": pipelines,
+    "09_sharded_and_tensor_parallel": model_parallelism,
+    "10_many_machines": many_machines,
+    "11_bring_your_own": bring_your_own,
+    "12_more_all_reduces": all_reduce,
+    "14_waiting_less": staleness,
+    "15_surviving_crashes": crashes,
+    "16_strategies": strategies,
+    "17_scale_by_simulation": simulation,
+    "19_gpu_ranks": gpu_ranks,
 }
 
 
