@@ -55,13 +55,13 @@ bench: $(VENV)/.installed-test ## start-up, memory, recording and more, beside t
 bugs: $(VENV)/.installed  ## the bug suite's scores, printed and in docs/bugs.md; first in plain torch with ARGS=--stock
 	@$(BIN)/python -m tests.stress.bugs --page docs/bugs.md $(ARGS)
 
-site: $(VENV)/.installed-test  ## the lessons with their results and the documentation, in site/
-	@$(BIN)/python tools/site
+site: $(VENV)/.installed-site  ## the lessons with their results and the documentation, in site/; some lessons with ARGS="02 05"
+	@$(BIN)/python tools/site $(ARGS)
 
-slides: $(VENV)/.installed-test  ## pictures of the lessons' runs for slides, in slides/; of single lessons with ARGS="05 15"
+slides: $(VENV)/.installed-site  ## pictures of the lessons' runs for slides, in slides/; of single lessons with ARGS="05 15"
 	@$(BIN)/python tools/site --slides slides $(ARGS)
 
-cheatsheet: $(VENV)/.installed-test  ## the students' page as cheatsheet.pdf
+cheatsheet: $(VENV)/.installed-site  ## the students' page as cheatsheet.pdf
 	@$(BIN)/python tools/site --cheatsheet cheatsheet.pdf
 
 dist: $(VENV)/.installed-test  ## sdist and wheel in dist/, checked by twine
@@ -82,8 +82,14 @@ $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 	@$(COMPILE)
 	@touch $@
 
+$(VENV)/.installed-site: $(BIN)/pip pyproject.toml constraints.txt
+	@echo "Installing distkit and what its pages need into $(VENV): some minutes the first time ..."
+	@$(PIP) --editable ".[site]"
+	@$(COMPILE)
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed-test: $(BIN)/pip pyproject.toml constraints.txt
 	@echo "Installing distkit and what the tests need into $(VENV): some minutes the first time ..."
 	@$(PIP) --editable ".[test]"
 	@$(COMPILE)
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.installed-site $@
