@@ -163,5 +163,5 @@ def test_formulas_are_drawn_and_prices_are_not(tool: ModuleType) -> None:
 
 
 def test_the_guide_has_every_lesson() -> None:
-    guide = ROOT.joinpath("docs", "instructors.md").read_text(encoding="utf-8")
+    guide = ROOT.joinpath("notebooks", "course", "teaching.md").read_text(encoding="utf-8")
     assert {*LESSONS} <= set(re.findall(r"^### (\w+)$", guide, re.M))

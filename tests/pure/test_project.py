@@ -297,6 +297,13 @@ def test_links_and_commands_of_a_page_exist(page: Path) -> None:
     assert set(re.findall(r"`make ([a-z]+)", text)) <= targets
 
 
+def test_cells_that_the_table_of_systems_names_exist() -> None:
+    text = ROOT.joinpath("docs", "systems.md").read_text()
+    named = re.findall(r"/(\w+\.ipynb)\) `([\w-]+)`", text)
+    cells = {path.name: json.loads(path.read_text())["cells"] for path in NOTEBOOKS}
+    assert named and all(any(cell["id"] == one for cell in cells[name]) for name, one in named)
+
+
 def test_the_changelog_knows_this_version() -> None:
     assert f"## [{metadata.version('distkit')}]" in ROOT.joinpath("CHANGELOG.md").read_text()
 
