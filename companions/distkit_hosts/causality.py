@@ -1,6 +1,6 @@
 """The clocks of several hosts, put right so that no message is received before it was sent. Pure.
 
-Each message bounds the clocks of its ends, see :mod:`distkit.cluster.hosts.clocks`; over other
+Each message bounds the clocks of its ends, see :mod:`distkit_hosts.clocks`; over other
 messages it bounds those of all hosts. With the middle between the bounds no message is received
 before it was sent.
 
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.cluster.hosts.clocks import DRIFT
+from distkit.cluster.process_host import DRIFT
 from distkit.events import Op, Span, State
 from distkit.trace.hosts import several
 from distkit.trace.log import EventLog, Log

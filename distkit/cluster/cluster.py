@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ from msgspec import structs
 
 from distkit.cluster import card, machine
 from distkit.cluster.gpus import CPU
-from distkit.cluster.hosts import launching, site
-from distkit.cluster.hosts.fleet import Wish
 from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
 from distkit.cluster.pickling import pack
-from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan, make_plan
+from distkit.cluster.plan import DEFAULT, HEARTBEAT_TIMEOUT, Plan, make_plan
+from distkit.cluster.process_host import Fleet
 from distkit.cluster.processes.forkserver import ANSWER, end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
@@ -29,10 +28,14 @@ from distkit.cluster.runs.ranks import Ranks
 from distkit.cluster.runs.run import Run, ended_by_interrupt, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
+from distkit.companions import load
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.gone import GONE
 from distkit.recording import trouble
+
+#: Environment variables by which a site has the ranks of all clusters on other machines.
+_SITE = "DISTKIT_ENGINES", "DISTKIT_HOSTS"
 
 _made: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
@@ -106,7 +109,7 @@ class Cluster:
         threads: int | None = None,
         memory_fraction: float | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
-        hosts: site.Hosts | None = None,
+        hosts: Mapping[str, int] | Sequence[str] | None = None,
         engines: str = "",
         interface: str | socket.socket = "",
         timeout: float = 60.0,
@@ -117,30 +120,30 @@ class Cluster:
         if ranks is not None and workers is not None:
             raise StartError("give ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         given = ranks if ranks is not None else workers
-        far = site.asked(given, hosts, engines, options, os.environ)
-        for option in {**options, **(far or {})}:
+        for option in options:
             if gone := GONE.get(f"dk.Cluster({option}=…)"):
                 raise StartError(gone)
-        if options and not far:
+        if hosts is not None or engines or any(map(os.environ.get, _SITE)):
+            remote = load("distkit_hosts.remote.site").request(
+                given,
+                hosts,
+                engines,
+                options,
+                interface=interface,
+                timeout=timeout,
+                device=device,
+                backend=backend,
+                threads=threads,
+                memory_fraction=memory_fraction,
+            )
+            _of_cells.add(cell(), self)
+            self._open_remote(remote, servers, heartbeat_timeout)
+            return
+        if options:
             raise TypeError(f"Cluster() got an unexpected keyword argument {next(iter(options))!r}")
         _of_cells.add(cell(), self)
-        if far:
-            wish = Wish(
-                far.pop("ranks"),
-                far.pop("engines"),
-                None,
-                far.pop("interface", interface),
-                far.pop("timeout", timeout),
-                far,
-                device,
-                backend,
-                threads,
-                memory_fraction,
-            )
-            self._open_far(wish, servers, heartbeat_timeout)
-            return
         plan = make_plan(
-            site.DEFAULT if given is None else given,
+            DEFAULT if given is None else given,
             servers,
             device,
             backend,
@@ -187,40 +190,36 @@ class Cluster:
         Example:
             >>> cluster = dk.Cluster.attach("site")  # doctest: +SKIP
         """
-        client = launching.connect(cluster) if isinstance(cluster, str) else cluster
-        wish = Wish(
-            len(client.ids),
-            "",
-            client,
-            interface,
-            timeout,
-            {},
-            device,
-            backend,
-            threads,
-            memory_fraction,
+        remote = load("distkit_hosts.remote.site").attached(
+            cluster,
+            interface=interface,
+            timeout=timeout,
+            device=device,
+            backend=backend,
+            threads=threads,
+            memory_fraction=memory_fraction,
         )
         self = cls.__new__(cls)
         _of_cells.add(cell(), self)
-        self._open_far(wish, servers, HEARTBEAT_TIMEOUT)
+        self._open_remote(remote, servers, HEARTBEAT_TIMEOUT)
         return self
 
-    def _open_far(self, wish: Wish, servers: int, heartbeat_timeout: float) -> None:
+    def _open_remote(self, remote: Any, servers: int, heartbeat_timeout: float) -> None:
         """Start the processes on other machines; what these have is known when they are there."""
-        count, note = wish.count, "on other machines"
+        count, note = remote.count, "on other machines"
         plan = Plan(count, servers, "gloo", (CPU,) * count, 1, note)
-        self._open(plan, heartbeat_timeout, wish)
+        self._open(plan, heartbeat_timeout, remote.start)
 
     def _open(
         self,
         plan: Plan,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
-        wish: Wish | None = None,
+        start_hosts: Callable[..., Fleet] | None = None,
     ) -> None:
         """Start the processes, and what goes with every cluster."""
         self._card = card.Card()
         with _uninterrupted():
-            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout, wish)
+            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout, start_hosts)
             self._end = weakref.finalize(self, Supervisor.close, self._room)
         self._runs = 0
         self._latest: Run | None = None

@@ -46,7 +46,7 @@ class Engines(Ranks):
             StartError: they do not start.
         """
         self._meeting = f"store-{secrets.token_hex(4)}"
-        for fork in {server(), *(place.server for place in self.places)}:
+        for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.preload:engines")
         self._controller = server().fork(
             "distkit.cluster.processes.roles:controller",
@@ -75,10 +75,9 @@ class Engines(Ranks):
 
     def _connect(self, connection: dict[str, Any]) -> None:
         """Fork the engines; each finds the controller's sockets in its machine's folder."""
-        text, there = json.dumps(connection), {p.server: p.folder for p in self.places}
+        text = json.dumps(connection)
         for r in range(self.plan.ranks):
-            place = self.place(r)
-            folder = self.folder if place is None else there[place.server]
+            folder = self.host(r).folder
             seen = json.loads(text.replace(self.folder, folder))
             self._fork([r], connection=seen, profile=folder)
 

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.processes.forkserver import ENDED, Child, ForkServer, fork_all, server, shut
+from distkit.cluster.processes.forkserver import ENDED, Child, ForkServer, fork_all, shut
 from distkit.errors import StartError
 
 if TYPE_CHECKING:
-    from distkit.cluster.hosts.fleet import Place
     from distkit.cluster.plan import Plan
+    from distkit.cluster.process_host import ProcessHost
     from distkit.kvstore import Node
 
 
@@ -24,9 +24,8 @@ class Nodes:
 
     Args:
         plan: how many there are.
-        folder: the cluster's own.
-        places: the other machines, if ranks are on such: so are these nodes, the scheduler on the
-            first.
+        folder: the cluster's own on this machine.
+        hosts: the machines that they are on, the scheduler on the first.
         hear: called with a node's id and what it records; with "replaced" and the exit status of
             a server that ends in the middle of the run; with "lost" if a node ends before it; and
             with "missed" and the pid of a process that the scheduler takes for dead.
@@ -37,12 +36,12 @@ class Nodes:
         self,
         plan: Plan,
         folder: str,
-        places: list[Place],
+        hosts: list[ProcessHost],
         hear: Callable[[int, str, Any], None],
         heartbeat_timeout: float,
     ) -> None:
         self._plan, self._folder, self._hear = plan, folder, hear
-        self._places, self._heartbeat_timeout = places, heartbeat_timeout
+        self._hosts, self._heartbeat_timeout = hosts, heartbeat_timeout
         self.closed = self._begun = self._recording = False
         self._endpoint: futures.Future[str] = futures.Future()  # where the scheduler listens
         self.children: dict[int, Child] = {}
@@ -62,7 +61,7 @@ class Nodes:
 
             self._keys = new_keys()
             scheduler = max(self.roles)
-            if self._places:  # the others have to know where it listens
+            if self._hosts[0].address:  # the others have to know where it listens
                 self._fork([scheduler])
                 self._await_scheduler(self.children[scheduler])
             self._fork(self.roles.keys() - self.children.keys())
@@ -78,10 +77,10 @@ class Nodes:
             child.on_stop = partial(self._hear, n, "stopped")
 
     def _call(self, node: int) -> tuple[ForkServer, dict[str, Any]]:
-        place, (kind, i) = self.place(node), self.roles[node]
-        return server() if place is None else place.server, {
-            "node": self._node(kind, i, place),
-            "folder": self._folder if place is None else place.folder,
+        host, (kind, i) = self.host(node), self.roles[node]
+        return host.server, {
+            "node": self._node(kind, i, host),
+            "folder": host.folder,
             "log": f"{kind}-{i}.log",
             "recording": self._recording,
         }
@@ -101,18 +100,18 @@ class Nodes:
         with suppress(futures.InvalidStateError):  # it has ended after it listened
             self._endpoint.set_result(endpoint)
 
-    def place(self, node: int) -> Place | None:
-        """The other machine on which a server or the scheduler is; None: it is here."""
-        role, i = self.roles.get(node, ("", 0))
+    def host(self, node: int) -> ProcessHost:
+        """The machine on which a server or the scheduler is."""
+        role, i = self.roles[node]
         if role == "scheduler":
-            return self._places[0] if self._places else None
-        return next((p for p in self._places if role == "server" and i in p.servers), None)
+            return self._hosts[0]
+        return next(host for host in self._hosts if i in host.servers)
 
-    def worker(self, i: int, place: Place | None, life: int) -> Node | None:
+    def worker(self, i: int, host: ProcessHost, life: int) -> Node | None:
         """The identity of a worker for its KVStore; None without servers."""
-        return self._node("worker", i, place, life) if self.roles else None
+        return self._node("worker", i, host, life) if self.roles else None
 
-    def _node(self, role: str, i: int, place: Place | None, life: int = 0) -> Node:
+    def _node(self, role: str, i: int, host: ProcessHost, life: int = 0) -> Node:
         from distkit.kvstore import Node
 
         return Node(
@@ -120,13 +119,13 @@ class Nodes:
             i,
             self._plan.ranks,
             self._plan.servers,
-            self._folder if place is None else place.folder,
+            host.folder,
             keys=self._keys,
             life=life,
             heartbeat_timeout=self._heartbeat_timeout,
-            address="" if place is None else place.server.facts["address"],
+            address=host.address,
             scheduler_endpoint=self._endpoint.result()
-            if place is not None and self._endpoint.done()
+            if host.address and self._endpoint.done()
             else "",
         )
 

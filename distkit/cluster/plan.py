@@ -15,6 +15,9 @@ from distkit.errors import StartError
 #: What one more rank takes, with torch shared by fork and room for small work [bytes].
 RANK_BYTES = 90_000_000
 
+#: The number of ranks of a cluster when nobody says how many.
+DEFAULT = 4
+
 #: So many processes a core start within seconds and take turns without long waits.
 COMFORTABLE = 8
 

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from distkit.cluster.engines import Engines
-from distkit.cluster.hosts.fleet import Fleet, Place, Wish
-from distkit.cluster.hosts.store import NAME
 from distkit.cluster.plan import Plan
+from distkit.cluster.process_host import Fleet, ProcessHost
 from distkit.cluster.processes import folders
-from distkit.cluster.processes.forkserver import ForkServer, server
-from distkit.cluster.processes.roles import PORTS
+from distkit.cluster.processes.forkserver import server
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
-from distkit.cluster.runs.ranks import Ranks
+from distkit.cluster.runs.ranks import Ranks, this_machine
 from distkit.errors import DistkitError, StartError
 
 _WIPED = (
@@ -37,7 +35,8 @@ class Supervisor:
     Args:
         plan: how many ranks there are, and where.
         heartbeat_timeout: how long a worker or a server may be silent [s].
-        wish: the other machines, if ranks are to be there.
+        start_hosts: starts the other machines, if ranks are to be there: called with the cluster's
+            folder, and with what is to be told of the stages.
     """
 
     def __init__(
@@ -45,13 +44,12 @@ class Supervisor:
         plan: Plan,
         on_change: Callable[[], None],
         heartbeat_timeout: float,
-        wish: Wish | None = None,
+        start_hosts: Callable[[str, Callable[[str], None]], Fleet] | None = None,
     ) -> None:
         self.plan, self._fork = plan, server()
         self.folder = self._fork.make_folder(plan.processes, True)
-        #: The other machines, and where the ranks of each are.
-        self._fleet = None if wish is None else Fleet(wish, self.folder, self._stage)
-        self.places: list[Place] = []
+        #: The machines that the ranks are on; of others, once they are there.
+        self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
         self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
         self.stage, self.failure = "starting", ""
         self.started = time.monotonic()
@@ -62,6 +60,7 @@ class Supervisor:
         self.settled = threading.Event()  # the latest run has ended, with its processes
         self.closed = self.forked = False  # forked: it is the parent's of this process
         self._failing, self._starting = threading.Lock(), threading.Lock()
+        self._fleet = None if start_hosts is None else start_hosts(self.folder, self._stage)
         self._deaf = [self._fork.on_loss(self._fail)]  # to hear no loss any more
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
@@ -70,8 +69,8 @@ class Supervisor:
     def _start(self) -> None:
         try:
             if self._fleet is not None:
-                self._fleet.start()
-                self._settle_in(self._fleet)
+                self.hosts, self.plan = self._fleet.gather(self.plan)
+                self._deaf += [host.server.on_loss(self._fail) for host in self.hosts]
             self._stage("importing torch")
             self._import()
             self._stage("ready")
@@ -86,23 +85,10 @@ class Supervisor:
 
     def _import(self) -> None:
         """Have the fork servers import what ranks need, and wait for it."""
-        servers: list[ForkServer] = [place.server for place in self.places]
-        servers = servers or [self._fork]
-        for fork in servers:
-            fork.preload("distkit.cluster.processes.preload:hook")
-        for fork in servers:
-            fork.wait_until_idle()
-
-    def _settle_in(self, fleet: Fleet) -> None:
-        """Have a folder on each machine, whose sockets lead to this one's, and a plan that fits."""
-        sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
-        servers, self.places = self.plan.servers, fleet.gather()
-        for first, place in enumerate(self.places):
-            place.servers = range(first, servers, len(self.places))
-            processes = len(place.ranks) + len(place.servers) + bool(servers and not first)
-            place.folder = place.server.make_folder(processes, like=self.folder, sockets=sockets)
-            self._deaf.append(place.server.on_loss(self._fail))
-        self.plan = fleet.wish.plan(self.places, servers)
+        for host in self.hosts:
+            host.server.preload("distkit.cluster.processes.preload:hook")
+        for host in self.hosts:
+            host.server.wait_until_idle()
 
     def _explain(self, error: Exception) -> str:
         if not self._fork.alive:
@@ -140,15 +126,14 @@ class Supervisor:
     @property
     def processes(self) -> Ranks:
         """The ranks of the current run, else the engines, else ranks that have not started."""
-        return self.ranks or self.engines or Ranks(self.plan, self.folder, places=self.places)
+        return self.ranks or self.engines or Ranks(self.plan, self.folder, hosts=self.hosts)
 
     def _made(self, kind: type[_Kind], number: int) -> _Kind:
         return kind(
             self.plan,
             self.folder,
             number,
-            places=self.places,
-            store=None if self._fleet is None else self._fleet.store,
+            hosts=self.hosts,
             heartbeat_timeout=self._heartbeat_timeout,
             on_change=self._on_change,
         )
@@ -257,9 +242,6 @@ class Supervisor:
         for ranks in (self.ranks, self.engines):
             if ranks is not None:
                 ranks.close(0)  # a finalizer may run in the thread that hears of their ends
-        for place in self.places:
-            place.server.closed = True
-            place.server.remove(place.folder)
         if self._fleet is not None:
             self._fleet.close()
         self._fork.remove(self.folder)

@@ -22,7 +22,7 @@ from tests.stress.hosts import test_lessons as lessons
 SOON = 30.0
 
 #: Words of what a cluster may leave behind on a host.
-OURS = ("hosts.agent", "mpiexec", "orted", "srun", "sbatch", "ssh -", "slurmstepd")
+OURS = ("remote.agent", "mpiexec", "orted", "srun", "sbatch", "ssh -", "slurmstepd")
 
 
 def needs(program: str, package: str) -> None:
@@ -134,7 +134,7 @@ def test_keys_are_in_no_arguments(head: Head, hosts: Laboratory) -> None:
     seen = "".join(
         say(hosts, host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '") for host in hosts.hosts
     )
-    assert "hosts.agent" in seen
+    assert "remote.agent" in seen
     assert not [key for key in keys if key in seen]
     assert "error" not in head.do("cluster.stop()")
     assert not left(hosts)  # at once

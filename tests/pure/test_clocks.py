@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from distkit.cluster.hosts.clocks import PeerClock, RoundTrip
 from distkit_hosts.causality import Crossing, align
+from distkit_hosts.clocks import PeerClock, RoundTrip
 
 
 @dataclass

@@ -25,10 +25,15 @@ def test_old_import_path_names_the_new_one(name: str) -> None:
 def test_without_a_companion_one_sentence_says_what_to_install() -> None:
     code = """if True:
         import sys
-        sys.modules["distkit_experiments"] = None  # importing it raises ModuleNotFoundError
+        class Missing:
+            def find_spec(name, *_):
+                if name in ("distkit_experiments", "distkit_hosts"):
+                    raise ModuleNotFoundError(name=name)
+        sys.meta_path.insert(0, Missing)
         import distkit as dk
         from distkit.errors import CompanionError
-        for use in ("dk.Experiment", "from distkit import sweep", "dk.Experiment.sweep"):
+        for use in ("dk.Experiment", "from distkit import sweep", "dk.Experiment.sweep",
+            "dk.Cluster(hosts={'alpha': 1})"):
             try:
                 exec(use)
             except CompanionError as error:
@@ -38,7 +43,8 @@ def test_without_a_companion_one_sentence_says_what_to_install() -> None:
     command = [sys.executable, "-Werror", "-c", code]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    *said, rest = ran.stdout.splitlines()
+    *said, hosts, rest = ran.stdout.splitlines()
+    assert hosts.startswith("distkit_hosts is not installed.")
     assert len(said) == 3 and {*said} == {said[0]} and rest == "Cluster True"
     assert said[0].startswith("distkit_experiments is not installed.") and "pip install" in said[0]
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from distkit.cluster.hosts.launched import Launched, recognise
 from distkit.errors import StartError
+from distkit_hosts.launched import Launched, recognise
 
 TORCHRUN = {
     "RANK": "5",

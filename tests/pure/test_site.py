@@ -3,54 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from distkit.cluster.hosts.fleet import Wish
-from distkit.cluster.hosts.site import asked, deal
 from distkit.cluster.plan import make_plan
 from distkit.errors import StartError
+from distkit_hosts.remote.fleet import HostRequest
+from distkit_hosts.remote.site import deal, request
 
 
 def environ(engines: str = "", hosts: str = "", options: str = "") -> dict[str, str]:
     return {"DISTKIT_ENGINES": engines, "DISTKIT_HOSTS": hosts, "DISTKIT_OPTIONS": options}
 
 
-def test_a_site_without_wishes_leaves_the_ranks_here() -> None:
-    assert asked(4, None, "", {}, {}) is None
-    assert asked(4, None, "", {}, environ(options='{"qos": "low"}')) is None
+def asked(*call: Any) -> tuple[Any, ...]:
+    found = request(*call)
+    return found.ranks, found.engines, found.options
 
 
 def test_a_site_names_machines_and_launcher() -> None:
     site = environ("mpi", "alpha, beta", '{"mpi_cmd": ["mpirun"]}')
-    assert asked(3, None, "", {}, site) == {
-        "ranks": 3,
-        "engines": "mpi",
-        "mpi_hosts": {"alpha": 2, "beta": 1},
-        "mpi_cmd": ["mpirun"],
-    }
-    assert asked(None, None, "", {}, environ("slurm")) == {"ranks": 4, "engines": "slurm"}
+    options = {"mpi_cmd": ["mpirun"], "mpi_hosts": {"alpha": 2, "beta": 1}}
+    assert asked(3, None, "", {}, site) == (3, "mpi", options)
+    assert asked(None, None, "", {}, environ("slurm")) == (4, "slurm", {})
+
+
+def test_a_site_replaces_a_default() -> None:
+    site = environ("slurm", options='{"timeout": 90, "qos": "low"}')
+    found = request(2, None, "", {}, site, timeout=60.0)
+    assert found.timeout == 90 and found.options == {"qos": "low"}
 
 
 def test_the_call_has_the_last_word() -> None:
     site = environ("slurm", options='{"qos": "low"}')
-    assert asked(2, None, "", {"qos": "high"}, site) == {
-        "ranks": 2,
-        "engines": "slurm",
-        "qos": "high",
-    }
-    assert asked(None, {"delta": 2}, "", {}, site) == {"ranks": {"delta": 2}, "engines": "ssh"}
-    assert asked(2, None, "pbs", {}, environ("slurm")) == {"ranks": 2, "engines": "pbs"}
-    assert asked(2, None, "ssh", {}, environ("slurm", "alpha,beta")) == {
-        "ranks": {"alpha": 1, "beta": 1},
-        "engines": "ssh",
-    }
+    assert asked(2, None, "", {"qos": "high"}, site) == (2, "slurm", {"qos": "high"})
+    assert asked(None, {"delta": 2}, "", {}, site) == ({"delta": 2}, "ssh", {})
+    assert asked(2, None, "pbs", {}, environ("slurm")) == (2, "pbs", {})
+    site = environ("slurm", "alpha,beta")
+    assert asked(2, None, "ssh", {}, site) == ({"alpha": 1, "beta": 1}, "ssh", {})
 
 
 def test_ranks_are_dealt_in_blocks() -> None:
     assert deal(5, ["a", "b", "c"]) == {"a": 2, "b": 2, "c": 1}
     assert deal(2, ["a", "b", "c"]) == {"a": 1, "b": 1}
-    assert asked(3, ["a", "b"], "", {}, {}) == {"ranks": {"a": 2, "b": 1}, "engines": "ssh"}
+    assert asked(3, ["a", "b"], "", {}, {}) == ({"a": 2, "b": 1}, "ssh", {})
 
 
 @pytest.mark.parametrize(
@@ -82,8 +79,8 @@ def test_what_cannot_be_is_refused(
 def test_an_error_says_how_to_make_the_cluster_again() -> None:
     plan = make_plan(3, 0, "cpu", "auto", cpus=2, memory=1 << 40)
     on = {"alpha": 2, "beta": 1}
-    assert replace(plan, far=Wish(on).call).wish == "hosts={'alpha': 2, 'beta': 1}"
-    assert replace(plan, far=Wish(3, "slurm").call).wish == "3, engines='slurm'"
-    mpi = Wish(3, "mpi", options={"mpi_hosts": on}).call
+    assert replace(plan, far=HostRequest(on).call).wish == "hosts={'alpha': 2, 'beta': 1}"
+    assert replace(plan, far=HostRequest(3, "slurm").call).wish == "3, engines='slurm'"
+    mpi = HostRequest(3, "mpi", options={"mpi_hosts": on}).call
     assert replace(plan, far=mpi).wish == "hosts={'alpha': 2, 'beta': 1}, engines='mpi'"
     assert plan.wish == "3"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from distkit.cluster.hosts.store import StoreClient, StoreServer
 from distkit.cluster.rank.process_group import PatientStore
+from distkit_hosts.remote.store import StoreClient, StoreServer
 
 
 @pytest.fixture

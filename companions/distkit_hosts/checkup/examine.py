@@ -18,7 +18,6 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from distkit.cluster.hosts.clocks import PeerClock, RoundTrip
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
 from distkit.gone import refuse
@@ -35,6 +34,7 @@ from distkit_hosts.checkup.hosts import (
     own_command,
 )
 from distkit_hosts.checkup.report import Report
+from distkit_hosts.clocks import PeerClock, RoundTrip
 
 #: Round trips by which a clock is read.
 TRIPS = 20

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from distkit.cluster.hosts.launched import Launched, recognise
 from distkit.cluster.rank.process_group import TIMING
 from distkit.errors import StartError
 from distkit.events import STACK, WORLD
@@ -35,6 +34,7 @@ from distkit.recording.plain import Row, encode_rows
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
 from distkit.recording.witness import Witness, look_after_backward, told
+from distkit_hosts.launched import Launched, recognise
 from distkit_hosts.torchrun.line import Line
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 

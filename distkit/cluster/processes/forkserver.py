@@ -1,7 +1,7 @@
 """The kernel's handle on a zygote: fork from it, hear who ended.
 
 That of this machine, :func:`server`, is started at the first use and kept warm: a second cluster
-forks from the same process. Those of other machines are :mod:`distkit.cluster.hosts.host`'s.
+forks from the same process. Those of other machines are :mod:`distkit_hosts.remote.host`'s.
 See :mod:`distkit.cluster.processes.zygote` for the other side.
 """
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from distkit.cluster.hosts.store import StoreClient
+from distkit.companions import load
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.rank_spec import Spec
@@ -166,9 +166,9 @@ PERIOD = 0.001
 GONE = 1.0
 
 
-def _values(spec: Spec, name: str) -> dist.FileStore | StoreClient:
+def _values(spec: Spec, name: str) -> Any:
     if spec.hosts > 1:
-        return StoreClient(spec.folder, name)
+        return load("distkit_hosts.remote.store").StoreClient(spec.folder, name)
     store = dist.FileStore(f"{spec.folder}/{name}", spec.world_size)
     store.set_timeout(timedelta(seconds=GONE))
     return store
@@ -181,12 +181,12 @@ class PatientStore(dist.Store):
     not every member calls could only be ended together with its process.
 
     Args:
-        place: where the values are.
+        place: where the values are: a FileStore, or what has its methods.
     """
 
     timeout: timedelta  # torch's own, which its type hints lack
 
-    def __init__(self, place: dist.FileStore | StoreClient) -> None:
+    def __init__(self, place: Any) -> None:
         super().__init__()
         self._place = place
         self.set_timeout(timedelta(minutes=30))

@@ -20,7 +20,7 @@ from distkit.trace.info import APART, ClockOffset, RankEnd, Replacement, RunInfo
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from distkit.cluster.hosts.clocks import Offset
+    from distkit.cluster.process_host import Offset
 
 #: A trace keeps at most this many events; it says how many more there were.
 LIMIT = 2_000_000

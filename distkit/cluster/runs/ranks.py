@@ -17,23 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.kvstore_nodes import Nodes
 from distkit.cluster.plan import HEARTBEAT_TIMEOUT, Plan
+from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import ENDED, Child, Stop, end, fork_all, server, shut
-from distkit.cluster.processes.rank_spec import Spec, free_port, surroundings
+from distkit.cluster.processes.rank_spec import Spec, free_port
 from distkit.cluster.runs.conductor import READY, Conductor, RankController
 from distkit.cluster.runs.report import cause
 from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
 
 if TYPE_CHECKING:
-    from distkit.cluster.hosts.clocks import Offset
-    from distkit.cluster.hosts.fleet import Place
-    from distkit.cluster.hosts.store import StoreServer
+    from distkit.cluster.process_host import Offset
 
 #: A server that is not stopped hands its events over within this time [s].
 QUICK = 0.2
 
 #: A process whose connections broke ends within this time [s], or it hangs.
 ENDS = 1.0
+
+
+def this_machine(plan: Plan, folder: str) -> ProcessHost:
+    """This machine, with all ranks of a plan."""
+    return ProcessHost(server(), folder, range(plan.ranks), range(plan.servers))
 
 
 class Ranks(RankController):
@@ -43,8 +47,7 @@ class Ranks(RankController):
         plan: how many there are, and where.
         folder: where they meet.
         number: of the run.
-        places: the other machines, if they are on such.
-        store: where the ranks of those meet.
+        hosts: the machines that they are on; by default this one.
         heartbeat_timeout: how long a worker or a server may be silent [s].
         on_change: called, from any thread, when a process stops or ends.
     """
@@ -60,23 +63,22 @@ class Ranks(RankController):
         folder: str,
         number: int = 1,
         *,
-        places: Iterable[Place] = (),
-        store: StoreServer | None = None,
+        hosts: Iterable[ProcessHost] = (),
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.plan, self.folder, self.places = plan, folder, [*places]
+        self.plan, self.folder = plan, folder
+        self.hosts = [*hosts] or [this_machine(plan, folder)]
         self.ranks: dict[int, Child] = {}
         self.run: Conductor | None = None
         self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
-        self._store = store
         self._port, self._call = 0, (b"", dict[str, Any]())
         self.nodes = self._nodes()
         self._meeting = f"store-{number}"
 
     def _nodes(self) -> Nodes:
         timeout = self._heartbeat_timeout
-        return Nodes(self.plan, self.folder, self.places, self._hear_node, timeout)
+        return Nodes(self.plan, self.folder, self.hosts, self._hear_node, timeout)
 
     # -- starting ---------------------------------------------------------------
 
@@ -92,23 +94,19 @@ class Ranks(RankController):
 
     def _fork(self, ranks: Iterable[int], **arguments: Any) -> None:
         """Fork ranks, on all machines at once."""
-        around, asked = surroundings(), []
-        ranks = [*ranks]
+        ranks, asked = [*ranks], []
         for r in ranks:
-            place = self.place(r)
-            told = self._spec(r, place, around)
+            told = self._spec(r)
             each = {"spec": told, "folder": told.folder, "log": f"{told.name}.log", **arguments}
-            asked.append((server() if place is None else place.server, each))
+            asked.append((self.host(r).server, each))
         for r, child in zip(ranks, fork_all(self.role, asked), strict=True):
             self.ranks[r] = child
             child.hear(partial(self._hear, r))
             child.on_exit(partial(self._on_exit, r, child))
             child.on_stop = partial(self._on_stop, r)
 
-    def _spec(self, r: int, place: Place | None, around: dict[str, Any]) -> Spec:
+    def _spec(self, r: int) -> Spec:
         plan = self.plan
-        if place is not None:
-            around = place.surroundings(r, self.places)
         return Spec(
             rank=r,
             world_size=plan.ranks,
@@ -117,18 +115,16 @@ class Ranks(RankController):
             threads=plan.threads,
             name=f"{self.kind}-{r}",
             meeting=self._meeting,
-            **{"folder": self.folder, "port": self._port, **around},
+            **{"port": self._port, **self.host(r).surroundings(r, self.hosts)},
         )
 
-    def place(self, rank: int) -> Place | None:
-        """The other machine on which a rank is, or another node; None on this one."""
-        ranks = (place for place in self.places if rank in place.ranks)
-        return next(ranks, None) or self.nodes.place(rank)
+    def host(self, rank: int) -> ProcessHost:
+        """The machine on which a rank is, or another node."""
+        ranks = (host for host in self.hosts if rank in host.ranks)
+        return next(ranks, None) or self.nodes.host(rank)
 
-    def _offset(self, rank: int) -> Offset | None:
-        """The clock of the machine that a rank is on; None if it is this machine's."""
-        place = self.place(rank)
-        return None if place is None else place.server.clock
+    def _clock(self, rank: int) -> Offset | None:
+        return self.host(rank).clock
 
     @property
     def children(self) -> dict[int, Child]:
@@ -143,8 +139,7 @@ class Ranks(RankController):
             known[n] = (role if role == "scheduler" else f"{role} {i}", role, "cpu")
         ranks, children = {}, self.children
         for n, (name, role, device) in known.items():
-            place, child = self.place(n), children.get(n)
-            host = (server() if place is None else place.server).host
+            host, child = self.host(n).server.host, children.get(n)
             ranks[n] = RankInfo(name, role, host, child.pid if child else "", device)
         return RunInfo(world_size=plan.ranks, backend=plan.backend, ranks=ranks)
 
@@ -162,8 +157,7 @@ class Ranks(RankController):
         ``on_settled`` is called when the processes have ended, too.
         """
         self.run, self._call = run, (payload, {**options, "run": run.number})
-        if self.places:
-            run.live.offset = self._offset
+        run.live.offset = self._clock
         for n, child in self.children.items():
             if child.stopped[0]:
                 run.hear(n, "stopped", child.stopped)
@@ -179,7 +173,7 @@ class Ranks(RankController):
 
     def _execute(self, rank: int, life: int = 0, **other: Any) -> None:
         payload, options = self._call
-        node = self.nodes.worker(rank, self.place(rank), life)
+        node = self.nodes.worker(rank, self.host(rank), life)
         self._send(rank, payload, {**options, **other, "life": life, "node": node})
 
     def _send(self, rank: int, payload: bytes, options: dict[str, Any]) -> None:
@@ -238,20 +232,17 @@ class Ranks(RankController):
         """End all processes, wait so long [s] until they have ended, and drop what they met by."""
         self.nodes.close(within)
         shut(self.ranks.values(), within)
-        with suppress(OSError):  # the folder was removed
-            for file in Path(self.folder).glob(f"{self._meeting}-*"):
-                file.unlink(missing_ok=True)
-        if self._store is not None:
-            self._store.forget(self._meeting)
+        for host in self.hosts:
+            host.forget(self._meeting)
 
     # -- what they tell ---------------------------------------------------------
 
     def _hear(self, rank: int, message: tuple[int, str, Any]) -> None:
         number, kind, what = message
-        if kind == "waits" and (place := self.place(rank)) is not None:
-            what = what[0], *place.certainly(*what[1:])
+        if kind == "waits":
+            what = what[0], *self.host(rank).certainly(*what[1:])
         elif kind == "unreached":
-            what = [p.name for p in self.places if p.server.facts["address"] in what]
+            what = [host.server.host for host in self.hosts if host.address in what]
         if self.run is not None and self.run.number == number:
             self.run.hear(rank, kind, what)
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import zmq
 
-from distkit.cluster.hosts.clocks import RoundTrip
 from distkit.kvstore.transport.sockets import (
     BROKEN,
     CLOSE_LINGER_MS,
@@ -35,6 +34,7 @@ from distkit.kvstore.transport.sockets import (
     open_socket,
     receive,
 )
+from distkit_hosts.clocks import RoundTrip
 
 #: A connection that was silent for so long [s] is broken: the other machine, or the way to it.
 SILENCE = 2.0

@@ -12,11 +12,9 @@ unequal the two directions are. For one round trip it is Cristian's and NTP's es
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
-#: A clock gains or loses at most this much [s/s]: so fast the kernel may slew it to be right.
-DRIFT = 5e-4
+from distkit.cluster.process_host import DRIFT, Offset
 
 
 class RoundTrip(NamedTuple):
@@ -26,35 +24,6 @@ class RoundTrip(NamedTuple):
     received_there: float
     sent_there: float
     received_here: float
-
-
-@dataclass(frozen=True, slots=True)
-class Offset:
-    """Another host's clock minus this one's.
-
-    Args:
-        seconds: the difference [s] when the other clock shows ``at``.
-        error: the largest by which it may be wrong [s].
-        at: the other host's clock at the latest round trip [s].
-
-    >>> offset = Offset(seconds=5.0, error=1e-4, at=105.0)
-    >>> round(offset.to_here(105.0), 6)
-    100.0
-    >>> round(offset.error_at(105.2), 6)
-    0.0002
-    """
-
-    seconds: float
-    error: float
-    at: float
-
-    def error_at(self, there: float) -> float:
-        """The largest by which the offset may be wrong at an instant of the other clock [s]."""
-        return self.error + DRIFT * abs(there - self.at)
-
-    def to_here(self, there: float) -> float:
-        """An instant of the other host's clock by this one's [s]."""
-        return there - self.seconds
 
 
 class PeerClock:

@@ -1,7 +1,7 @@
 """On another machine: a zygote, and a tunnel to the kernel that wants ranks forked from it.
 
 Run by ipyparallel's launchers in the place of an engine, or from an engine that somebody else
-has started: ``python -m distkit.cluster.hosts.agent``. The environment variable ``DISTKIT_AGENT``
+has started: ``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT``
 says, as JSON, where the kernel listens, the cluster's keys, and this machine's name there. One
 agent a machine forks; what ``srun`` or ``mpiexec`` has started beside it ends at once.
 
@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import machine
-from distkit.cluster.hosts.launched import recognise
-from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import start_zygote
 from distkit.cluster.processes.rank_spec import surroundings
 from distkit.errors import StartError
+from distkit_hosts.launched import recognise
+from distkit_hosts.remote.tunnel import Relay, Tunnel
 
 #: The environment variable that says where the kernel is.
 AGENT = "DISTKIT_AGENT"

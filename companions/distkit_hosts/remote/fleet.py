@@ -9,30 +9,30 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from distkit._format import named
-from distkit.cluster.hosts.agent import versions
-from distkit.cluster.hosts.host import HostForkServer
-from distkit.cluster.hosts.launching import InEngines, Launch, by_launcher
-from distkit.cluster.hosts.store import StoreServer
-from distkit.cluster.hosts.tunnel import Relay, Tunnel
 from distkit.cluster.machine import own_address
 from distkit.cluster.plan import Machine, Plan, plan_for_machines
-from distkit.cluster.processes.rank_spec import surroundings
+from distkit.cluster.process_host import Offset, ProcessHost
+from distkit.cluster.processes.roles import PORTS
 from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
+from distkit_hosts.remote.agent import versions
+from distkit_hosts.remote.host import HostForkServer
+from distkit_hosts.remote.launching import InEngines, Launch, by_launcher
+from distkit_hosts.remote.store import NAME, StoreServer
+from distkit_hosts.remote.tunnel import Relay, Tunnel
 
 #: After one machine's failure those of others are waited for so long [s], to name all.
 OTHERS = 1.0
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Which machines a cluster wants.
+class HostRequest:
+    """The machines that a cluster asks for.
 
     Args:
         ranks: on each machine by name, or how many in all.
@@ -56,15 +56,9 @@ class Wish:
     threads: int | None = None
     memory_fraction: float | None = None
 
-    def plan(self, places: list[Place], servers: int) -> Plan:
-        """The plan for the machines that are there."""
-        machines = [place.facts(self.device) for place in places]
-        asked = self.device, self.backend, self.threads, self.memory_fraction
-        plan = plan_for_machines(machines, servers, *asked)
-        ranks = (rank for place in places for rank in place.ranks)
-        seats = dict(zip(ranks, plan.seats, strict=True))
-        in_order = tuple(seats[rank] for rank in sorted(seats))
-        return replace(plan, far=self.call, seats=in_order)
+    def start(self, folder: str, progress: Callable[[str], None]) -> Fleet:
+        """Begin to start them, for a cluster that has this folder here."""
+        return Fleet(self, folder, progress)
 
     @property
     def count(self) -> int:
@@ -122,59 +116,51 @@ def _resolve(name: str) -> str:
 
 
 @dataclass
-class Place:
-    """A machine with ranks.
-
-    Args:
-        server: forks there.
-        ranks: the numbers of its ranks.
-        folder: of the cluster, there.
-        servers: the numbers of its parameter servers.
-    """
+class RemoteHost(ProcessHost):
+    """Another machine with ranks; their groups meet in ``store``, on this one."""
 
     server: HostForkServer
-    ranks: Sequence[int]
-    folder: str = ""
-    servers: range = range(0)
+    store: StoreServer = field(kw_only=True)
 
     @property
-    def name(self) -> str:
-        """What the machine is called."""
-        return self.server.host
+    def clock(self) -> Offset | None:
+        """Its clock; None before the first round trip."""
+        return self.server.clock
 
-    def facts(self, device: str) -> Machine:
+    def machine(self, device: str) -> Machine:
         """What a plan needs to know of the machine."""
         known, gpus = self.server.facts, self.server.gpus(device)
         ranks, servers = len(self.ranks), len(self.servers)
         return Machine(self.server.host, ranks, known["cpus"], known["memory"], gpus, servers)
 
-    def surroundings(self, rank: int, places: list[Place]) -> dict[str, Any]:
+    def surroundings(self, rank: int, hosts: Sequence[Any]) -> dict[str, Any]:
         """What a rank of this machine is told of its surroundings, as fields of Spec."""
-        known, first = self.server.facts, places[0].server.facts
+        known, first = self.server.facts, hosts[0].server.facts
+        here = super().surroundings(rank, hosts)
         return {
-            "folder": self.folder,
+            **here,
             "environ": known["environ"],
-            "path": [*surroundings()["path"], *known["path"]],
-            "cwd": str(Path.cwd()),
+            "path": [*here["path"], *known["path"]],
             "port": first["port"],
             "address": first["address"],
             "interface": known["interface"],
-            "host": places.index(self),
-            "hosts": len(places),
+            "host": hosts.index(self),
+            "hosts": len(hosts),
             "local_rank": self.ranks.index(rank),
             "local_world_size": len(self.ranks),
         }
 
-    def here(self, there: float) -> float:
-        """An instant of that machine's clock by this one's."""
-        clock = self.server.clock
-        return there if clock is None else clock.to_here(there)
-
     def certainly(self, since: float, until: float) -> tuple[float, float]:
         """An interval of that machine's clock by this one's, without what the error may take."""
-        clock = self.server.clock
-        error = 0.0 if clock is None else max(clock.error_at(since), clock.error_at(until))
-        return self.here(since) + error, self.here(until) - error
+        clock = self.clock
+        if clock is None:
+            return since, until
+        error = max(clock.error_at(since), clock.error_at(until))
+        return clock.to_here(since) + error, clock.to_here(until) - error
+
+    def forget(self, meeting: str) -> None:
+        """Drop what ranks have told each other in the stores of a run."""
+        self.store.forget(meeting)
 
 
 class Fleet:
@@ -186,13 +172,12 @@ class Fleet:
         progress: called with what is waited for.
     """
 
-    def __init__(self, wish: Wish, folder: str, progress: Callable[[str], None]) -> None:
-        self.wish, self._progress = wish, progress
+    def __init__(self, wish: HostRequest, folder: str, progress: Callable[[str], None]) -> None:
+        self.wish, self._folder, self._progress = wish, folder, progress
+        self._hosts: list[RemoteHost] = []
         self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
-        address = wish.address()
-        self._relay = self._listen(f"tcp://{address}:{wish.port}", keys)
-        self.address = address
+        self._relay = self._listen(f"tcp://{wish.address()}:{wish.port}", keys)
         self._where = {"endpoint": self._relay.endpoint, "keys": keys}
         try:
             self._launch = self._begin(folder)
@@ -227,17 +212,32 @@ class Fleet:
 
         tunnel.on_word = hear
 
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._relay.start()
-        self._launch.start()
-
-    def gather(self) -> list[Place]:
+    def gather(self, plan: Plan) -> tuple[list[RemoteHost], Plan]:
         """Wait for all machines, and share the ranks out among them.
+
+        Each has a folder, whose sockets lead to this machine's.
 
         Raises:
             StartError: one cannot be had; the message quotes what was said there.
         """
+        self._relay.start()
+        self._launch.start()
+        hosts = self._hosts = self._share(self._await())
+        sockets = {f"s:{n}": f"s-{n}" for n in range(1, PORTS + 1)} | {NAME: NAME}
+        for first, host in enumerate(hosts):
+            host.servers = range(first, plan.servers, len(hosts))
+            processes = len(host.ranks) + len(host.servers) + bool(plan.servers and not first)
+            host.folder = host.server.make_folder(processes, like=self._folder, sockets=sockets)
+        wish = self.wish
+        machines = [host.machine(wish.device) for host in hosts]
+        asked = wish.device, wish.backend, wish.threads, wish.memory_fraction
+        made = plan_for_machines(machines, plan.servers, *asked)
+        seats = dict(zip((rank for host in hosts for rank in host.ranks), made.seats, strict=True))
+        in_order = tuple(seats[rank] for rank in sorted(seats))
+        return hosts, replace(made, far=wish.call, seats=in_order)
+
+    def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
+        """The fork server of each machine by its name, and the numbers of its processes."""
         found: dict[str, tuple[HostForkServer, list[int]]] = {}
         failures: dict[str, None] = {}  # several processes may say the same
         end, came = time.monotonic() + self.wish.timeout, 0
@@ -259,7 +259,7 @@ class Fleet:
                 end = min(end, time.monotonic() + OTHERS)
         if failures:
             raise StartError("\n\n".join(failures))
-        return self._share(found)
+        return found
 
     def _processes(self) -> int:
         if self.wish.client is not None:
@@ -288,7 +288,7 @@ class Fleet:
             agent = HostForkServer(tunnel, facts)
         found[name] = agent, [*orders, order]
 
-    def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[Place]:
+    def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[RemoteHost]:
         """Ranks have the numbers of a launcher's tasks; without such, machine by machine."""
         ranks, launched = self.wish.ranks, self.wish.client is None
         in_order = sorted(found.values(), key=lambda there: min(there[1]))
@@ -296,14 +296,15 @@ class Fleet:
         if isinstance(ranks, dict):
             orders = [(found[name][0], [0] * n) for name, n in ranks.items()]
         tasks = sorted(number for _, numbers in orders for number in numbers)
-        places, begin = [], 0
+        hosts, begin = [], 0
         for server, numbers in orders:
             block = range(begin, begin + len(numbers))
             mine = numbers if launched and tasks == [*range(len(tasks))] else block
             server.words, server.what_is_there = self._launch.words, named(mine)
-            places.append(Place(server, mine))
+            address = server.facts["address"]
+            hosts.append(RemoteHost(server, "", mine, address=address, store=self.store))
             begin = block.stop
-        return places
+        return hosts
 
     def _missing(self, found: dict[str, Any], came: int, wanted: int) -> str:
         ranks = self.wish.ranks
@@ -321,6 +322,9 @@ class Fleet:
 
     def close(self) -> None:
         """End all agents, and what has started them."""
+        for host in self._hosts:
+            host.server.closed = True
+            host.server.remove(host.folder)
         for tunnel in list(self._relay.tunnels.values()):
             with suppress(OSError):
                 tunnel.say({"do": "leave"})

@@ -1,4 +1,4 @@
-"""The machines that a call or a site asks for, and how many ranks each gets. Pure.
+"""The machines that a call or a site asks for, and how many ranks each gets.
 
 A site sets environment variables, and notebooks stay as they are: ``dk.Cluster(4)`` takes its
 ranks from there. ``DISTKIT_ENGINES`` is the launcher, ``DISTKIT_HOSTS`` are machines, separated by
@@ -7,29 +7,30 @@ commas, and ``DISTKIT_OPTIONS`` is a JSON object of further arguments of ``dk.Cl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from distkit.cluster.plan import check_counts
+from distkit.cluster.plan import DEFAULT, check_counts
 from distkit.errors import StartError
+from distkit_hosts.remote import launching
+from distkit_hosts.remote.fleet import HostRequest
 
 ENGINES, HOSTS, OPTIONS = "DISTKIT_ENGINES", "DISTKIT_HOSTS", "DISTKIT_OPTIONS"
-
-#: What a cluster has when nobody says how much.
-DEFAULT = 4
 
 Hosts = Mapping[str, int] | Sequence[str]
 
 
-def asked(
+def request(
     ranks: int | None,
     hosts: Hosts | None,
     engines: str,
     options: Mapping[str, Any],
-    environ: Mapping[str, str],
-) -> dict[str, Any] | None:
+    environ: Mapping[str, str] = os.environ,
+    **own: Any,
+) -> HostRequest:
     """What a call of ``dk.Cluster`` asks for; the environment has a say where the call has none.
 
     Args:
@@ -38,51 +39,48 @@ def asked(
         engines: the launcher in the call, "" for none.
         options: of the launcher, in the call.
         environ: the environment variables.
-
-    Returns:
-        ``ranks`` (a number, or a number for each machine), ``engines`` and the options; None if
-        the ranks are to be on this machine.
+        **own: further fields, which the environment's options may replace.
 
     Raises:
         StartError: it contradicts itself, or a variable cannot be read.
 
-    >>> asked(4, None, "", {}, {"DISTKIT_HOSTS": "alpha,beta,gamma"})
-    {'ranks': {'alpha': 2, 'beta': 1, 'gamma': 1}, 'engines': 'ssh'}
-    >>> asked(4, None, "", {}, {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"qos": "low"}'})
-    {'ranks': 4, 'engines': 'slurm', 'qos': 'low'}
-    >>> asked(4, None, "", {}, {}) is None
-    True
+    >>> request(4, None, "", {}, {"DISTKIT_HOSTS": "alpha,beta,gamma"}).ranks
+    {'alpha': 2, 'beta': 1, 'gamma': 1}
+    >>> site = {"DISTKIT_ENGINES": "slurm", "DISTKIT_OPTIONS": '{"qos": "low"}'}
+    >>> request(4, None, "", {}, site).options
+    {'qos': 'low'}
     """
     if hosts is None and not engines:
-        if not (environ.get(ENGINES) or environ.get(HOSTS)):
-            return None
-        engines, hosts = environ.get(ENGINES) or "ssh", _hosts(environ)
+        engines, hosts = environ.get(ENGINES, ""), _hosts(environ)
         options = {**_options(environ), **options}
-    engines = engines or "ssh"
+    engines, options = engines or "ssh", {**options}
     if hosts is None and engines in ("ssh", "mpi"):
         hosts = _hosts(environ)
+    own |= {name: options.pop(name) for name in own if name in options}
     if hosts is None:
         if engines == "ssh":
             raise StartError(
                 "engines='ssh' needs machines: dk.Cluster(hosts={'alpha': 2, 'beta': 2}), or "
                 f"{HOSTS}=alpha,beta in the environment."
             )
-        return {"ranks": DEFAULT if ranks is None else ranks, "engines": engines, **options}
-    return _on(_counts(ranks, hosts), engines, options)
-
-
-def _on(counts: dict[str, int], engines: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """These machines by that launcher."""
+        return HostRequest(DEFAULT if ranks is None else ranks, engines, options=options, **own)
+    counts = _counts(ranks, hosts)
     if engines == "ssh":
-        return {"ranks": counts, "engines": engines, **options}
+        return HostRequest(counts, engines, options=options, **own)
     if engines == "mpi":
-        ranks = sum(counts.values())
-        return {"ranks": ranks, "engines": engines, "mpi_hosts": counts, **options}
+        options["mpi_hosts"] = counts
+        return HostRequest(sum(counts.values()), engines, options=options, **own)
     raise StartError(
         f"machines are named for engines='ssh' or 'mpi'; {engines!r} chooses them: leave out "
         f"hosts and {HOSTS}, or use its own options, such as Slurm's "
         "options='--nodelist=alpha,beta'."
     )
+
+
+def attached(cluster: Any, **own: Any) -> HostRequest:
+    """The engines of somebody else's cluster: a client, or the name of its profile."""
+    client = launching.connect(cluster) if isinstance(cluster, str) else cluster
+    return HostRequest(len(client.ids), "", client, **own)
 
 
 def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Agents on other machines, started by ssh, by ipyparallel's launchers, or in engines there.
 
-The launchers start :mod:`distkit.cluster.hosts.agent` where they would start an engine, as one
+The launchers start :mod:`distkit_hosts.remote.agent` where they would start an engine, as one
 ``srun`` or ``mpiexec`` for a whole allocation. Where the kernel is, and the keys, go with
 them in an environment variable: never in arguments, which everybody on a machine can read.
 """
@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from distkit.cluster.hosts.agent import AGENT
 from distkit.errors import StartError
+from distkit_hosts.remote.agent import AGENT
 
 #: Options for ssh, unless the user gives others: no questions, and no long wait for a dead machine.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
@@ -35,7 +35,7 @@ SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveC
 _ANSWER = 30.0
 
 #: What the launchers start in the place of an engine.
-_MODULE = "distkit.cluster.hosts.agent"
+_MODULE = "distkit_hosts.remote.agent"
 
 #: The launchers tell the terminal that runs Jupyter what is in the error as well.
 _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
@@ -57,7 +57,7 @@ class Launch(ABC):
     """Agents that are being started. Everything is told to whoever gave ``fail``.
 
     Args:
-        where: what the agents are told, see :class:`distkit.cluster.hosts.agent.Agent`.
+        where: what the agents are told, see :class:`distkit_hosts.remote.agent.Agent`.
         fail: called, from another thread, with the reason why some or all will not come.
     """
 
@@ -328,7 +328,7 @@ def _kind(name: str) -> Any:
     """The class of a launcher."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
-    from distkit.cluster.hosts.slurm import AgentsBySlurm
+    from distkit_hosts.remote.slurm import AgentsBySlurm
 
     try:
         return AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
@@ -479,7 +479,7 @@ def _in_engine(where: dict[str, Any], order: int) -> str:
         )
     about = json.dumps({**where, "order": order, "parent": os.getpid()})
     process = subprocess.Popen(
-        [sys.executable, "-m", "distkit.cluster.hosts.agent"],
+        [sys.executable, "-m", "distkit_hosts.remote.agent"],
         env={**os.environ, "DISTKIT_AGENT": about},
         stdin=subprocess.DEVNULL,
         start_new_session=True,

@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.hosts.clocks import Offset, PeerClock
-from distkit.cluster.hosts.launching import quoted
-from distkit.cluster.hosts.tunnel import Tunnel
+from distkit.cluster.process_host import Offset
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import ForkServer
 from distkit.errors import StartError
+from distkit_hosts.clocks import PeerClock
+from distkit_hosts.remote.launching import quoted
+from distkit_hosts.remote.tunnel import Tunnel
 
 _LOOK = "Look at the network and at the machine: distkit doctor --hosts {}"
 
