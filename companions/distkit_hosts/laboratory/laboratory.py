@@ -90,7 +90,6 @@ class Laboratory:
         self._plan = plan.Plan(
             self.folder,
             self._addresses,
-            rootless=os.geteuid() != 0,
             shared=plan.shared_folders([made, *shared]),
             skew=skew or {},
             private=private or {},
@@ -98,7 +97,8 @@ class Laboratory:
         self._plan.prepare()
         for host in self.hosts:
             self._write_names(host)
-        self._keeper, self._pids = starting.start(self._plan.for_keeper(), held)
+        self._keeper, pids = starting.start(self._plan.for_keeper(), held)
+        self._pids = dict(zip(self.hosts, pids, strict=True))
         #: The faults by what they are: the hosts that take part, and what ends it.
         self._faults: dict[str, tuple[set[str], Callable[[], None]]] = {}
 
@@ -138,7 +138,7 @@ class Laboratory:
             LaboratoryError: there is no such host.
         """
         user = f"--map-user={os.getuid()}", f"--map-group={os.getgid()}"
-        as_user = [find("unshare"), "--user", *user] if self._plan.rootless else []
+        as_user = [find("unshare"), "--user", *user] if starting.ROOTLESS else []
         there = ["--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}"]
         return [*self._administer(host), *as_user, find("setpriv"), *there]
 
@@ -390,7 +390,7 @@ class Laboratory:
     def _administer(self, host: str | None) -> list[str]:
         """The words that run a command as a host's administrator; as the router's for None."""
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
-        spaces += ["--user", "--preserve-credentials"] if self._plan.rootless else []
+        spaces += ["--user", "--preserve-credentials"] if starting.ROOTLESS else []
         spaces += ["--time"] if host in self._plan.skew else []
         return [find("nsenter"), f"--target={self._pid(host)}", *spaces]
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -27,6 +28,9 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 #: Where programs look for their settings: on the hosts they find those in the laboratory's folder.
 _SETTINGS = ("/etc/ssh/ssh_config", "/etc/shadow", "/etc/slurm")
+
+#: Where a host puts a file system together; there is such a folder everywhere.
+_ASIDE = "/sys/kernel"
 
 #: For tests of network devices (RFC 2544): no site routes these addresses.
 NETWORK = IPv4Network("198.18.0.0/24")
@@ -87,7 +91,6 @@ class Plan:
 
     folder: Path
     hosts: dict[str, str]
-    rootless: bool
     shared: list[str]
     skew: Mapping[str, int] = field(default_factory=dict)
     private: Mapping[str, Sequence[str | Path]] = field(default_factory=dict)
@@ -101,36 +104,49 @@ class Plan:
             self.folder.joinpath(name).touch()
 
     def for_keeper(self) -> dict[str, Any]:
-        """The plan as the keeper reads it."""
-        ports = (
-            _connect(f"port{i}", address, f"{{{host}}}")
-            for i, (host, address) in enumerate(self.hosts.items())
-        )
-        return {
-            "folder": str(self.folder),
-            "rootless": self.rootless,
-            "router": _router() + "".join(ports),
-            "hosts": [self._host(*item) for item in self.hosts.items()],
-        }
+        """The plan as the keeper reads it: what the router does, and what each host does."""
+        # what is for a host that has gone is lost silently
+        router = f"link set lo up\nroute add blackhole {NETWORK}\n"
+        for number, address in enumerate(self.hosts.values()):
+            router += _connect(f"port{number}", address, f"{{{number}}}")
+        hosts = [
+            {"skew": self.skew.get(host, 0), "commands": self._furnish(host)} for host in self.hosts
+        ]
+        return {"folder": str(self.folder), "router": router, "hosts": hosts}
 
     def own(self, host: str) -> dict[str, str]:
         """The folders that a host has to itself, and their modes."""
         private = (Path(folder).expanduser().resolve() for folder in self.private.get(host, ()))
         return {**_COVERED, **{str(folder): "700" for folder in private}}
 
-    def _host(self, host: str, address: str) -> dict[str, Any]:
+    def _furnish(self, host: str) -> str:
+        """The commands by which a host gets its name, its network and its own folders."""
         ours = {str(self.folder / host / "hosts"): "/etc/hosts"}
         ours |= {str(self.folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
-        return {
-            "name": host,
-            "skew": self.skew.get(host, 0),
-            "network": _join(address),
-            "covers": sorted(self.own(host).items()),
-            "keep": self.shared,
-            "binds": list(ours.items()),
-            # so that an ordinary user's SSH server can have its usual port
-            "settings": {"net/ipv4/ip_unprivileged_port_start": "0"},
-        }
+        commands = [
+            f"hostname {host}",
+            f"ip -batch - <<.\n{_join(self.hosts[host])}.",
+            "mount -n -t proc proc /proc",
+            *_cover("/sys", "sysfs", [], ["/sys/fs/cgroup"]),  # whose devices are the host's
+        ]
+        for path, mode in sorted(self.own(host).items()):
+            commands += _cover(path, "tmpfs", ["-o", f"mode={mode}"], self.shared)
+        commands += [shlex.join(["mount", "-n", "--bind", *pair]) for pair in ours.items()]
+        # so that an ordinary user's SSH server can have its usual port
+        commands.append("echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start")
+        return "\n".join([*commands, ""])
+
+
+def _cover(path: str, kind: str, options: list[str], keep: list[str]) -> Iterator[str]:
+    """Put a new file system over a folder; the folders to keep in it stay."""
+    below = {Path(k) for k in keep if Path(path) in Path(k).parents and Path(k).exists()}
+    yield shlex.join(["mount", "-n", "-t", kind, *options, kind, _ASIDE])
+    for folder in sorted(below):
+        if below.isdisjoint(folder.parents):
+            there = str(Path(_ASIDE, folder.relative_to(path)))
+            yield shlex.join(["mkdir", "-p", there])
+            yield shlex.join(["mount", "-n", "--rbind", str(folder), there])
+    yield shlex.join(["mount", "-n", "--move", _ASIDE, path])
 
 
 # -- the network ----------------------------------------------------------------------------------
@@ -145,18 +161,13 @@ def addresses(hosts: Sequence[str]) -> dict[str, str]:
     return {host: str(NETWORK[n]) for n, host in enumerate(hosts, 2)}
 
 
-def _connect(port: str, address: str, namespace: str) -> str:
-    """``ip`` commands of the router: make a port whose other end is a host's ``eth0``."""
-    return f"""link add {port} type veth peer name eth0 netns {namespace}
+def _connect(port: str, address: str, pid: str) -> str:
+    """``ip`` commands of the router: make a port whose other end is the ``eth0`` of a host."""
+    return f"""link add {port} type veth peer name eth0 netns {pid}
 addr add {NETWORK[1]}/32 dev {port}
 link set {port} up
 route add {address} dev {port}
 """
-
-
-def _router() -> str:
-    """``ip`` commands of the router itself: what is for a host that has gone is lost silently."""
-    return f"link set lo up\nroute add blackhole {NETWORK}\n"
 
 
 def _join(address: str) -> str:

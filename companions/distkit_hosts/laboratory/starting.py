@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from distkit.errors import LaboratoryError
 _PACKAGES = {
     "ip": "iproute2",
     "tc": "iproute2",
+    "hostname": "hostname",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
     "unshare": "util-linux",
@@ -34,6 +37,9 @@ _PACKAGES = {
 
 #: An ordinary user's PATH does not have the folders where administrators' programs are.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/usr/sbin:/sbin"])
+
+#: An ordinary user is root in a namespace of users, which all hosts share.
+ROOTLESS = os.geteuid() != 0
 
 #: A script that runs without distkit's other modules.
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -56,11 +62,11 @@ def check_platform() -> None:
             f"a laboratory is made of Linux's namespaces, and this is {sys.platform}. "
             "Use a Linux machine, or a Linux container with --privileged."
         )
-    for program in ("ip", "nsenter", "setpriv", "unshare"):
+    for program in ("ip", "hostname", "nsenter", "setpriv", "unshare"):
         find(program)
 
 
-def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str], dict[str, int]]:
+def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str], list[int]]:
     """Start the keeper; return it and the pid of each host's first process.
 
     Args:
@@ -77,36 +83,36 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
             f"the laboratory cannot be made: pidfd_open: {error.strerror}. It needs Linux 5.3."
         ) from error
     plan = {**plan, "maker": maker}
+    spaces = ["--net", "--mount", *(["--user", "--map-root-user"] if ROOTLESS else [])]
     passed = [fd for fd in (maker, held) if fd is not None]
-    log = Path(plan["folder"], "keeper.log")
-    with log.open("w") as errors:
-        keeper = subprocess.Popen(
-            [sys.executable, "-IS", _KEEPER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            pass_fds=passed,
-            start_new_session=True,  # Ctrl-C is for the maker, which ends it
-            env={**os.environ, "PATH": PATH},
-        )
+    errors = tempfile.TemporaryFile("w+")
+    keeper = subprocess.Popen(
+        [find("unshare"), *spaces, "--propagation=slave", sys.executable, "-IS", _KEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        pass_fds=passed,
+        start_new_session=True,  # Ctrl-C is for the maker, which ends it
+        env={**os.environ, "PATH": PATH},
+    )
     for fd in passed:
         os.close(fd)
     assert keeper.stdin and keeper.stdout
     try:
-        with keeper.stdin, keeper.stdout:
-            keeper.stdin.write(json.dumps(plan) + "\n")
-            keeper.stdin.flush()
-            answer = json.loads(keeper.stdout.readline() or "{}")
+        with errors, keeper.stdout:
+            with suppress(BrokenPipeError), keeper.stdin:  # it could not begin
+                keeper.stdin.write(json.dumps(plan) + "\n")
+            if answer := keeper.stdout.readline():
+                return keeper, json.loads(answer)
+            keeper.wait()
+            errors.seek(0)
+            raise LaboratoryError(explain("; ".join(errors.read().splitlines())))
     except BaseException:
         keeper.terminate()
         keeper.wait()
+        shutil.rmtree(plan["folder"], ignore_errors=True)
         raise
-    if "hosts" in answer:
-        return keeper, answer["hosts"]
-    status = keeper.wait()
-    ended = f"its keeper ended with status {status}\n{log.read_text().strip()}"
-    raise LaboratoryError(explain(answer.get("error", ended)))
 
 
 def explain(error: str) -> str:
