@@ -22,11 +22,7 @@ _OTHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun"}
 _PYTHON = re.compile(r"python[\d.]*t?")
 _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
 
-#: Options of torchrun that have no value, and those of Python that have one.
-FLAGS = {
-    *("-h", "--help", "-m", "--module", "--no-python", "--run-path", "--standalone"),
-    *("--virtual-local-rank", "--use-env"),
-}
+#: Options of Python that have a value.
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 
 #: Signals that end a launcher: whoever sends them to distkit means it.
@@ -69,19 +65,18 @@ def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
 
 
 def _of_torchrun(words: list[str], attach: list[str]) -> list[str]:
-    at, is_module = 0, False
-    while at < len(words) and words[at].startswith("-"):
-        name, has_value, _ = words[at].partition("=")
-        name = name.replace("_", "-")
-        if name in ("--no-python", "--run-path"):
-            raise _refused(f"with {name} torchrun starts no script or module")
-        is_module = is_module or name in ("-m", "--module")
-        is_whole = name in FLAGS or has_value or (name[1] != "-" and len(name) > 2)  # -t3
-        at += 1 if is_whole else 2
-    if not words[at:]:
-        raise _refused("torchrun is given no script")
-    as_module = [*words[:at], *([] if is_module else ["-m"])]
-    return [*as_module, *attach[1:], *(["-m"] if is_module else []), *words[at:]]
+    from torch.distributed.run import get_args_parser  # late: it imports torch
+
+    try:
+        args = get_args_parser().parse_args(words)
+    except SystemExit:  # it has said what it misses
+        raise _refused("torchrun cannot read it") from None
+    if args.no_python or args.run_path:
+        raise _refused("with --no-python or --run-path torchrun starts no script or module")
+    at = len(words) - len(args.training_script_args) - 1
+    options = words[:at] if args.module else [*words[:at], "-m"]
+    module = ["-m"] if args.module else []
+    return [*options, *attach[1:], *module, *words[at:]]
 
 
 def _of_python(words: list[str], attach: list[str]) -> list[str]:
