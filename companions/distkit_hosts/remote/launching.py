@@ -7,13 +7,11 @@ them in an environment variable: never in arguments, which everybody on a machin
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -78,74 +76,74 @@ class Launch(ABC):
         return
 
 
-class ByLauncher(Launch):
-    """Agents that one of ipyparallel's launchers of engine sets starts.
+class ByCommands(Launch):
+    """Agents that commands of this machine start; each lasts as long as its agents.
 
     Args:
-        name: of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
-        n: how many processes.
-        folder: for the launcher's files.
-        options: its configuration.
+        name: of the launcher, for messages.
+        commands: what starts agents, by the machine's name.
+        options: of their processes, as of Popen.
     """
 
     def __init__(
         self,
         name: str,
-        n: int,
-        folder: str,
-        options: dict[str, Any],
+        commands: dict[str, list[str]],
         where: dict[str, Any],
         fail: Callable[[str], None],
+        **options: Any,
     ) -> None:
         super().__init__(where, fail)
-        self._name, self._n = name, n
-        self._launcher = _make(name, folder, options, where)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distkit-launch", daemon=True)
+        self._name, self._commands, self._options = name, commands, options
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._over = False
 
     def start(self) -> None:
         """Begin; returns at once."""
-        self._thread.start()
+        for host, command in self._commands.items():
+            log = tempfile.TemporaryFile()
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is not meant for it
+                    **self._options,
+                )
+            except OSError as error:
+                log.close()
+                name = f"{self._name}: {error.strerror}: {error.filename}"
+                raise StartError(f"{name}. Install it, or name it.") from error
+            self._processes.append(process)
+            threading.Thread(target=self._serve, args=(host, process, log), daemon=True).start()
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except subprocess.CalledProcessError as error:
-            said = (error.output or b"").decode(errors="replace")
-            self._fail(f"the command failed with status {error.returncode}", said)
-        except FileNotFoundError as error:
-            self._fail(f"there is no {error.filename} on this machine. Install it, or name it")
-        except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}")
+    def _serve(self, host: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        """Start the agent, and tell of its end."""
+        with log:
+            process.communicate(self._program(host))
+            if not self._over:
+                log.seek(0)
+                said = log.read().decode(errors="replace")
+                self.fail(self._explain(host, process.returncode, said))
 
-    def _fail(self, what: str, said: str | None = None) -> None:
-        if not self._over.is_set():
-            self.fail(
-                f"{self._name}: {what}." + ("" if said is None else quoted(said, sys.executable))
-            )
+    def _program(self, host: str) -> bytes:
+        """What the command reads from its input."""
+        return b""
 
-    async def _serve(self) -> None:
-        """Have the launcher begin, and hear of its end: it tells in this thread's loop."""
-        ended = asyncio.Event()
-        self._launcher.on_stop(lambda data: ended.set())
-        self._launcher.start(self._n)
-        await ended.wait()
-        self._fail("the processes have ended", self._launcher.get_output())
-
-    def _ended(self, within: float) -> bool:
-        """Wait for the launcher's end."""
-        if self._thread.is_alive():
-            self._thread.join(within)
-        return not self._thread.is_alive()
+    def _explain(self, host: str, status: int, said: str) -> str:
+        """Why a command has ended; what it has said is known."""
+        return f"{self._name}: the processes have ended.{quoted(said, sys.executable)}"
 
     def stop(self) -> None:
         """End what may be left, once agents were told to leave."""
-        self._over.set()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._ended(_GRACE):
-                return
-            with suppress(Exception):  # it has just ended
-                self._launcher.signal(number)
+        self._over, end = True, time.monotonic() + _GRACE
+        for process in self._processes:
+            for kill in (process.terminate, process.kill):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, end - time.monotonic()))
+                    break
+                kill()
 
 
 #: Sent to the remote Python through its standard input, which other users cannot read.
@@ -161,7 +159,7 @@ except OSError as error:
 _SSH_OPTIONS = "environment", "remote_python", "ssh_args", "ssh_cmd"
 
 
-class BySSH(Launch):
+class BySSH(ByCommands):
     """One agent on each of several machines, and one connection to it for as long as it lives.
 
     Args:
@@ -171,12 +169,11 @@ class BySSH(Launch):
 
     def __init__(
         self,
-        hosts: list[str],
+        hosts: Iterable[str],
         options: dict[str, Any],
         where: dict[str, Any],
         fail: Callable[[str], None],
     ) -> None:
-        super().__init__(where, fail)
         _check_options(options, _SSH_OPTIONS, "its connections by ssh")
         ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
         # of each option the first counts
@@ -184,45 +181,19 @@ class BySSH(Launch):
         self._python = options.get("remote_python", sys.executable)
         path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
         self._environment = {**path, **options.get("environment", {})}
-        self._hosts, self._over = hosts, False
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        for host in self._hosts:
-            log = tempfile.TemporaryFile()
-            try:
-                process = subprocess.Popen(
-                    [*self._command(host), self._python, "-IS", "-"],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is not meant for it
-                )
-            except OSError as error:
-                log.close()
-                self.fail(f"ssh: {error.strerror}: {error.filename}. Install it, or name it.")
-                return
-            self._processes.append(process)
-            threading.Thread(target=self._serve, args=(host, process, log), daemon=True).start()
+        commands = {host: [*self._command(host), self._python, "-IS", "-"] for host in hosts}
+        super().__init__("ssh", commands, where, fail)
 
     def _command(self, host: str) -> list[str]:
         """What enters a machine."""
         place, _, port = host.partition(":")
         return [*self._ssh, *(["-p", port] if port else []), place]
 
-    def _serve(self, host: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        """Start the agent, and tell of its end."""
+    def _program(self, host: str) -> bytes:
         env = {**self._environment, AGENT: json.dumps({**self.where, "name": host})}
-        begin = _BEGIN.format(env=env, cmd=[self._python, "-m", _MODULE])
-        with log:
-            process.communicate(begin.encode())
-            if not self._over:
-                log.seek(0)
-                self._fail(host, process.returncode, log.read().decode(errors="replace"))
+        return _BEGIN.format(env=env, cmd=[self._python, "-m", _MODULE]).encode()
 
-    def _fail(self, host: str, status: int, said: str) -> None:
-        """What ssh or the Python there has said is known; here is what to do."""
+    def _explain(self, host: str, status: int, said: str) -> str:
         if status == 255:
             what = f"{host} cannot be entered with {shlex.join(self._command(host))}"
             remedy = (
@@ -235,25 +206,44 @@ class BySSH(Launch):
         else:
             what = f"the agent on {host} ended with status {status}"
             remedy = f"Look for the cause there: {self._python} -m distkit doctor"
-        self.fail(f"{what}.{quoted(said, self._python)}\n{remedy}".rstrip())
-
-    def stop(self) -> None:
-        """End what may be left, once agents were told to leave."""
-        self._over, end = True, time.monotonic() + _GRACE
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        return f"{what}.{quoted(said, self._python)}\n{remedy}".rstrip()
 
 
-class ByBatch(ByLauncher):
-    """Agents in a job of a batch system, of which ``squeue`` tells where that is Slurm."""
+class ByBatch(Launch):
+    """Agents in a job of a batch system, of which ``squeue`` tells where that is Slurm.
 
-    async def _serve(self) -> None:
-        """Submit the job, ask for it until it is over, and see that nothing of it is left."""
+    Args:
+        name: of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
+        n: how many processes.
+        launcher: ipyparallel's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        n: int,
+        launcher: Any,
+        where: dict[str, Any],
+        fail: Callable[[str], None],
+    ) -> None:
+        super().__init__(where, fail)
+        self._name, self._n, self._launcher = name, n, launcher
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="distkit-launch", daemon=True)
+
+    def start(self) -> None:
+        """Submit the job."""
+        try:
+            self._launcher.start(self._n)
+        except subprocess.CalledProcessError as error:
+            said = (error.output or b"").decode(errors="replace")
+            what = f"{self._name}: the command failed with status {error.returncode}."
+            raise StartError(what + quoted(said, sys.executable)) from None
+        self._thread.start()
+
+    def _watch(self) -> None:
+        """Ask for the job until it is over, and see that nothing of it is left."""
         launcher = self._launcher
-        launcher.start(self._n)
         file = launcher.output_file if launcher.passing else ""
         end = [*_AFTERWARDS, file, *launcher.delete_command, launcher.job_id]
         quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
@@ -261,7 +251,8 @@ class ByBatch(ByLauncher):
             while not self._over.is_set():
                 self.state = self._state()
                 if self.state.startswith(_OVER) or "Invalid job id" in self.state:
-                    self._fail(f"job {launcher.job_id} is {self.state}", self._output())
+                    what = f"{self._name}: job {launcher.job_id} is {self.state}."
+                    self.fail(what + quoted(self._output(), sys.executable))
                     return
                 self._over.wait(_ASK)
             self._await("RUNNING", "COMPLETING")  # it ends by itself as its agents leave
@@ -306,7 +297,8 @@ class ByBatch(ByLauncher):
     def stop(self) -> None:
         """End what may be left, once agents were told to leave."""
         self._over.set()
-        self._ended(4 * _GRACE)
+        if self._thread.ident is not None:
+            self._thread.join(4 * _GRACE)
 
 
 def by_launcher(
@@ -317,11 +309,27 @@ def by_launcher(
     where: dict[str, Any],
     fail: Callable[[str], None],
 ) -> Launch:
-    """Agents by one of ipyparallel's launchers, see :class:`ByLauncher`, on these machines."""
+    """Agents by ssh on these machines, or so many by one of ipyparallel's launchers.
+
+    Args:
+        name: of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
+        ranks: on each machine, or how many in all.
+        folder: for the launcher's files.
+        options: its configuration.
+        where: see :class:`Launch`.
+        fail: see :class:`Launch`.
+    """
     if isinstance(ranks, dict):
-        return BySSH(list(ranks), options, where, fail)
-    kind = ByBatch if hasattr(_kind(name), "job_id") else ByLauncher
-    return kind(name, ranks, folder, options, where, fail)
+        return BySSH(ranks, options, where, fail)
+    launcher = _make(name, folder, options, where)
+    if hasattr(launcher, "job_id"):
+        return ByBatch(name, ranks, launcher, where, fail)
+    launcher.n = ranks
+    commands = {name: launcher.args}
+    if name == "local":
+        commands = {f"{name} {n}": launcher.engine_cmd for n in range(ranks)}
+    env = {**os.environ, **launcher.get_env()}
+    return ByCommands(name, commands, where, fail, env=env, cwd=launcher.work_dir)
 
 
 def _kind(name: str) -> Any:
