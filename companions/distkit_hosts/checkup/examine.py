@@ -72,80 +72,34 @@ def doctor(
         []
     """
     refuse("dk.hosts.doctor", removed)
-    if not hosts:
-        with Hosts({HERE: own_command()}, _unable) as here:
-            (machine,) = here.ask("machine", patience=EXAMINE).values()
-            torch = here.ask("torch", patience=probe.IMPORT + PATIENCE)[HERE]
-        return Report(Facts({HERE: {**machine, "torch": torch}}))
-    reach = Reach(tuple(ssh_cmd), tuple(ssh_args), python)
-    return Report(several(hosts, reach, say))
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How hosts are reached.
-
-    Args:
-        ssh_cmd: the program, as in ipyparallel's launchers; it gets the host and a command line.
-        ssh_args: its options.
-        python: the Python of the hosts; without one, this one if it is there, or python3.
-    """
-
-    ssh_cmd: Sequence[str] = ("ssh",)
-    ssh_args: Sequence[str] = ()
-    python: str | None = None
-
-    @property
-    def is_ssh(self) -> bool:
-        """True if it is ssh itself, not a stand-in."""
-        return Path(self.ssh_cmd[0]).name == "ssh"
-
-    def command(self, destination: str) -> list[str]:
-        """What starts a probe on a host."""
-        options = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT}"] if self.is_ssh else []
-        pythons = [self.python] if self.python else [sys.executable, "python3", "python"]
-        return command(destination, [*self.ssh_cmd, *options, *self.ssh_args], pythons)
-
-    def target(self, destination: str) -> Json:
-        """A host's name, and the name and port that ssh's configuration has for it here."""
-        name = destination.rpartition("@")[2]
-        door, port = name, 22
-        if self.is_ssh:
-            asked = [*self.ssh_cmd, *self.ssh_args, "-G", destination]
-            said = subprocess.run(asked, capture_output=True, text=True, timeout=CONNECT).stdout
-            known = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-            door, port = known.get("hostname", name), int(known.get("port", port))
-        return {"name": name, "door": door, "port": port, "target": destination}
-
-
-def _unable(label: str, words: str) -> None:
-    raise DistkitError(f"this machine cannot be examined: {words}. Is {sys.executable} whole?")
-
-
-def several(hosts: Sequence[str], reach: Reach, say: Callable[[str], None]) -> Facts:
-    """The facts about this machine, these hosts, and the ways between them.
-
-    Args:
-        hosts: each as ssh takes it: a name, an address, user@host.
-        reach: how they are reached.
-        say: called with the name of each step that begins.
-
-    Raises:
-        DistkitError: there is nothing to reach hosts with, or one is named twice.
-    """
     labels = {host.rpartition("@")[2]: host for host in hosts}
     if len(labels) < len(hosts) or HERE in labels:
         raise DistkitError(f"hosts {', '.join(hosts)}: name each once, and none of them {HERE!r}.")
-    if shutil.which(reach.ssh_cmd[0]) is None:
+    if hosts and shutil.which(ssh_cmd[0]) is None:
         raise DistkitError(
-            f"there is no {reach.ssh_cmd[0]} here to reach hosts with. Install it (Debian: "
+            f"there is no {ssh_cmd[0]} here to reach hosts with. Install it (Debian: "
             "apt install openssh-client), or name another program as ssh_cmd."
         )
-    targets = {label: reach.target(host) for label, host in labels.items()}
-    commands = {label: reach.command(host) for label, host in labels.items()}
-    examination = _Examination(Facts(targets=targets), say)
-    examination.run({HERE: own_command(), **commands})
-    return examination.facts
+    enter, asks = [*ssh_cmd, *ssh_args], list[str]()
+    if Path(ssh_cmd[0]).name == "ssh":  # not a stand-in
+        asks = [*enter, "-G"]
+        enter += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT}"]
+    pythons = [python] if python else [sys.executable, "python3", "python"]
+    commands = {label: command(host, enter, pythons) for label, host in labels.items()}
+    facts = Facts(targets={label: _target(host, asks) for label, host in labels.items()})
+    _Examination(facts, say).run({HERE: own_command(), **commands})
+    return Report(facts)
+
+
+def _target(destination: str, asks: Sequence[str]) -> Json:
+    """A host's name, and the name and port that ssh's configuration has for it here."""
+    name = destination.rpartition("@")[2]
+    about = {"name": name, "door": name, "port": 22, "target": destination}
+    if asks:
+        ran = subprocess.run([*asks, destination], capture_output=True, text=True, timeout=CONNECT)
+        known = dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
+        about |= {"door": known.get("hostname", name), "port": int(known.get("port", 22))}
+    return about
 
 
 @dataclass
@@ -162,9 +116,11 @@ class _Examination:
 
     def run(self, commands: dict[str, list[str]]) -> None:
         """All steps."""
-        stages = ("machines", "names", "ports", "connections", "clocks", "files", "torch")
+        between = ["names", "ports", "connections", "clocks", "files"] if self.facts.targets else []
+        stages = ["machines", *between, "torch"]
         with Hosts(commands, self.lost) as self.hosts:
-            self.say("ssh")
+            if self.facts.targets:
+                self.say("ssh")
             self.hosts.ask("clock", patience=FIRST)
             for stage in stages:
                 self.stage = stage
@@ -174,7 +130,9 @@ class _Examination:
     def lost(self, label: str, words: str) -> None:
         """Note a machine that does not answer."""
         if label == HERE:
-            _unable(label, words)
+            raise DistkitError(
+                f"this machine cannot be examined: {words}. Is {sys.executable} whole?"
+            )
         self.facts.lost[label] = {"words": words, "stage": self.stage}
 
     def machines(self) -> None:

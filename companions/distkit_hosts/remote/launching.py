@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -51,7 +50,7 @@ _AFTERWARDS = ["sh", "-c", 'read -r _; "$@"; rm -f "$0"']
 _OVER = ("BOOT", "CANCELLED", "COMPLETED", "DEADLINE", "FAIL", "NODE", "OUT_OF", "PREEMPT", "TIME")
 
 
-class Launch(ABC):
+class Launch:
     """Agents that are being started. Everything is told to whoever gave ``fail``.
 
     Args:
@@ -63,9 +62,9 @@ class Launch(ABC):
         self.where, self.fail = where, fail
         self.state = ""  # of the job, for the status card
 
-    @abstractmethod
     def start(self) -> None:
         """Begin; returns at once."""
+        raise NotImplementedError
 
     def words(self) -> str:
         """What whoever started the agents says of them now; "" for nothing."""

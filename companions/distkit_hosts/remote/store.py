@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.processes.channel import Channel
+from distkit.cluster.processes.channel import Channel, lines
 
 #: The name of the socket, in the cluster's folder.
 NAME = "store"
@@ -53,16 +53,14 @@ class StoreServer:
         with suppress(OSError):  # closed
             while True:
                 channel = Channel(self._door.accept()[0])
-                threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
+                lines().add(channel, partial(self._answer, channel), lambda: None)
 
-    def _serve(self, channel: Channel) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                group, name, arguments = channel.recv()
-                with self._lock:
-                    store = self._groups[group]
-                channel.send(getattr(store, name)(*arguments))
-        channel.close()
+    def _answer(self, channel: Channel, question: tuple[str, str, list[Any]]) -> None:
+        group, name, arguments = question
+        with self._lock:
+            store = self._groups[group]
+        with suppress(OSError):  # who asked has ended
+            channel.send(getattr(store, name)(*arguments))
 
 
 class StoreClient:

@@ -6,13 +6,11 @@ The launcher's command gets ``-m distkit_hosts.torchrun.attach FOLDER`` before t
 
 from __future__ import annotations
 
-import builtins
 import runpy
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 
+from distkit.cluster.rank.interpreter import run_script
 from distkit.errors import StartError
 from distkit.recording import recorder
 from distkit_hosts.torchrun.attached import ended, record
@@ -37,21 +35,12 @@ def main(argv: list[str]) -> None:
         if is_module:  # the current folder is searched first, as by ``python -m``
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
-            _run_script(Path(words[0]))
+            del sys.path[0]  # the script's own folder is searched first instead
+            recorder.make_users(words[0])
+            run_script(Path(words[0]), words[1:])
     except BaseException as error:
         ended(error)
         raise
-
-
-def _run_script(path: Path) -> None:
-    """Run a file as ``__main__``."""
-    sys.path[0] = str(path.resolve().parent)
-    recorder.make_users(str(path))
-    main = ModuleType("__main__")
-    loader = SourceFileLoader("__main__", str(path))
-    vars(main).update(__file__=str(path), __builtins__=builtins, __loader__=loader)
-    sys.modules["__main__"] = main
-    exec(compile(path.read_bytes(), str(path), "exec"), vars(main))
 
 
 if __name__ == "__main__":

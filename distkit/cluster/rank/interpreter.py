@@ -40,7 +40,7 @@ _OURS = ("distkit.", "ipyparallel.", "ipykernel.")
 def run_script(path: Path, argv: Iterable[str]) -> None:
     """Run a file as Python does: as ``__main__``, with its arguments."""
     sys.argv[:] = [str(path), *argv]
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, str(path.resolve().parent))
     main = ModuleType("__main__")
     vars(main).update(
         __file__=str(path),
