@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from distkit.cluster.processes.channel import Channel, lines
+from distkit.cluster.processes.channel import Channel
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Frame, Outcome
 from distkit.errors import RunError
@@ -99,8 +99,7 @@ class TheirRanks(RankController):
         for rank, record in records.items():
             self._lines[rank] = self._take_up(run, rank, record.about["line"])
         for rank, channel in self._lines.items():
-            hear = partial(_hear, run, rank)
-            lines().add(channel, hear, partial(run.hear_end, rank))
+            channel.listen(partial(_hear, run, rank), partial(run.hear_end, rank))
 
     def _take_up(self, run: OthersRun, rank: int, path: str) -> Channel:
         sock = socket.socket(socket.AF_UNIX)

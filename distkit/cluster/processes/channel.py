@@ -4,20 +4,16 @@ Both ends are made by :func:`socket.socketpair` and handed over by inheritance o
 file descriptors, so nobody else can connect: what arrives was sent by the other end. Messages are
 plain values, and receiving one executes nothing: the other end may run a program of anybody's.
 When the other end dies, :meth:`Channel.recv` raises EOFError at once: a channel is also a lifeline.
-
-One thread, the :class:`ChannelListener`, hears what the processes of all clusters say.
 """
 
 from __future__ import annotations
 
-import os
-import selectors
 import socket
 import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,16 +23,12 @@ from distkit.recording.plain import decode, encode
 
 _HEAD = struct.Struct("!Q")
 
-#: Of one channel so much is read at once [bytes].
-_CHUNK = 1 << 18
-
 
 class Channel:
     """One end of the line. ``send`` may be called from any thread, ``recv`` from one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
-        self._arrived = bytearray()  # the beginning of a message
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -84,28 +76,20 @@ class Channel:
         message = _decoded(_read(sock, _HEAD.unpack(head)[0]))
         return message, fds[0] if fds else None
 
-    def arrived(self) -> Iterator[Any]:
-        """The messages that have arrived completely; it never waits for the rest of one.
+    def listen(self, hear: Callable[[Any], None], gone: Callable[[], None]) -> None:
+        """Call ``hear(message)`` for each message from a new thread, and ``gone()`` after the last.
 
-        Raises:
-            EOFError: the other end has closed, or sent an invalid message.
+        The channel belongs to that thread, which closes it: to end it from this side, hang up.
         """
-        try:
-            data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            raise EOFError("the other end of the channel is closed")
-        self._arrived += data
-        while len(self._arrived) >= _HEAD.size:
-            end = _HEAD.size + _HEAD.unpack_from(self._arrived)[0]
-            if len(self._arrived) < end:
-                return
-            body = bytes(self._arrived[_HEAD.size : end])
-            del self._arrived[:end]
-            yield _decoded(body)
+        work = hear, gone
+        threading.Thread(target=self._listen, args=work, name="distkit-line", daemon=True).start()
+
+    def _listen(self, hear: Callable[[Any], None], gone: Callable[[], None]) -> None:
+        with suppress(EOFError):
+            while True:
+                _call(hear, self.recv())
+        _call(gone)
+        self.close()
 
     def broken(self) -> bool:
         """True if the other end has closed; does not wait."""
@@ -160,67 +144,9 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-class ChannelListener:
-    """Reads many channels, and hands each message to its listener.
-
-    It waits for no process in the middle of a message: one that is stopped there would keep it
-    from all others.
-    """
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        threading.Thread(target=self._work, name="distkit-lines", daemon=True).start()
-
-    def add(self, channel: Channel, hear: Callable[[Any], None], gone: Callable[[], None]) -> None:
-        """Call ``hear(message)`` for each message, and ``gone()`` after the last; then close it.
-
-        To end it from this side, ``channel.hang_up()``: the channel belongs to the thread.
-        """
-        # epoll and kqueue take it while the thread waits
-        self._selector.register(channel, selectors.EVENT_READ, (channel, hear, gone))
-
-    def _work(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                self._read(*key.data)
-
-    def _read(
-        self, channel: Channel, hear: Callable[[Any], None], gone: Callable[[], None]
-    ) -> None:
-        try:
-            for message in channel.arrived():
-                _call(hear, message)
-        except EOFError:
-            self._selector.unregister(channel)
-            channel.close()
-            _call(gone)
-
-
 def _call(callback: Callable[..., None], *message: Any) -> None:
-    """Call a listener; what it raises must not end the thread that serves all of them."""
+    """Call a listener; what it raises must not cost the messages that follow."""
     try:
         callback(*message)
     except Exception:
         traceback.print_exc(file=sys.__stderr__)
-
-
-_lines: ChannelListener | None = None
-_guard = threading.Lock()
-
-
-def lines() -> ChannelListener:
-    """This process's listener, started if need be."""
-    global _lines
-    with _guard:
-        if _lines is None:
-            _lines = ChannelListener()
-        return _lines
-
-
-def _forget() -> None:
-    """In a fork of this process: its thread has not come along."""
-    global _lines, _guard
-    _lines, _guard = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)

@@ -7,6 +7,7 @@ See :mod:`distkit.cluster.processes.zygote` for the other side.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import platform
@@ -28,7 +29,7 @@ from typing import Any
 from distkit.cluster import machine
 from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.processes import boot, folders
-from distkit.cluster.processes.channel import Channel, lines
+from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import PATIENCE
 from distkit.errors import StartError
 
@@ -43,11 +44,14 @@ Stop = tuple[int, float]
 
 
 class Child:
-    """A forked process: its pid, its lifeline, and what to do when it ends."""
+    """A forked process: its pid, its lifeline, and what to do when it ends.
 
-    def __init__(self, channel: Channel, server: ForkServer) -> None:
-        self.channel, self.server = channel, server
-        self.pid = int(channel.recv()[1])
+    ``number`` is by which the zygote speaks of it.
+    """
+
+    def __init__(self, channel: Channel, server: ForkServer, number: int) -> None:
+        self.channel, self.server, self.number = channel, server, number
+        self.pid = 0  # until it has begun
         self.status: int | None = None  # exit status, negative for a signal
         self.stopped: Stop = (0, 0.0)
         #: Called with that, from another thread, when the process is stopped and when it goes on.
@@ -56,10 +60,21 @@ class Child:
         #: Its status, when its last words have been heard.
         self._end: futures.Future[int] = futures.Future()
 
+    def await_start(self) -> None:
+        """Wait for its first message.
+
+        Raises:
+            StartError: it could not be forked.
+        """
+        try:
+            self.pid = int(self.channel.recv()[1])
+        except EOFError as e:
+            raise StartError(self.server.why()) from e
+
     def hear(self, callback: Callable[[Any], None]) -> None:
         """Call ``callback(message)`` from another thread for all that it says."""
         self._heard = True
-        lines().add(self.channel, callback, self._fell_silent)
+        self.channel.listen(callback, self._fell_silent)
 
     def on_exit(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(status)`` once, from another thread, when the process has ended.
@@ -107,14 +122,13 @@ class ForkServer:
 
     def __init__(self, channel: Channel, host: str) -> None:
         self.channel, self.host = channel, host
-        self._lock, self._asking, self.closed = threading.Lock(), threading.Lock(), False
-        self._children: dict[int, Child] = {}
-        self._early: dict[int, int] = {}  # ended before we had noted them
+        self._asking, self.closed = threading.Lock(), False
+        self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._on_loss: list[Callable[[str], None]] = []
         self._lost = threading.Event()  # the zygote has ended
         _every.add(self)
-        threading.Thread(target=self._listen, name="distkit-forkserver", daemon=True).start()
+        channel.listen(self._hear, self._lose)
 
     @property
     def alive(self) -> bool:
@@ -149,14 +163,16 @@ class ForkServer:
         """Fork a child running ``run`` ("module:function") and wait for its first word."""
         return fork_all(run, [(self, {"folder": folder, "log": log, **arguments})])[0]
 
-    def ask_for(self, run: str, *, folder: str, log: str, **arguments: Any) -> Channel:
-        """Have a child forked, without waiting: its lifeline, for :meth:`adopt`."""
-        word = {"do": "fork", "run": run, "log": log, "folder": folder}
+    def ask_for(self, run: str, *, folder: str, log: str, **arguments: Any) -> Child:
+        """Have a child forked, without waiting until it has begun."""
+        number = next(self._numbers)
+        word = {"do": "fork", "number": number, "run": run, "log": log, "folder": folder}
         ours, theirs = Channel.pair()
+        child = self._children[number] = Child(ours, self, number)
         with theirs:
             packed = pickle.dumps({"folder": folder, **arguments})
             self._send({**word, "arguments": packed}, theirs.fileno())
-        return ours
+        return child
 
     def gpus(self, device: str) -> Gpus:
         """The GPUs that ranks may use; torch is asked only where there are some."""
@@ -178,7 +194,8 @@ class ForkServer:
     def kill(self, children: list[Child], over: bool = False) -> None:
         """End children, and whatever they started; ``over``: their logs are not needed."""
         with suppress(OSError):
-            self.channel.send({"do": "kill", "pids": [c.pid for c in children], "over": over})
+            numbers = [child.number for child in children]
+            self.channel.send({"do": "kill", "numbers": numbers, "over": over})
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children worked in."""
@@ -203,58 +220,27 @@ class ForkServer:
             raise StartError(self.why())
         return answer
 
-    def adopt(self, channel: Channel) -> Child:
-        """Wait for the first word of what :meth:`ask_for` has begun."""
-        try:
-            child = Child(channel, self)
-        except EOFError as e:
-            raise StartError(self.why()) from e
-        with self._lock:
-            self._children[child.pid] = child
-            status = self._early.pop(child.pid, None)
-        if status is not None:
-            child.ended(status)
-        return child
-
-    def _note_stop(self, pid: int, number: int) -> None:
-        with self._lock:
-            child = self._children.get(pid)
-        if child is not None:
-            child.stopped = number, time.monotonic()
-            child.on_stop(child.stopped)
-
-    def _note_exit(self, pid: int, status: int) -> None:
-        with self._lock:
-            child = self._children.pop(pid, None)
-            if child is None:
-                self._early[pid] = status
-        if child is not None:
-            child.ended(status)
-
-    def _listen(self) -> None:
-        """Hear of ended children; when the zygote itself ends, all of them have."""
-        try:
-            while True:
-                self._hear(self.channel.recv())
-        except EOFError:
-            self.channel.close()
-            self._lost.set()
-            self._answers.put({"lost": True})
-            for callback in [] if self.closed else list(self._on_loss):
-                callback(self.why())
-            with self._lock:
-                orphans, self._children = list(self._children.values()), {}
-            for child in orphans:
-                child.let_go()
-                child.ended(-signal.SIGKILL)
-
     def _hear(self, news: dict[str, Any]) -> None:
+        """Of a child that has stopped, goes on or has ended; or an answer."""
         if "stopped" in news:
-            self._note_stop(news["stopped"], news["signal"])
+            child = self._children[news["stopped"]]
+            child.stopped = news["signal"], time.monotonic()
+            child.on_stop(child.stopped)
         elif "exit" in news:
-            self._note_exit(news["exit"], news["status"])
+            self._children.pop(news["exit"]).ended(news["status"])
         else:
             self._answers.put(news)
+
+    def _lose(self) -> None:
+        """The zygote has ended, and with it all its children."""
+        self._lost.set()
+        self._answers.put({"lost": True})
+        for callback in [] if self.closed else list(self._on_loss):
+            callback(self.why())
+        orphans, self._children = list(self._children.values()), {}
+        for child in orphans:
+            child.let_go()
+            child.ended(-signal.SIGKILL)
 
     def forget(self) -> None:
         """In a fork of the kernel: let go of the lines, or what was forked would outlive it."""
@@ -343,15 +329,17 @@ def fork_all(run: str, each: Iterable[tuple[ForkServer, dict[str, Any]]]) -> lis
         run: what they call, "module:function".
         each: where each is forked, and its arguments.
     """
-    asked: list[tuple[ForkServer, Channel]] = []
+    asked: list[Child] = []
     try:
         for one, arguments in each:
-            asked.append((one, one.ask_for(run, **arguments)))
-        return [one.adopt(lifeline) for one, lifeline in asked]
+            asked.append(one.ask_for(run, **arguments))
+        for child in asked:
+            child.await_start()
     except BaseException:
-        for _, lifeline in asked:  # who hears that its line is broken, ends
-            lifeline.close()
+        for child in asked:  # who hears that its line is broken, ends
+            child.channel.close()
         raise
+    return asked
 
 
 def end(children: Iterable[Child], over: bool = False) -> None:

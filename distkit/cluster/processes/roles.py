@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +135,7 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
 
 def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None) -> None:
     """Hear what comes down the lifeline; end this process and its children when it breaks."""
-
-    def watch() -> None:
-        try:
-            while True:
-                hear(lifeline.recv())
-        except EOFError:
-            os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="distkit-lifeline", daemon=True).start()
+    lifeline.listen(hear, partial(os.killpg, 0, signal.SIGKILL))
 
 
 def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:

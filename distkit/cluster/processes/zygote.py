@@ -2,11 +2,11 @@
 
 Forking it gives a rank in milliseconds instead of seconds, and the ranks share its memory.
 It is started once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the clusters of
-that kernel, and ends with it: then it kills every process it forked, what these have started,
-and removes their folders.
+that kernel, and ends with it: then it kills every process it forked, and what these have started.
 
 Its parent is the *reaper*: when the zygote ends, however, nothing that it started stays. It is
-forked from the same Python before anything large is imported, holds no lifeline, and only waits.
+forked from the same Python before anything large is imported, holds no lifeline, only waits, and
+removes the folders that nobody holds any more.
 What ranks have started is adopted by it when the zygote is killed (see
 :mod:`distkit.cluster.processes.descendants`). If it is killed itself, the zygote ends in order.
 
@@ -25,14 +25,18 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import (
+    PATIENCE,
     adopt_orphans,
     die_with_parent,
     end_all_children,
@@ -51,6 +55,15 @@ IDLE = 0.5
 WATCH = 1.0
 
 
+@dataclass
+class Forked:
+    """A child: its number, the folder it works in, and where its low-level output is."""
+
+    number: int
+    folder: str
+    log: str
+
+
 class Zygote:
     """Forks on command, and reports which of its children ended.
 
@@ -60,10 +73,7 @@ class Zygote:
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
-        self.children: dict[int, str] = {}  # pid -> the folder it works in …
-        self.logs: dict[int, str] = {}  # … and where its low-level output is
-        self.folders: set[str] = set()
-        self.doomed: set[str] = set()  # to be removed when nobody works there any more
+        self.children: dict[int, Forked] = {}  # by pid
         self.complete = False  # has imported what programs import late
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
@@ -120,15 +130,13 @@ class Zygote:
         found = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
         self.channel.send({"cuda": torch.version.cuda, "nccl": found})
 
-    def do_fork(self, fd: int, run: str, folder: str, log: str, arguments: bytes) -> None:
+    def do_fork(
+        self, fd: int, number: int, run: str, folder: str, log: str, arguments: bytes
+    ) -> None:
         """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments.
 
         The arguments are pickled, as they come from the kernel.
         """
-        if folder in self.doomed:  # its cluster ends meanwhile: the lifeline breaks at once
-            os.close(fd)
-            return
-        self.folders.add(folder)
         told = pickle.loads(arguments)  # here: what it imports is every child's
         gc.collect()
         gc.freeze()  # the collector would touch, and so copy, every shared page
@@ -141,36 +149,30 @@ class Zygote:
         if pid == 0:
             self._child(fd, run, folder, log, told)
         os.close(fd)
-        self.children[pid] = folder
-        self.logs[pid] = f"{folder}/{log}"
+        self.children[pid] = Forked(number, folder, f"{folder}/{log}")
 
-    def do_kill(self, fd: int | None, pids: list[int], over: bool = False) -> None:
-        """End children and all that they started. Only our own, not yet reaped: pids get reused.
-
-        ``over``: their logs are not needed.
-        """
-        for pid in pids:
-            if over and pid in self.logs:
-                self.logs[pid] = ""
-            for end in (os.killpg, os.kill) if pid in self.children else ():
-                with suppress(ProcessLookupError):  # it has no group of its own yet
-                    end(pid, signal.SIGKILL)
+    def do_kill(self, fd: int | None, numbers: Collection[int], over: bool = False) -> None:
+        """End children and all that they started; ``over``: their logs are not needed."""
+        for pid, child in self.children.items():
+            if child.number in numbers:
+                child.log = "" if over else child.log
+                for end in (os.killpg, os.kill):
+                    with suppress(ProcessLookupError):  # it has no group of its own yet
+                        end(pid, signal.SIGKILL)
 
     def do_remove(self, fd: int | None, folder: str) -> None:
         """End the children that still work in a cluster's folder, then remove it.
 
         Some may have been forked since the kernel has listed the children to kill.
         """
-        pids = [pid for pid, where in self.children.items() if where == folder]
-        self.do_kill(None, pids, over=True)
-        self.doomed.add(folder)
-        self._remove_doomed()
-
-    def _remove_doomed(self) -> None:
-        for folder in self.doomed - set(self.children.values()):
-            shutil.rmtree(folder, ignore_errors=True)
-            self.doomed.discard(folder)
-            self.folders.discard(folder)
+        end = time.monotonic() + PATIENCE
+        while there := [c.number for c in self.children.values() if c.folder == folder]:
+            self.do_kill(None, there, over=True)
+            if time.monotonic() > end:
+                break
+            time.sleep(0.001)
+            self._reap()
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _child(self, fd: int, run: str, folder: str, log: str, arguments: dict[str, Any]) -> None:
         """The forked process: never returns."""
@@ -208,27 +210,26 @@ class Zygote:
         """Hear who has ended or was stopped; what a child has left behind ends, too."""
         while changed := _next_changed():
             pid, status = changed
+            child = self.children.get(pid)
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                stopped = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
-                self.channel.send({"stopped": pid, "signal": stopped})
+                if child is not None:
+                    stopped = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
+                    self.channel.send({"stopped": child.number, "signal": stopped})
                 continue
-            if pid in self.children:
+            if child is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
                 del self.children[pid]
-                self._remove_doomed()
-                how = {"status": os.waitstatus_to_exitcode(status), "log": self.logs.pop(pid)}
-                self.channel.send({"exit": pid, **how})
+                how = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
+                self.channel.send({"exit": child.number, **how})
             end_children(but=self.children)  # orphans: of this one, or of an orphan
 
     def _clean_up(self) -> None:
-        """End every child, then remove every folder: not before, or they would still write."""
+        """End every child; the reaper removes their folders."""
         for pid in self.children:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         end_all_children()
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _next_changed() -> tuple[int, int] | None:

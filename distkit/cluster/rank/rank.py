@@ -122,7 +122,7 @@ class Rank:
         builtins.input = _no_keyboard
         interpreter.look_after_children(self._forget)
         interpreter.explain_launchers(spec.rank)
-        threading.Thread(target=self._watch, name="distkit-lifeline", daemon=True).start()
+        self.lifeline.listen(self._handle, partial(os.killpg, 0, signal.SIGKILL))
 
     def _forget(self) -> None:
         """In a child process: this is no rank any more."""
@@ -131,18 +131,11 @@ class Rank:
 
     # -- the lifeline -----------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Act on the kernel's messages, and end with the kernel."""
-        try:
-            while True:
-                self._handle(*self.lifeline.recv())
-        except EOFError:
-            os.killpg(0, signal.SIGKILL)
-
-    def _handle(self, word: str, run: int, permits: int | None = None) -> None:
-        """Act on a message: "go" with a number of permits or None, or "release"."""
+    def _handle(self, message: tuple[Any, ...]) -> None:
+        """Act on the kernel's message: "go" with a number of permits or None, or "release"."""
+        word, run, *permits = message
         if word == "go":
-            self._gates[run].allow(permits)
+            self._gates[run].allow(*permits)
         elif not (self._runs_cells and self._pull(run)):
             self._leave(run)
 

@@ -53,10 +53,11 @@ class LiveTrace:
 
     def add(self, rank: int, count: int, packed: bytes, *, here: bool = False) -> None:
         """Add events of a rank; ``here``: their times are by this machine's clock."""
-        if self.arrived + count > LIMIT:
-            self.dropped += count
-            return
-        self.arrived += count
+        with self._noting:  # several ranks' messages come at once
+            if self.arrived + count > LIMIT:
+                self.dropped += count
+                return
+            self.arrived += count
         self.rows[rank] += count
         offset = None if here else self.offset(rank)
         self._packed.append((rank, self._first[rank], packed, offset))
