@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import aligned, count
-from distkit.cluster.notebook import in_notebook
 
 if TYPE_CHECKING:
     from distkit.cluster.processes.forkserver import Child
     from distkit.cluster.supervisor import Supervisor
+    from distkit.views.widget.snapshot import HtmlSnapshot
 
 _COLUMNS = ("node", "host", "pid", "device", "state")
 
@@ -85,41 +85,35 @@ def _state(room: Supervisor, rank: int, child: Child | None) -> str:
 class Card:
     """Shows the status in the cell that made the cluster, and keeps it true."""
 
-    def __init__(self) -> None:
-        self._room: Supervisor | None = None
-        self._widget: Any = None  # a StatusWidget, in notebooks
+    def __init__(self, room: Supervisor) -> None:
+        self._room = room
+        self._shown: list[HtmlSnapshot] = []  # in notebooks
         self._last = ""
         self._lock = threading.Lock()
 
-    def show(self, room: Supervisor) -> None:
-        """Show it now, in a notebook."""
-        self._room = room
-        if in_notebook():
-            from distkit.cluster.status_widget import StatusWidget
+    def show(self) -> None:
+        """Show it in the cell of a notebook that runs."""
+        from distkit.views.widget.snapshot import HtmlSnapshot
 
-            self._widget = StatusWidget(_COLUMNS, status(room))
-            self._widget.show()
-        self.refresh()
+        shown = HtmlSnapshot(self._draw)
+        shown.alone = True
+        self._shown.append(shown)
+        shown.show({})
+
+    def _draw(self) -> tuple[str, str]:
+        now = status(self._room)
+        return now._repr_html_(), repr(now)
 
     def refresh(self) -> None:
         """Something changed. Called from any thread."""
-        room = self._room
-        if room is None or self._widget is None:
+        if not self._shown:
             return
         from zmq import ZMQError
 
         with self._lock:
-            now = status(room)
-            if repr(now) != self._last:
-                self._last = repr(now)
+            now = repr(status(self._room))
+            if now != self._last:
+                self._last = now
                 with suppress(ZMQError):  # the kernel is ending: nobody looks any more
-                    self._widget.update(now)
-
-    def show_again(self, room: Supervisor) -> None:
-        """Show it in another cell."""
-        from IPython.display import display
-
-        if self._widget is not None:
-            self._widget.show()
-        else:
-            display(status(room))
+                    for shown in self._shown:
+                        shown.renew()

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from distkit.cluster import card, machine
 from distkit.cluster.gpus import CPU
-from distkit.cluster.notebook import Cell, OfCells, cell, name_running_cell
+from distkit.cluster.notebook import Cell, OfCells, cell, in_notebook, name_running_cell
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT, HEARTBEAT_TIMEOUT, Plan, make_plan
 from distkit.cluster.process_host import Fleet
@@ -217,16 +217,16 @@ class Cluster:
         start_hosts: Callable[..., Fleet] | None = None,
     ) -> None:
         """Start the processes, and what goes with every cluster."""
-        self._card = card.Card()
         with _uninterrupted():
-            self._room = Supervisor(plan, self._card.refresh, heartbeat_timeout, start_hosts)
+            self._room = Supervisor(plan, heartbeat_timeout, start_hosts)
             self._end = weakref.finalize(self, Supervisor.close, self._room)
         self._runs = 0
         self._latest: Run | None = None
         self._ranks: Ranks  # of that
         self._stepper: tuple[object, Stepper] | None = None
         self._busy = threading.Lock()
-        self._card.show(self._room)
+        if in_notebook():
+            self._room.card.show()
         _made.add(self)  # from now on ``%%ranks`` runs on it
 
     # -- running ----------------------------------------------------------------
@@ -524,7 +524,10 @@ class Cluster:
         return repr(self.status())
 
     def _ipython_display_(self) -> None:
-        self._card.show_again(self._room)
+        if in_notebook():
+            self._room.card.show()
+        else:
+            print(self)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
 from distkit.cluster.plan import Plan
 from distkit.cluster.process_host import Fleet, ProcessHost
@@ -29,8 +30,7 @@ _Kind = TypeVar("_Kind", bound=Ranks)
 class Supervisor:
     """The processes of one cluster.
 
-    ``stage`` says how far starting has come, ``on_change`` is called when it or a process's state
-    changes.
+    ``stage`` says how far starting has come; the card shows that, and each process's state.
 
     Args:
         plan: how many ranks there are, and where.
@@ -42,7 +42,6 @@ class Supervisor:
     def __init__(
         self,
         plan: Plan,
-        on_change: Callable[[], None],
         heartbeat_timeout: float,
         start_hosts: Callable[[str, Callable[[str], None]], Fleet] | None = None,
     ) -> None:
@@ -50,7 +49,7 @@ class Supervisor:
         self.folder = self._fork.make_folder(plan.processes, True)
         #: The machines that the ranks are on; of others, once they are there.
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
-        self._on_change, self._heartbeat_timeout = on_change, heartbeat_timeout
+        self.card, self._heartbeat_timeout = Card(self), heartbeat_timeout
         self.stage, self.failure = "starting", ""
         self.started = time.monotonic()
         self.run: Conductor | None = None
@@ -135,7 +134,7 @@ class Supervisor:
             number,
             hosts=self.hosts,
             heartbeat_timeout=self._heartbeat_timeout,
-            on_change=self._on_change,
+            on_change=self.card.refresh,
         )
 
     def start_engines(self) -> Engines:
@@ -176,12 +175,12 @@ class Supervisor:
             ranks.close(0)
             self._on_settled()
             raise
-        self._on_change()
+        self.card.refresh()
 
     def _on_settled(self) -> None:
         self.run = self.ranks = None
         self.settled.set()
-        self._on_change()
+        self.card.refresh()
 
     # -- the end ----------------------------------------------------------------
 
@@ -236,7 +235,7 @@ class Supervisor:
             run.abandon("the cluster was stopped")
         self._end_all()
         self.stage = "stopped"
-        self._on_change()
+        self.card.refresh()
 
     def _end_all(self) -> None:
         for ranks in (self.ranks, self.engines):
@@ -249,4 +248,4 @@ class Supervisor:
     def _stage(self, stage: str) -> None:
         if not self.closed and self.stage != "failed":
             self.stage = stage
-            self._on_change()
+            self.card.refresh()

@@ -27,7 +27,6 @@ SCRIPTS = (
     "concept",
     "prediction",
     "scene",
-    "status",
     "timeline",
 )
 

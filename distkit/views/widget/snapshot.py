@@ -81,8 +81,8 @@ class NotebookSnapshot:
         _unheard()
         with self._sending:  # what is renewed meanwhile is sent after it
             self._handle = display(self.bundle(), raw=True, display_id=True)
-        # the empty HTML is for those that show no widgets
-        display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
+        if view:  # the empty HTML is for those that show no widgets
+            display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
 
     def renew(self) -> None:
         """Put the picture as it is now into the notebook, if it was displayed there.
@@ -158,12 +158,17 @@ _unheard = cache(_Unheard)
 
 
 class HtmlSnapshot(NotebookSnapshot):
-    """The same of what is drawn as HTML, which ``draw`` makes in place of SVG."""
+    """The same of what is drawn as HTML, which ``draw`` makes in place of SVG.
+
+    ``alone``: there is no widget beside it.
+    """
+
+    alone = False
 
     def bundle(self) -> dict[str, str]:
         """What stays, for every kind of front end."""
         html, text = self._draw()
-        return {"text/html": self._beside(html), "text/plain": text}
+        return {"text/html": html if self.alone else self._beside(html), "text/plain": text}
 
 
 def as_picture(
