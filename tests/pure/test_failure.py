@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -68,34 +67,14 @@ def test_a_deep_recursion_keeps_its_ends() -> None:
     assert len(said) < 1500
 
 
-def release_in(where: str) -> BaseException:
-    """A rank that is released while it deals with a ValueError."""
-
+def test_what_a_rank_had_raised_before_it_was_released_is_told_beside() -> None:
     def program() -> None:
         try:
             raise ValueError("bad batch")
-        except StopIteration:
-            pass
         except ValueError:
-            if where == "except":
-                raise Released from None
-            raise
-        finally:
-            if where == "finally":
-                raise Released
+            raise Released from None
 
-    return caught(program)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the bytecode does not tell")
-def test_what_a_rank_was_leaving_with_is_its_error() -> None:
-    failure = describe(release_in("finally"), released=True)
-    assert (failure.type, failure.text) == ("ValueError", "bad batch")
-    assert failure.leaving and not failure.released
-
-
-def test_what_a_rank_had_caught_is_told_beside() -> None:
-    failure = describe(release_in("except"), released=True)
+    failure = describe(caught(program), released=True)
     assert (failure.type, failure.released) == ("Released", True)
     assert failure.handled is not None and failure.handled.text == "bad batch"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-from distkit.cluster.runs import run as runs
-from distkit.cluster.runs.conductor import Conductor
-from distkit.cluster.runs.run import Run
-from distkit.diagnosis.diagnose import Finding
-from distkit.errors import RunStopped
+from distkit.cluster.runs import conductor
+from distkit.cluster.runs.conductor import Conductor, RankController
+from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.events import WORLD, Op, State
 from distkit.recording.plain import encode_rows
 from distkit.trace.info import RankInfo, RunInfo
@@ -21,18 +21,18 @@ def told(it: Conductor, rank: int, *rows: tuple[int, Op, State]) -> None:
     it.live.add(rank, len(packed), encode_rows(packed))
 
 
-class Interrupted(Run):
-    """A run that ends at once when it is interrupted."""
+class Ends(RankController):
+    """Ranks that end at once when they are released."""
 
-    explained = 0
+    def __init__(self, run: Conductor) -> None:
+        self._run = run
 
-    def interrupt(self) -> None:
-        self._conductor._announce()
+    def release(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._run.add_outcome(Outcome(rank, error=Failure("Released", released=True)))
 
-    @property
-    def findings(self) -> list[Finding]:
-        self.explained += 1
-        return []
+    def end(self, ranks: Iterable[int]) -> None:
+        assert not ranks
 
 
 def make() -> Conductor:
@@ -51,14 +51,15 @@ def make() -> Conductor:
 def test_a_long_run_is_explained_if_somebody_stands(
     since: str, explained: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "LOOKED_AT", 0)
+    times: list[Conductor] = []
+    monkeypatch.setattr(conductor, "LOOKED_AT", 0)
+    monkeypatch.setattr(Conductor, "findings", property(times.append))
     it = make()
-    run = Interrupted(it)
     on = (0, Op.BARRIER, State.COMPLETED), (1, Op.BARRIER, State.STARTED)
     for rank in {"both go on": (0, 1), "one goes on": (1,), "a stop": (0, 1)}.get(since, ()):
         told(it, rank, *on)
     if since == "a stop":
         it.hear(1, "stopped", (19, 0.3))
-    with pytest.raises(RunStopped, match="f was interrupted"), runs.ended_by_interrupt(run):
-        raise KeyboardInterrupt
-    assert run.explained == explained
+    it.interrupt()
+    it.conduct(Ends(it))
+    assert str(it.error).startswith("f was interrupted") and len(times) == explained

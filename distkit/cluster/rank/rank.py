@@ -38,7 +38,6 @@ from distkit.cluster.runs.outcome import (
     Outcome,
     Released,
     describe,
-    outline,
     released_in,
     text,
 )
@@ -92,7 +91,8 @@ class Rank:
         self._released = 0  # number of the latest run that the kernel has ended
         self._let_go = threading.Event()  # the run that executes is released
         self._idle = threading.Event()  # no function is executing
-        self._failed = False  # the function has raised, and this is being described
+        #: What the function has raised: the end of its variables may hang, so they are kept.
+        self._raised: BaseException | None = None
         self._close_record: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -141,7 +141,7 @@ class Rank:
 
     def _leave(self, run: int) -> None:
         """Report where the function is, and end this process, unless it has raised."""
-        if self._failed:
+        if self._raised is not None:  # which is being described
             return
         self._close_record()
         error = released_in(threading.main_thread().ident or 0)
@@ -197,7 +197,7 @@ class Rank:
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
         outcome, run, life = Outcome(self.spec.rank, intact=True), options["run"], options["life"]
-        self._failed = False
+        self._raised = None
         try:
             self.group.alone = life > 0
             if not self.group.alone:
@@ -221,21 +221,15 @@ class Rank:
                 raw = options.get("raw", False)
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
         except BaseException as error:
-            outcome.error = self._tell(error, emit)
+            outcome.error = self._describe(error)
         outcome.imported = LATE in sys.modules
         return outcome
 
-    def _tell(self, error: BaseException, emit: Emit) -> Failure:
-        """Describe an exception, and report each part as soon as it is known."""
-        released = issubclass(type(error), Released)
-        self._failed = True
-        # the rest runs code of its class, which may hang
-        emit("failing", outline(error, released=released))
-        told = describe(error, released=released)
+    def _describe(self, error: BaseException) -> Failure:
+        self._raised = error
+        told = describe(error, released=issubclass(type(error), Released))
         said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
-        told = replace(told, text=said, frames=told.frames or interpreter.called(error))
-        emit("failing", told)  # the end of its variables may hang, too
-        return told
+        return replace(told, text=said, frames=told.frames or interpreter.called(error))
 
     def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
         """The function's result, and the copies of the notebook's containers that it has filled.

@@ -106,7 +106,6 @@ class Conductor:
         self.deadlock: list[Finding] = []
         #: How it ended on each rank, in the order in which they ended.
         self.outcomes: dict[int, Outcome] = {}
-        self._failing: dict[int, Failure] = {}  # what ranks raised that cannot yet say more
         self._killed: set[int] = set()  # ranks whose processes were ended on purpose
         #: How long those were silent that are ended for it [s].
         self.silent_for: dict[int, float] = {}
@@ -124,6 +123,7 @@ class Conductor:
         self.done, self.announcing = threading.Event(), threading.RLock()
         self._started, self.seconds = time.perf_counter(), 0.0
         self.error: RunError | None = None
+        self._found: list[Finding] = []  # when it was interrupted
         self._trace: Trace | None = None  # once nothing more can come
         self._concluded = False  # every rank has said its last word
 
@@ -148,7 +148,7 @@ class Conductor:
     def failed(self) -> bool:
         """True if a rank has failed, and the others cannot go on without it."""
         ended = self.outcomes.values()
-        return bool(self._failing) or any(not o.returned and not o.tolerated for o in ended)
+        return any(not o.returned and not o.tolerated for o in ended)
 
     @property
     def died(self) -> list[int]:
@@ -196,7 +196,12 @@ class Conductor:
         return self.deadlock or self.trace.diagnose()
 
     @property
-    def stands(self) -> bool:
+    def _is_short(self) -> bool:
+        """True if to look through what has arrived takes no time."""
+        return self.live.arrived <= LOOKED_AT
+
+    @property
+    def _stands(self) -> bool:
         """True if a rank is stopped, or waits in the call that is the last it has told of."""
         last = self.live.latest(self.ranks)
         return bool(self._stopped()) or any(self.watchdog.waits(r, seq) for r, seq in last.items())
@@ -247,8 +252,10 @@ class Conductor:
             case "outcome":
                 self.live.forget("stopped", rank)  # whoever speaks continues
                 self.add_outcome(msgspec.convert(what, Outcome))
-            case "failing" | "waits":
-                self._hear_state(rank, kind, what)
+            case "waits":
+                with self.changed:
+                    self.watchdog.hear(rank, *what)
+                    self.changed.notify_all()
             case "on_crash":
                 self._on_crash = what
             case "unreached":
@@ -263,15 +270,6 @@ class Conductor:
                 self.live.note(kind, rank, [*self.live.info.threads.get(rank, ()), what])
             case "unreduced" | "unused":
                 self.live.note(kind, rank, what)
-
-    def _hear_state(self, rank: int, kind: str, what: Any) -> None:
-        """Record that a rank fails or waits, and wake the threads that wait for changes."""
-        with self.changed:
-            if kind == "failing":
-                self._failing[rank] = msgspec.convert(what, Failure)
-            else:
-                self.watchdog.hear(rank, *what)
-            self.changed.notify_all()
 
     def _hear_unreached(self, rank: int, machines: list[str]) -> None:
         """What a rank has sent to these machines is not acknowledged: say so once for each two."""
@@ -319,10 +317,7 @@ class Conductor:
         if self.finished:  # its process was ended with its cluster
             return
         at, log = self.live.clock(time.monotonic()), self._read_last_words(rank, files)
-        if rank in self._failing:
-            error = report.cut_short(self._failing[rank])
-            self.add_outcome(Outcome(rank, error=error))
-        elif rank in self._killed:
+        if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=at, released=True)))
         else:
             silent = self.silent_for.get(rank, 0.0)
@@ -398,6 +393,8 @@ class Conductor:
         """Release the ranks that still wait, and end those that do not let go."""
         if not (self._interrupted or self.deadlock):
             self._until(lambda: self._interrupted or not self.waiting, GRACE)
+        if self._interrupted and (self._is_short or self._stands):
+            self._found = self.findings  # before the release, which adds to the trace
         controller.release(self.waiting)
         self._kill(controller, self._stopped() & {*self.waiting})
         self._until_all_ended(LET_GO)
@@ -450,10 +447,10 @@ class Conductor:
         error = self.error
         if self.failed or no_answer:
             error = report.verdict(self.name, ended, self.trace)
-        if self.deadlock and not any(o.error and o.error.leaving for o in outcomes):
+        if self.deadlock:
             error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
         if self._interrupted and not self.died:
-            found = self.findings if self.live.arrived <= LOOKED_AT else []
+            found = self._found or (self.findings if self._is_short else [])
             error = report.interrupted(
                 self.name, self._afterwards, self._who_is_stopped(), outcomes, found
             )

@@ -6,7 +6,6 @@ process or be no text at all. What cannot go wrong is read first, past the class
 
 from __future__ import annotations
 
-import dis
 import re
 import sys
 import time
@@ -55,8 +54,7 @@ class Failure:
         released: it comes of the rank's having been pulled out of the function.
         cause: the exception that it was raised from, in words.
         consequence: it comes of a broken connection to another rank.
-        leaving: the function was left by it when the rank was released in a ``finally``.
-        handled: the exception that the function had caught when the rank was released.
+        handled: the exception that was under way, or caught, when the rank was released.
     """
 
     type: str
@@ -66,7 +64,6 @@ class Failure:
     released: bool = False
     cause: str | None = None
     consequence: bool = False
-    leaving: bool = False
     handled: Failure | None = None
 
 
@@ -138,10 +135,7 @@ def describe(error: BaseException, *, released: bool) -> Failure:
     before = list(_before(error))
     broken = any(BROKEN.search(text(e)) for e in (error, *before))
     told = replace(_alone(error, released), consequence=broken)
-    if not (released or broken):
-        return told
-    at = [(one.tb_frame, one.tb_lasti) for one in _links(slot(error, "__traceback__"))]
-    return _after(before, at, told)
+    return _after(before, told) if released or broken else told
 
 
 def released_in(thread: int) -> Failure:
@@ -156,26 +150,15 @@ def released_in(thread: int) -> Failure:
     error = handled[1] if isinstance(handled, tuple) else handled  # until Python 3.11
     if error is None:
         return told
-    return _after([error, *_before(error)], [(one, one.f_lasti) for one, _ in walked], told)
+    return _after([error, *_before(error)], told)
 
 
-def _after(before: list[BaseException], at: list[tuple[Any, int]], told: Failure) -> Failure:
-    """Of a rank that was released while it handled exceptions: the first that is its own.
-
-    Args:
-        before: the exceptions, the latest first.
-        at: the frames it was in, and where.
-        told: what is told of it otherwise.
-    """
-    own = next(
-        (e for e in before if not (_name(e) == "Released" or BROKEN.search(text(e)))),
-        None,
-    )
-    if own is None:
-        return told
-    if _is_leaving(own, at):
-        return replace(_alone(own, released=False), leaving=True)
-    return replace(told, handled=_alone(own, released=False))
+def _after(before: list[BaseException], told: Failure) -> Failure:
+    """A failure with the latest of the exceptions before it that is the rank's own."""
+    for error in before:
+        if not (_name(error) == "Released" or BROKEN.search(text(error))):
+            return replace(told, handled=_alone(error, released=False))
+    return told
 
 
 def _alone(error: BaseException, released: bool) -> Failure:
@@ -248,31 +231,6 @@ def _before(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(before))
         error = before
         yield error
-
-
-def _links(at: Any) -> Iterator[Any]:
-    """The parts of a traceback, the outermost first."""
-    while at is not None:
-        yield at
-        at = at.tb_next
-
-
-def _is_leaving(first: BaseException, then: list[tuple[Any, int]]) -> bool:
-    """True if a rank was at ``then`` while ``first`` left a function: in a ``finally``, say.
-
-    Else it was caught, and is perhaps nothing bad. The frame's bytecode tells, from Python 3.11 on.
-    """
-    begin = slot(first, "__traceback__")
-    last = next((at for frame, at in then if begin is not None and frame is begin.tb_frame), None)
-    if last is None:
-        return False
-    seen: list[str] = []
-    for step in dis.get_instructions(begin.tb_frame.f_code):
-        if step.offset >= last:
-            break
-        seen = ["PUSH_EXC_INFO"] if step.opname == "PUSH_EXC_INFO" else [*seen, step.opname]
-    caught = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"} & {*seen} or seen[1:2] == ["POP_TOP"]
-    return seen[:1] == ["PUSH_EXC_INFO"] and not caught
 
 
 def _frames(error: BaseException) -> list[Frame]:

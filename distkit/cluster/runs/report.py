@@ -8,7 +8,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import replace
 
 from distkit._format import named, times
 from distkit.cluster.notebook import place
@@ -30,7 +29,6 @@ from distkit.errors import (
     RankError,
     RunError,
     RunInterrupted,
-    RunStopped,
     is_generated,
 )
 from distkit.events import State
@@ -109,11 +107,6 @@ def _end(outcome: Outcome) -> RankEnd:
     return RankEnd("raised", f"{error.type}: {error.text}", _users_line(error.frames))
 
 
-def cut_short(error: Failure) -> Failure:
-    """The exception of a rank that ended before it could say it all."""
-    return replace(error, text=error.text or "(its text cannot be shown: making it did not end)")
-
-
 def unreadable(rank: int, kind: str, error: BaseException) -> NotPicklableError:
     """The error of a result that cannot be read in the notebook."""
     return NotPicklableError(
@@ -136,18 +129,19 @@ def deadlock(
 ) -> DeadlockError:
     """The error of a run that could not go on; ``afterwards``: what can be done next."""
     told = {rank for f in findings if issubclass(f.rule, rules.Raised) for rank in f.culprits}
-    handled = [
-        (o.rank, o.error.handled)
-        for o in outcomes
-        if o.error and o.error.handled and o.rank not in told
-    ]
-    caught = [
-        f"Rank {rank} had caught "
-        f"{raised_at(headline(f'{e.type}: {e.text}')[:HEADLINE], _users_line(e.frames))} before."
-        for rank, e in handled
-    ]
+    others = (o for o in outcomes if o.rank not in told)
+    caught = [said for o in others for said in _raised_before(o.rank, o.error)]
     over = _after(f"{name} was stopped on all ranks", afterwards)
     return of_deadlock(findings, [*caught, over])
+
+
+def _raised_before(rank: int, error: Failure | None) -> list[str]:
+    """The exception that a rank had raised before it was released or its connection broke."""
+    before = error.handled if error is not None else None
+    if before is None:
+        return []
+    raised = headline(f"{before.type}: {before.text}")[:HEADLINE]
+    return [f"Rank {rank} had raised {raised_at(raised, _users_line(before.frames))} before."]
 
 
 def of_deadlock(findings: list[Finding], more: Iterable[str]) -> DeadlockError:
@@ -196,13 +190,6 @@ def interrupted(
     said = [_after(f"{name} was interrupted on all ranks", after), *_where_they_were(outcomes)]
     said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
     return RunInterrupted("\n".join([*of_findings(findings), " ".join(said)]))
-
-
-def stopped(name: str, findings: list[Finding], outcomes: Iterable[Outcome]) -> RunStopped:
-    """The error of the stop button: with the reason, if the run could not have gone on."""
-    over = f"{name} was interrupted on all ranks."
-    found = of_findings(findings)
-    return RunStopped("\n".join([*found, over] if found else [over, *_where_they_were(outcomes)]))
 
 
 def _where_they_were(outcomes: Iterable[Outcome]) -> list[str]:
@@ -354,10 +341,7 @@ def _exception(
         return NotPicklableError(f"rank {rank}: {error.text}")
     line = _users_line(error.frames)
     parts = [_what_happened(rank, error, line, trace, alone=not others)]
-    if error.leaving:
-        parts.append(
-            f"While the exception propagated, in a finally or an __exit__: {_waited(trace, rank)}."
-        )
+    parts += _raised_before(rank, error)
     if also:
         parts.append(f"{named(also).capitalize()} raised, too.")
     parts += _of_others(others, trace)

@@ -217,15 +217,9 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
     except RunStopped:  # it was, further down
         raise
     except KeyboardInterrupt:
-        # where the ranks are now: of a short trace at once, since to release them adds to it
-        short = run._conductor.live.arrived <= LOOKED_AT
-        found = run.findings if short else []
-        moved = not short and not run._conductor.stands  # nothing to explain, which would take long
         run.interrupt()
         run._conductor.prints.print_until(lambda: run.finished, None)
-        if not (found or moved):
-            found = run.findings
-        error = report.stopped(run.name, found, run._conductor.outcomes.values())
+        error = RunStopped(str(run._conductor.error or f"{run.name} has ended on all ranks."))
         error.run = run
         raise error from None
 

@@ -282,18 +282,6 @@ def raises_error_whose_str_recurses() -> None:
     raise StrRecurses
 
 
-class StrHangs(Exception):
-    def __str__(self) -> str:
-        while True:
-            with suppress(BaseException):
-                time.sleep(1)
-
-
-@raises("StrHangs")
-def raises_error_whose_str_hangs() -> None:
-    raise StrHangs
-
-
 class StrExits(Exception):
     def __str__(self) -> str:
         sys.exit(1)
@@ -355,18 +343,6 @@ class EveryAttributeRaises(Exception):
 @raises("EveryAttributeRaises: bad batch")
 def raises_error_whose_every_attribute_raises() -> None:
     raise EveryAttributeRaises("bad batch")
-
-
-class AttributesHang(Exception):
-    def __getattr__(self, name: str) -> Any:
-        while True:
-            with suppress(BaseException):
-                time.sleep(1)
-
-
-@raises("AttributesHang")
-def raises_error_whose_attributes_hang() -> None:
-    raise AttributesHang("bad batch")
 
 
 class TwoArguments(Exception):
