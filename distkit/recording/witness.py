@@ -200,7 +200,7 @@ def _look_at_fsdp() -> None:
 
 
 class Witness:
-    """Looks at each collective of a run before it goes to the backend.
+    """Looks at each call of a run before it goes to the backend.
 
     Args:
         note: called with a word and what there is to know: ``"raising"`` with the call's number,
@@ -229,12 +229,12 @@ class Witness:
             self._rollcall.meet(group, members)
 
     def look(self, pending: Pending, limited: bool) -> None:
-        """A collective is about to go to the backend; ``limited``: it gives up by itself."""
+        """A call is about to go to the backend; ``limited``: it gives up by itself."""
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception):
+            self._note("raising", (pending.seq, *told(error)))
         if pending.op not in COLLECTIVES:
             return
-        error = sys.exc_info()[1]
-        if error is not None and isinstance(error, Exception):
-            self._note("raising", (pending.seq, *told(error)))
         if self._rollcall is None or self._rollcall.fits(pending.op, pending.fields) or limited:
             return
         pending.recorder.wait_begins(pending)
