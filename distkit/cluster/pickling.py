@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -102,16 +103,17 @@ def captured(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, list[Any] | dict[Any, Any] | set[Any]]]:
     """The lists, dicts and sets that travel with a call, by the caller's names for them."""
-    if not inspect.isfunction(fn):
-        return
-    code = fn.__code__
-    names = zip(code.co_freevars, fn.__closure__ or (), strict=True)
-    found: dict[str, Any] = {n: fn.__globals__[n] for n in code.co_names if n in fn.__globals__}
-    found |= dict(zip(code.co_varnames, args, strict=False)) | kwargs
-    for name, cell in names:
-        with suppress(ValueError):  # it has no value yet
-            found[name] = cell.cell_contents
-    yield from ((name, one) for name, one in found.items() if type(one) in (list, dict, set))
+    if inspect.isfunction(fn):
+        found = dict(zip(fn.__code__.co_varnames, args, strict=False)) | kwargs | _outside(fn)
+        yield from ((name, one) for name, one in found.items() if type(one) in (list, dict, set))
+
+
+def _outside(fn: FunctionType) -> dict[str, Any]:
+    """The variables of a function that are not its own, by name."""
+    with suppress(ValueError):  # one has no value yet
+        used = inspect.getclosurevars(fn)
+        return {**used.globals, **used.nonlocals}
+    return {}
 
 
 def _suspects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -121,8 +123,7 @@ def _suspects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterato
     for key, value in kwargs.items():
         yield f"argument {key!r}", value
     if inspect.isfunction(fn):
-        captured = inspect.getclosurevars(fn)
-        for key, value in {**captured.globals, **captured.nonlocals}.items():
+        for key, value in _outside(fn).items():
             yield f"the captured variable {key!r}", value
     elif hasattr(fn, "__self__"):
         yield "the object whose method it is", fn.__self__
