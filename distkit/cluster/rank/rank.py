@@ -24,11 +24,12 @@ from typing import Any
 import cloudpickle
 import torch
 
+from distkit import companions
 from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import captured, dumps
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import LATE, Spec
-from distkit.cluster.rank import gpu, interpreter, seeds, wires
+from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
@@ -323,11 +324,8 @@ class Rank:
     def _watching_the_network(self, emit: Emit) -> Iterator[None]:
         """Tell which machines this rank does not reach, when that changes."""
         over = threading.Event()
-        watching = threading.Thread(
-            target=wires.watch, args=(partial(emit, "unreached"), over), daemon=True
-        )
         if self.spec.hosts > 1:
-            watching.start()
+            companions.load("distkit_hosts.links").watch(partial(emit, "unreached"), over)
         yield
         over.set()
 

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,6 @@ class Conductor:
         self.replacements: list[Replacement] = []
         self._vacant: dict[int, str] = {}  # ranks to be replaced, and how they ended
         self._on_crash = "halt"  # of a rank that dies
-        #: Two machines, and the ranks that do not reach the other of them.
-        self._unreached: dict[frozenset[str], set[int]] = defaultdict(set)
         self._interrupted, self._afterwards = False, afterwards
         self.forked = False  # it is the run of this process's parent
         self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
@@ -259,7 +257,8 @@ class Conductor:
             case "on_crash":
                 self._on_crash = what
             case "unreached":
-                self._hear_unreached(rank, what)
+                for said in self._links.hear(rank, self.live.info.ranks[rank].host, what):
+                    self.prints.add(rank, "stderr", f"{said}\n")
             case "group":
                 name, members = what
                 self.live.note("groups", name, [*members])
@@ -271,18 +270,9 @@ class Conductor:
             case "unreduced" | "unused":
                 self.live.note(kind, rank, what)
 
-    def _hear_unreached(self, rank: int, machines: list[str]) -> None:
-        """What a rank has sent to these machines is not acknowledged: say so once for each two."""
-        here = self.live.info.ranks[rank].host
-        lost = {frozenset((here, other)) for other in machines}
-        for two in lost | {two for two, ranks in self._unreached.items() if rank in ranks}:
-            ranks = self._unreached[two]
-            known = bool(ranks)
-            (ranks.add if two in lost else ranks.discard)(rank)
-            if known != bool(ranks):
-                (other,) = two - {here}
-                say = report.of_reached if known else report.of_unreached
-                self.prints.add(rank, "stderr", say(rank, here, other) + "\n")
+    @cached_property
+    def _links(self) -> Any:
+        return companions.load("distkit_hosts.links").Links()
 
     def _hear_stop(self, rank: int, number: int, since: float) -> None:
         """A process was stopped by this signal, then; with 0 it goes on."""

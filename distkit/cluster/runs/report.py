@@ -163,22 +163,6 @@ def of_stop(rank: int, how: str, pid: int | str) -> str:
     )
 
 
-def of_unreached(rank: int, here: str, other: str) -> str:
-    """Messages between two machines are lost, or the answers to them: a rank cannot tell which."""
-    first, second = sorted((here, other))
-    return (
-        f"the link between {first} and {second} loses messages: what rank {rank} on {here} sends "
-        "has not been acknowledged for a second. The run continues when the link does; "
-        f"cluster.interrupt() ends it. distkit doctor --hosts {first},{second} names the direction."
-    )
-
-
-def of_reached(rank: int, here: str, other: str) -> str:
-    """The end of that."""
-    first, second = sorted((here, other))
-    return f"the link between {first} and {second} works again"
-
-
 def interrupted(
     name: str,
     after: str,
