@@ -16,7 +16,7 @@ from torch._C import DisableTorchFunction
 from distkit._format import human_bytes
 from distkit.cluster import machine
 from distkit.cluster.processes.rank_spec import Spec
-from distkit.cluster.runs.outcome import slot
+from distkit.cluster.runs.outcome import text
 from distkit.errors import StartError
 from distkit.events import Op
 from distkit.recording.operators import CALLS
@@ -100,10 +100,9 @@ def _remedy(said: str) -> str:
 
 def hint(error: BaseException, spec: Spec) -> str:
     """What to add to an exception of torch's: who holds the GPU's memory, what its words mean."""
-    kinds = type.mro(type(error))
-    if torch.OutOfMemoryError in kinds:
+    if isinstance(error, torch.OutOfMemoryError):
         return f"\n{_who(spec)}: {_memory(spec)}. {_LESS}"
-    said = _said(error)
+    said = text(error)
     if found := _FOREIGN.search(said):
         return (
             f"\nTensors of a collective are on its backend's device. {_who(spec)} communicates "
@@ -115,11 +114,6 @@ def hint(error: BaseException, spec: Spec) -> str:
     if "CUDA error" in said:
         return f"\n{_who(spec)}: {_remedy(said)}."
     return ""
-
-
-def _said(error: BaseException) -> str:
-    """What torch says, past what the user's classes make of it."""
-    return "".join(text for text in slot(error, "args") if type(text) is str)
 
 
 _LESS = (

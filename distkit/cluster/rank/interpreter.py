@@ -29,7 +29,6 @@ import cloudpickle
 import torch
 
 from distkit.cluster.rank import outbox
-from distkit.cluster.runs.outcome import slot
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
@@ -109,7 +108,7 @@ def explain_launchers(rank: int) -> None:
 
 def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:
     """The frame of the function that a rank could not call: where it is defined."""
-    for frame, _ in [*traceback.walk_tb(slot(error, "__traceback__"))][-1:]:
+    for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
         code = getattr(frame.f_locals.get("fn"), "__code__", None)
         if frame.f_code.co_name == "_call" and code is not None:
             return [(code.co_filename, code.co_firstlineno, code.co_name, None)]
@@ -118,19 +117,19 @@ def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:
 
 def hint(error: BaseException) -> str:
     """A remedy to add to an error: of a wrong call, of a parser, of processes that were started."""
-    if issubclass(type(error), TypeError):
+    if isinstance(error, TypeError):
         calls = [f"cluster.run({f}, x) calls {f}(x) on every rank." for *_, f, _ in called(error)]
         return "".join(f"\n{said}" for said in calls)
-    if issubclass(type(error), SystemExit):
-        for frame, _ in [*traceback.walk_tb(slot(error, "__traceback__"))][-1:]:
+    if isinstance(error, SystemExit):
+        for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
             if frame.f_code is argparse.ArgumentParser.exit.__code__:
                 with suppress(Exception):  # a parser of the user's
                     usage = frame.f_locals["self"].format_usage()
                     return f"\n{usage}{frame.f_locals['message']}{_ARGUMENTS}"
-    if issubclass(type(error), subprocess.CalledProcessError):
-        found = _COMMANDS.search(str(vars(error).get("cmd"))) is not None
+    if isinstance(error, subprocess.CalledProcessError):
+        found = _COMMANDS.search(str(error.cmd)) is not None
     else:
-        walked = traceback.walk_tb(slot(error, "__traceback__"))
+        walked = traceback.walk_tb(error.__traceback__)
         files = [frame.f_code.co_filename for frame, _ in walked]
         found = any(launcher in file for file in files for launcher in _LAUNCHERS)
     return f"\n{STARTS_ITS_OWN}" if found else ""

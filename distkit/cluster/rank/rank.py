@@ -228,7 +228,7 @@ class Rank:
 
     def _describe(self, error: BaseException) -> Failure:
         self._raised = error
-        told = describe(error, released=issubclass(type(error), Released))
+        told = describe(error, released=isinstance(error, Released))
         said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
         return replace(told, text=said, frames=told.frames or interpreter.called(error))
 

@@ -1,18 +1,17 @@
 """What became of a function on one rank, as plain data; an exception, whatever it does.
 
-Exceptions are the user's objects: their text, attributes and causes may raise, hang, end the
-process or be no text at all. What cannot go wrong is read first, past the class's own methods.
+Exceptions are the user's objects: making their text may raise, end the process or give none.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,8 @@ SIGINT = "signal SIGINT"
 
 #: Control characters, but for those of tabs, new lines and colours; surrogates cannot travel.
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 
 _MACHINERY = str(Path(__file__).parents[1])
 
@@ -162,22 +163,17 @@ def _after(before: list[BaseException], told: Failure) -> Failure:
 
 
 def _alone(error: BaseException, released: bool) -> Failure:
-    cause = slot(error, "__cause__")
+    cause = error.__cause__
     told = None if cause is None else f"{_name(cause)}: {text(cause)}"
     return replace(outline(error, released=released), text=text(error), cause=told)
 
 
 def text(error: BaseException) -> str:
     """The text of an exception, with its notes and the members of a group, fit to be shown."""
-    said = [_said(partial(str, error))]
-    own = _said_of(lambda: object.__getattribute__(error, "__dict__").get("__notes__", ()))
-    notes = own if isinstance(own, (list, tuple)) else ()
-    said += [_said(partial(str, note)) for note in notes[:MOST]]
-    members = _said_of(lambda: error.exceptions) if _is_group(error) else ()  # type: ignore[attr-defined]
-    said += filter(None, [explain(error)])
-    said += [
-        f"  {n}. {_name(e)}: {_said(partial(str, e))}" for n, e in enumerate(members[:MOST], 1)
-    ]
+    notes = vars(error).get("__notes__", ())
+    members = error.exceptions if isinstance(error, _GROUP) else ()
+    said = [_said(error), *map(_said, notes[:MOST]), *filter(None, [explain(error)])]
+    said += [f"  {n}. {_name(e)}: {_said(e)}" for n, e in enumerate(members[:MOST], 1)]
     return "\n".join(said)
 
 
@@ -190,42 +186,26 @@ def printable(said: str) -> str:
     over = len(said) - LONGEST
     if over > 0:
         said = f"{said[:LONGEST]} … ({over} more characters)"
-    return _UNPRINTABLE.sub(lambda c: f"\\x{ord(c[0]):02x}", "".join([said[:0], said]))
+    return _UNPRINTABLE.sub(lambda c: f"\\x{ord(c[0]):02x}", said)
 
 
-def _said(say: Callable[[], Any]) -> str:
+def _said(thing: object) -> str:
     """The text that code of the user's gives, or why there is none."""
     try:
-        return printable(str.__str__(say()))
+        return printable(str.__str__(str(thing)))
     except BaseException as e:  # it may well exit
         return f"(its text cannot be shown: {_name(e)} while it was made)"
 
 
-def _said_of(get: Callable[[], Any]) -> Any:
-    try:
-        return get()
-    except BaseException:  # a class of the user's has an attribute in its place
-        return ()
-
-
-def _is_group(error: BaseException) -> bool:
-    return any(c.__name__ == "BaseExceptionGroup" for c in type.mro(type(error)))
-
-
-def slot(error: BaseException, name: str) -> Any:
-    """An attribute that Python itself keeps, whatever the class makes of its name."""
-    return vars(BaseException)[name].__get__(error)
-
-
 def _name(error: BaseException) -> str:
-    return printable(str(type.__dict__["__name__"].__get__(type(error))))
+    return printable(type(error).__name__)
 
 
 def _before(error: BaseException) -> Iterator[BaseException]:
     """The exceptions that were being handled when this was raised, the latest first."""
     seen = {id(error)}
     while len(seen) <= MOST:
-        before = slot(error, "__context__")
+        before = error.__context__
         if before is None or id(before) in seen:
             return
         seen.add(id(before))
@@ -235,8 +215,8 @@ def _before(error: BaseException) -> Iterator[BaseException]:
 
 def _frames(error: BaseException) -> list[Frame]:
     """The ends of its traceback, if all of it is long."""
-    walked = [*traceback.walk_tb(slot(error, "__traceback__"))]
-    return _ends(walked, RECURSION if issubclass(type(error), RecursionError) else DEEPEST)
+    walked = [*traceback.walk_tb(error.__traceback__)]
+    return _ends(walked, RECURSION if isinstance(error, RecursionError) else DEEPEST)
 
 
 def _ends(walked: list[tuple[Any, int]], most: int) -> list[Frame]:

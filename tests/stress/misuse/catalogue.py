@@ -335,16 +335,6 @@ def raises_error_whose_attributes_raise() -> None:
     raise AttributesRaise("bad batch")
 
 
-class EveryAttributeRaises(Exception):
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError(f"no {name}")
-
-
-@raises("EveryAttributeRaises: bad batch")
-def raises_error_whose_every_attribute_raises() -> None:
-    raise EveryAttributeRaises("bad batch")
-
-
 class TwoArguments(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
