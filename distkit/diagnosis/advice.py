@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import re
 
+STARTS_ITS_OWN = (
+    "The program starts its own processes on every rank. They do not belong to the ranks' process "
+    "group, and nothing they do is recorded. Run their function instead: cluster.run(fn, ...) "
+    "calls fn on every rank, and fn asks dist.get_rank() and dist.get_world_size()."
+)
+
 #: Words of an error, and what to do about it.
 _KNOWN = {
+    r"^SystemExit: [^\n]*$": "Return instead.",
+    r"^KeyboardInterrupt: signal SIGINT$": "The signal came from outside distkit. "
+    "cluster.interrupt() ends a run on all ranks.",
+    r"^(ProcessRaisedException|ProcessExitedException|ChildFailedError|CalledProcessError: .*\b"
+    r"(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b)": STARTS_ITS_OWN,
     r"StopIteration": "Its iterator had no more items: give every rank the same number of batches.",
     r"is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
     "group is passed as group_src or group_dst.",

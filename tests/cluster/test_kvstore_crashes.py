@@ -289,7 +289,7 @@ def test_a_signal_that_interrupts_one_worker_is_told(cluster, tmp_path) -> None:
         os.kill(node(cluster, 1), signal.SIGINT)
         run._conductor.done.wait(2)
     with pytest.raises(
-        dk.errors.RankError, match=r"rank 1 was interrupted \(signal SIGINT\) at tests/"
+        dk.errors.RankError, match=r"rank 1 raised KeyboardInterrupt: signal SIGINT at tests/"
     ):
         run.wait(60)
     assert cluster.run(adds, "dist_sync").results == [100, 100]

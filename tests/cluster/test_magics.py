@@ -155,7 +155,7 @@ def test_the_run_is_shown_and_its_lines_are_the_cells(cells: dict[str, Cell]) ->
 def test_an_error_has_the_cells_lines(cells: dict[str, Cell]) -> None:
     raising, function = cells["raises"], cells["function"]
     said = f"RankError: rank 1 raised ZeroDivisionError: division by zero at {function.line(3)}"
-    assert raising.error.startswith(f"{said} [DK103]\n")
+    assert raising.error.startswith(f"{said}. ")
     assert f'File "In[{raising.number}]", line 4, in <module>\n    divide(0)' in raising.error
     assert f'File "In[{function.number}]", line 3, in divide\n    return 1 / by' in raising.error
 

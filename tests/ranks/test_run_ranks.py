@@ -254,7 +254,7 @@ def test_a_failing_rank_is_named_and_the_others_are_released() -> None:
     assert error.rank == 1
     assert str(error).startswith("rank 1 raised ValueError: a bad batch at ")
     assert 'raise ValueError("a bad batch")' in error.traceback
-    assert "rank 0 was in recv with rank 1 at" in str(error)
+    assert "ranks 0 and 2 wait in recv(src=1) at" in str(error)
     assert isinstance(error.run, Run)
     assert len(error.run.trace) > 0
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from distkit._format import named, times
 from distkit.cluster.notebook import place
 from distkit.cluster.processes.rank_spec import LINE_CLOSED
-from distkit.cluster.runs.outcome import BROKEN, SIGINT, Failure, Frame, Outcome
+from distkit.cluster.runs.outcome import BROKEN, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
-from distkit.diagnosis.advice import advice, headline
+from distkit.diagnosis.advice import headline
 from distkit.diagnosis.deadlocks import gone, raised, search
-from distkit.diagnosis.facts import ASKED
 from distkit.diagnosis.findings import Finding, fill, verb
 from distkit.errors import (
     OWN,
@@ -31,9 +30,8 @@ from distkit.errors import (
     RunInterrupted,
     is_generated,
 )
-from distkit.events import State
 from distkit.recording.recorder import MACHINERY, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call, op_name, raised_at, seen, silence
+from distkit.trace.calls import SILENT, STOPPED, at, last_call, raised_at, silence
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
@@ -98,7 +96,7 @@ def ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
 
 def _end(outcome: Outcome) -> RankEnd:
     if outcome.died:
-        return RankEnd("died", outcome.died, time=outcome.died_at)
+        return RankEnd("died", outcome.died, _crash_line(outcome.log), outcome.died_at)
     error = outcome.error
     if error is None:
         return RankEnd("returned", outcome.remark)
@@ -241,16 +239,12 @@ def verdict(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None
     dead = [o for o in outcomes if o.died]
     raised = [(o, o.error) for o in outcomes if o.error and not o.error.released]
     causes = [(o, e) for o, e in raised if not _is_consequence(e)] or raised[:1]
-    others = [o for o in outcomes if not o.returned and o not in [cause for cause, _ in causes]]
     if dead and not (causes and _came_first(*causes[0], dead[0], outcomes)):
-        return _death(name, dead, trace)
+        return _death(dead[0], trace)
     if causes:
-        first = _first(causes)
-        also = [o.rank for o, _ in causes if o.rank != first[0]]
-        return _exception(*first, also, others, trace)
-    if others:
-        ranks = named([o.rank for o in others])
-        return RunError(f"{name} was released on {ranks} before it finished.")
+        return _exception(*_first(causes), trace)
+    if released := [o.rank for o in outcomes if o.error]:
+        return RunError(f"{name} was released on {named(released)} before it finished.")
     return None
 
 
@@ -275,28 +269,26 @@ def _is_consequence(error: Failure) -> bool:
     return error.consequence or BROKEN.search(error.text) is not None
 
 
-def _death(name: str, dead: list[Outcome], trace: Trace) -> RankDied:
-    rank, how, log = dead[0].rank, dead[0].died, dead[0].log
-    line, where = _last_place(trace, rank, log)
-    others = f" (and so did {named([o.rank for o in dead[1:]])})" if dead[1:] else ""
-    words = _last_words(log)
-    ended = (
-        f"the process of rank {rank} {gone(how)} in the middle of {name} ({how}){others}{where}."
-    )
+def _findings(rank: int, otherwise: str, trace: Trace) -> list[str]:
+    """What a diagnosis finds of a rank's end, or else this; and what it finds of other ends."""
     found = trace.diagnose()
-    if (why := _reason(found, rank)) is not None:
-        said = [f"{why}\nThe process of rank {rank} ended{where}{others}.", _before(trace, rank)]
-    else:
-        mine = (f.remedy for f in found if f.rule is rules.Died and rank in f.culprits)
-        remedy = "Nothing is wrong with the program." if ASKED in how else next(mine, search(how))
-        said = [ended, _before(trace, rank), remedy, f"[{rules.Died.code}]"]
-    last = f"\nIts last words:\n{words}" if words else ""
-    return RankDied(" ".join(filter(None, said)) + last, rank=rank, line=line)
+    ends = [f for f in found if issubclass(f.rule, (rules.Raised, rules.Died, rules.UnusedBefore))]
+    its = [f for f in found if rank in f.victims] + [f for f in ends if rank in f.culprits]
+    others = [f for f in ends if f not in its[:1]]
+    return [str(its[0]) if its else otherwise, *map(str, others)]
 
 
-def _reason(found: Iterable[Finding], rank: int) -> Finding | None:
-    """The mistake because of which a rank has failed, if one is known."""
-    return next((f for f in found if rank in f.victims), None)
+def _death(outcome: Outcome, trace: Trace) -> RankDied:
+    rank, how, end = outcome.rank, outcome.died, _end(outcome)
+    ended = f"process of rank {rank} {gone(how)} ({how})."
+    said, *others = _findings(rank, f"the {ended} {search(how)} [{rules.Died.code}]", trace)
+    if how not in said:  # it is told of what led to that
+        said += f"\nThe {ended}"
+    last, words = last_call(trace.spans, rank), _last_words(outcome.log)
+    parts = [f"{said} {_before(trace, rank)}".rstrip(), *others]
+    parts += [f"Its last words:\n{words}"] if words else []
+    line = end.where or (last.where if last is not None else "")
+    return RankDied("\n".join(parts), rank=rank, line=line)
 
 
 def _before(trace: Trace, rank: int) -> str:
@@ -304,9 +296,9 @@ def _before(trace: Trace, rank: int) -> str:
     hows = [r.how for r in trace.info.replaced if r.node == rank]
     if not hows:
         return ""
-    how = hows[0] if len({*hows}) == 1 else "; ".join(hows)
     most = ", which is the most," if len(hows) >= MOST_REPLACEMENTS else ""
-    return f"In this run it was replaced {times(len(hows))}{most} and ended each time ({how})."
+    each = "; ".join(dict.fromkeys(hows))
+    return f"In this run it was replaced {times(len(hows))}{most} and ended each time ({each})."
 
 
 def _last_words(log: str, most: int = 15) -> str:
@@ -318,48 +310,20 @@ def _last_words(log: str, most: int = 15) -> str:
     return "\n".join([*message, *(frame.rstrip() for frame in theirs)]).strip()
 
 
-def _exception(
-    rank: int, error: Failure, also: list[int], others: list[Outcome], trace: Trace
-) -> RunError:
+def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
     if error.type == "_Unpicklable":
         return NotPicklableError(f"rank {rank}: {error.text}")
-    line = _users_line(error.frames)
-    parts = [_what_happened(rank, error, line, trace, alone=not others)]
+    line, said = _users_line(error.frames), f"{error.type}: {error.text}"
+    parts = _findings(rank, f"rank {rank} {raised(said, line)} [{rules.Raised.code}]", trace)
     parts += _raised_before(rank, error)
-    if also:
-        parts.append(f"{named(also).capitalize()} raised, too.")
-    parts += _of_others(others, trace)
     if trace.info.replaced and (_is_consequence(error) or _NO_GROUP in error.text):
         parts.append(_GROUP_IS_OVER)
     parts += _of_nothing(error)
     text = "".join(_frame(*frame) for frame in _shown(error.frames))
-    parts.append(f"\nTraceback on rank {rank}:\n{text}{error.type}: {error.text}")
+    parts.append(f"\nTraceback on rank {rank}:\n{text}{said}")
     if error.cause:
         parts.append(f"caused by {error.cause}")
     return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
-
-
-def _what_happened(rank: int, error: Failure, line: str, trace: Trace, *, alone: bool) -> str:
-    """An exception in a sentence, after its reason and before its remedy, as far as known.
-
-    ``alone``: no other rank was released because of it.
-    """
-    if error.type == "SystemExit":
-        code, _, more = error.text.partition("\n")
-        remedy = more or ("Return instead." if alone else rules.Raised.leave_together)
-        return f"rank {rank} {raised(f'SystemExit: {code}', line)}. {remedy} [{rules.Raised.code}]"
-    if (error.type, error.text) == ("KeyboardInterrupt", SIGINT):
-        return (
-            f"rank {rank} was interrupted ({SIGINT}){at(line)}: the signal came "
-            "from outside distkit. cluster.interrupt() ends a run on all ranks."
-        )
-    if (why := _reason(trace.diagnose(), rank)) is not None:
-        return str(why)
-    source = next((f[3] or "" for f in reversed(error.frames) if is_users(f[0])), "")
-    text = f"{error.type}: {error.text}"
-    said = f"rank {rank} raised {raised_at(headline(text, source)[:HEADLINE], line)}"
-    remedy = advice(text, source)
-    return f"{said}. {remedy} [{rules.Raised.code}]" if remedy else f"{said} [{rules.Raised.code}]"
 
 
 #: A variable that is assigned something; and what returns nothing.
@@ -423,20 +387,6 @@ def _in_place(collective: str, tensor: str) -> str:
     return f"{collective} returns None and leaves its result in {tensor}. Use {tensor}."
 
 
-def _of_others(others: list[Outcome], trace: Trace) -> list[str]:
-    """The ends of the ranks that did not raise it."""
-    released = [o.rank for o in others if o.error]
-    said = [
-        f"After that, the process of rank {o.rank} {gone(o.died)} ({o.died})."
-        for o in others
-        if o.died
-    ]
-    if released:
-        waits = "; ".join(_waited(trace, r) for r in released)
-        said.append(f"The others were released: {waits}.")
-    return said
-
-
 def _users_line(frames: list[Frame]) -> str:
     """The innermost line that is the user's: not in an installed package, nor of Cython's.
 
@@ -472,26 +422,9 @@ def _frame(file: str, number: int, function: str, text: str | None) -> str:
     return shown + (f"    {source}\n" if source else "")
 
 
-def _waited(trace: Trace, rank: int) -> str:
-    """The call that a released rank was in, as far as the trace tells."""
-    for span in reversed(trace.spans):
-        if span.rank == rank and span.state is State.SCHEDULED:
-            return f"rank {rank} was paused before {op_name(span)}{at(span.where)}"
-        if span.rank == rank and span.state in (State.FAILED, State.STARTED, State.BLOCKED):
-            peer = "" if span.peer is None else f" with {trace.info.rank(span.peer).name}"
-            return f"rank {rank} was in {op_name(span)}{peer}{at(span.where)}"
-    return f"rank {rank}"
-
-
-def _last_place(trace: Trace, rank: int, log: str) -> tuple[str, str]:
-    """The line of a rank, and the same in words.
-
-    A crash report names the line that it died at, the innermost of the user's. What is recorded
-    names no more than its last call.
-    """
+def _crash_line(log: str) -> str:
+    """The line that a rank died at, the innermost of the user's, if its log has a crash report."""
     for file, number in re.findall(r'File "(.+)", line (\d+) in ', log):
         if is_users(file):
-            line = place(f"{file}:{number}")
-            return line, at(line)
-    last = last_call(trace.spans, rank)
-    return (last.where, f"; it was {seen(last)}") if last is not None else ("", "")
+            return place(f"{file}:{number}")
+    return ""

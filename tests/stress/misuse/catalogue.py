@@ -137,7 +137,7 @@ def sends_itself_a_signal() -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-@ends(ending=r"rank 1 was interrupted \(signal SIGINT\) at .*catalogue.py:")
+@ends(ending=r"rank 1 raised KeyboardInterrupt: signal SIGINT at .*catalogue.py:")
 def interrupts_itself() -> None:
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
