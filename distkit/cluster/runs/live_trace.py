@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from distkit import companions
 from distkit.cluster.notebook import place, sources
 from distkit.events import WORLD, Event, Op, State
 from distkit.recording.plain import decode_rows, encode_rows
 from distkit.recording.recorder import to_event
 from distkit.trace.hosts import hosts_of
-from distkit.trace.info import APART, ClockOffset, RankEnd, Replacement, RunInfo
+from distkit.trace.info import APART, RankEnd, Replacement, RunInfo
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ class LiveTrace:
         self.clock: Callable[[float], float] = float
         #: The clock of the machine that a rank is on; None if it is this machine's.
         self.offset: Callable[[int], Offset | None] = lambda rank: None
-        self._clocks: dict[int, Offset] = {}  # by which each rank's times are read
-        self._reached: dict[int, float] = {}  # the last of these, by this machine's clock
-        self._errors: dict[int, float] = {}  # the largest by which they may be wrong [s]
+        self._clocks: Any = None  # those of other machines, once one has told events
         self.arrived = self.dropped = 0  # events
         self.rows: Counter[int] = Counter()  # that arrived from each rank's present process
         self._first: Counter[int] = Counter()  # where the operations of that process begin
@@ -137,22 +135,12 @@ class LiveTrace:
         info = structs.replace(
             self.info,
             until=self.clock(time.monotonic()) if until is None else until,
-            clocks=self._compared(),
+            clocks=self._clocks.compared(hosts_of(self.info)) if self._clocks else {},
             ends=ends,
             replaced=replaced,
             sources=sources(events, [end.where for end in ends.values()]),
         )
         return Trace(events, info)
-
-    def _compared(self) -> dict[str, ClockOffset]:
-        """How far the clocks of other machines were ahead, and how sure that is."""
-        hosts, errors = hosts_of(self.info), dict[str, float]()
-        clocks = dict[str, ClockOffset]()
-        for rank, offset in sorted(self._clocks.items()):
-            host = hosts[rank]
-            errors[host] = max(self._errors[rank], errors.get(host, 0.0))
-            clocks[host] = ClockOffset(offset.seconds, errors[host])
-        return clocks
 
     def latest(self, ranks: Iterable[int]) -> dict[int, int]:
         """The number of the latest operation of each of these ranks."""
@@ -198,19 +186,8 @@ class LiveTrace:
         return new
 
     def _reader(self, rank: int, offset: Offset, rows: list[Any]) -> Callable[[float], float]:
-        """What puts the times of these rows into the reader's.
-
-        A rank keeps its first offset until a later one is much surer: they differ a little, and
-        no rank's time goes back.
-        """
-        ends = [row[3] for row in (rows[0], rows[-1])]
-
-        def error(clock: Offset) -> float:
-            return max(map(clock.error_at, ends))
-
-        known = self._clocks.get(rank, offset)
-        known = self._clocks[rank] = offset if error(offset) < error(known) / 2 else known
-        self._errors[rank] = max(error(known), self._errors.get(rank, 0.0))
-        reached = self._reached.get(rank, -math.inf)
-        self._reached[rank] = max(reached, known.to_here(ends[1]))
-        return lambda there: self.clock(max(reached, known.to_here(there)))
+        """What puts the times of these rows into the reader's."""
+        if self._clocks is None:
+            self._clocks = companions.load("distkit_hosts.live_clocks").LiveClocks()
+        to_here = self._clocks.reader(rank, offset, rows[0][3], rows[-1][3])
+        return lambda there: self.clock(to_here(there))
