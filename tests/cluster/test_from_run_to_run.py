@@ -149,7 +149,7 @@ def test_programs_that_start_ranks_get_a_hint(
 
     with pytest.raises(dk.errors.RankError, match="as a child's"):
         cluster.run(spawns)
-    assert "torch.multiprocessing.spawn: the program starts" in capsys.readouterr().err
+    assert "torch.multiprocessing.spawn: The program starts" in capsys.readouterr().err
 
     def launches() -> None:
         raise subprocess.CalledProcessError(1, [sys.executable, "-m", "torch.distributed.run"])

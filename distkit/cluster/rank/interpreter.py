@@ -10,9 +10,7 @@ import argparse
 import asyncio
 import builtins
 import os
-import re
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +27,7 @@ import cloudpickle
 import torch
 
 from distkit.cluster.rank import outbox
+from distkit.diagnosis.advice import STARTS_ITS_OWN
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
@@ -68,24 +67,6 @@ def outside_of_loops() -> Iterator[None]:
         asyncio._set_running_loop(loop)
 
 
-#: How programs start processes of their own, as far as an error can tell.
-_LAUNCHERS = (
-    "/torch/multiprocessing/spawn.py",
-    "/torch/distributed/run.py",
-    "/torch/distributed/launcher/",
-)
-_COMMANDS = re.compile(
-    r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b"
-)
-
-STARTS_ITS_OWN = (
-    "the program starts its own processes on every rank. They do not belong to the ranks' process "
-    "group, and nothing they do is recorded. Run their function instead: cluster.run(fn, ...) "
-    "calls fn "
-    "on every rank, and fn asks dist.get_rank() and dist.get_world_size()."
-)
-
-
 _ARGUMENTS = (
     "Give a script its arguments after its name: cluster.run('train.py', '--lr', '0.1'). "
     "A function takes them as parameters: cluster.run(train, lr=0.1)."
@@ -116,7 +97,7 @@ def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:
 
 
 def hint(error: BaseException) -> str:
-    """A remedy to add to an error: of a wrong call, of a parser, of processes that were started."""
+    """A remedy to add to an error: of a wrong call, or of a parser."""
     if isinstance(error, TypeError):
         calls = [f"cluster.run({f}, x) calls {f}(x) on every rank." for *_, f, _ in called(error)]
         return "".join(f"\n{said}" for said in calls)
@@ -126,13 +107,7 @@ def hint(error: BaseException) -> str:
                 with suppress(Exception):  # a parser of the user's
                     usage = frame.f_locals["self"].format_usage()
                     return f"\n{usage}{frame.f_locals['message']}{_ARGUMENTS}"
-    if isinstance(error, subprocess.CalledProcessError):
-        found = _COMMANDS.search(str(error.cmd)) is not None
-    else:
-        walked = traceback.walk_tb(error.__traceback__)
-        files = [frame.f_code.co_filename for frame, _ in walked]
-        found = any(launcher in file for file in files for launcher in _LAUNCHERS)
-    return f"\n{STARTS_ITS_OWN}" if found else ""
+    return ""
 
 
 # -- processes that the program starts ----------------------------------------------------
