@@ -61,6 +61,7 @@ class Engines(Ranks):
             raise StartError(
                 "ipyparallel's controller did not start. " + self._log("controller.log")
             ) from None
+        self._controller.hear(lambda message: None)
         self._controller.on_exit(lambda status: self._spoil())
         import ipyparallel
 

@@ -35,9 +35,10 @@ def test_who_is_forked_while_its_cluster_ends_ends_too(fresh: forkserver.ForkSer
     folder = fresh.make_folder(1)
     role = "distkit.cluster.processes.roles:controller"
     late = fresh.fork(role, folder=folder, log="late.log", period=200, misses=10)
+    late.hear(lambda message: None)
     fresh.remove(folder)
     assert late.wait(10)
-    late.let_go()
+    late.channel.hang_up()
     until(lambda: not Path(folder).exists())
 
 

@@ -23,6 +23,9 @@ from distkit.recording.plain import decode, encode
 
 _HEAD = struct.Struct("!Q")
 
+#: So much of a message is read at once [bytes].
+_CHUNK = 1 << 20
+
 
 class Channel:
     """One end of the line. ``send`` may be called from any thread, ``recv`` from one."""
@@ -100,13 +103,8 @@ class Channel:
         except OSError:
             return True
 
-    def finish(self) -> None:
-        """Nothing more will come: after what has arrived, :meth:`recv` raises EOFError."""
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RD)
-
     def hang_up(self) -> None:
-        """Break the line. Both ends read EOFError."""
+        """Break the line. After what has arrived, both ends read EOFError."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -128,19 +126,15 @@ def _decoded(body: bytes) -> Any:
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
-    try:
-        data = bytearray(size)
-    except (MemoryError, OverflowError) as error:
-        raise EOFError(f"the channel received an invalid message: {error}") from error
-    view = memoryview(data)
-    while view:
+    data = bytearray()
+    while len(data) < size:
         try:
-            got = sock.recv_into(view)
+            got = sock.recv(min(size - len(data), _CHUNK))
         except OSError:
-            got = 0
+            got = b""
         if not got:
             raise EOFError("the other end of the channel is closed")
-        view = view[got:]
+        data += got
     return bytes(data)
 
 

@@ -56,7 +56,7 @@ class Child:
         self.stopped: Stop = (0, 0.0)
         #: Called with that, from another thread, when the process is stopped and when it goes on.
         self.on_stop: Callable[[Stop], None] = lambda stop: None
-        self._heard = self._silent = False  # is its line listened to? has it come to its end?
+        self._silent = False  # its line has come to its end
         #: Its status, when its last words have been heard.
         self._end: futures.Future[int] = futures.Future()
 
@@ -72,8 +72,7 @@ class Child:
             raise StartError(self.server.why()) from e
 
     def hear(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback(message)`` from another thread for all that it says."""
-        self._heard = True
+        """Call ``callback(message)`` from another thread for all that it says from now on."""
         self.channel.listen(callback, self._fell_silent)
 
     def on_exit(self, callback: Callable[[int], None]) -> None:
@@ -89,27 +88,18 @@ class Child:
 
     def ended(self, status: int) -> None:
         """Note the end; those who asked are told when its last words have been heard."""
-        if self.status is None:
-            self.status = status
-            if self._heard:
-                self.channel.finish()  # a process that it forked may hold the other end
-            self._tell()
+        self.status = status
+        self.channel.hang_up()  # a process that it forked may hold the other end
+        self._tell()
 
     def _fell_silent(self) -> None:
         self._silent = True
         self._tell()
 
     def _tell(self) -> None:
-        if self.status is not None and (self._silent or not self._heard):
+        if self.status is not None and self._silent:
             with suppress(futures.InvalidStateError):  # both threads have come here
                 self._end.set_result(self.status)
-
-    def let_go(self) -> None:
-        """Break the line to it."""
-        if self._heard:
-            self.channel.hang_up()
-        else:
-            self.channel.close()
 
 
 class ForkServer:
@@ -239,7 +229,7 @@ class ForkServer:
             callback(self.why())
         orphans, self._children = list(self._children.values()), {}
         for child in orphans:
-            child.let_go()
+            child.channel.hang_up()
             child.ended(-signal.SIGKILL)
 
     def forget(self) -> None:
@@ -362,7 +352,7 @@ def shut(children: Iterable[Child], within: float = ENDED) -> None:
     end(children, over=True)
     for child in children:
         child.wait(within)
-        child.let_go()
+        child.channel.hang_up()
 
 
 def start_zygote(line: socket.socket, stderr: int | None = None) -> subprocess.Popen[bytes]:
