@@ -109,7 +109,7 @@ def test_a_stopped_rank_is_said_to_be_stopped(
         assert run.wait(10).results == [None, None]
     else:
         (cluster.interrupt if end == "interrupt" else cluster.restart)()
-        with pytest.raises(dk.errors.RunInterrupted, match=r"Rank 1 was stopped \(SIGSTOP\)"):
+        with pytest.raises(dk.errors.RunInterrupted, match=r"rank 1 is stopped \(SIGSTOP\)"):
             run.wait(10)
     assert cluster.run(dist.get_rank).results == [0, 1]
     assert (

@@ -441,18 +441,10 @@ class Conductor:
             error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
         if self._interrupted and not self.died:
             found = self._found or (self.findings if self._is_short else [])
-            error = report.interrupted(
-                self.name, self._afterwards, self._who_is_stopped(), outcomes, found
-            )
+            error = report.interrupted(self.name, self._afterwards, outcomes, found)
         if self.cluster_failure and error is not None:
             error = RunError(f"{self.name} was ended: {self.cluster_failure}")
         self.error = error  # at once: others read it while a long trace is diagnosed
-
-    def _who_is_stopped(self) -> dict[str, str]:
-        return {
-            f"rank {n}" if n in self.ranks else self.live.info.ranks[n].name: how
-            for n, how in self.live.info.stopped.items()
-        }
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
         """Add what the ranks said about themselves in the end to the trace."""

@@ -162,15 +162,10 @@ def of_stop(rank: int, how: str, pid: int | str) -> str:
 
 
 def interrupted(
-    name: str,
-    after: str,
-    stopped: dict[str, str],
-    outcomes: Iterable[Outcome],
-    findings: Iterable[Finding] = (),
+    name: str, after: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
 ) -> RunInterrupted:
-    """The error of ``cluster.interrupt()``; ``stopped``: who was, by signals."""
+    """The error of ``cluster.interrupt()`` and of Ctrl-C."""
     said = [_after(f"{name} was interrupted on all ranks", after), *_where_they_were(outcomes)]
-    said += [f"{who[:1].upper()}{who[1:]} was stopped ({how})." for who, how in stopped.items()]
     return RunInterrupted("\n".join([*of_findings(findings), " ".join(said)]))
 
 
