@@ -15,7 +15,6 @@ from distkit.cluster.processes.rank_spec import LINE_CLOSED
 from distkit.cluster.runs.outcome import BROKEN, Failure, Frame, Outcome
 from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
-from distkit.diagnosis.advice import headline
 from distkit.diagnosis.deadlocks import gone, raised, search
 from distkit.diagnosis.findings import Finding, fill, verb
 from distkit.errors import (
@@ -31,7 +30,7 @@ from distkit.errors import (
     is_generated,
 )
 from distkit.recording.recorder import MACHINERY, is_users
-from distkit.trace.calls import SILENT, STOPPED, at, last_call, raised_at, silence
+from distkit.trace.calls import SILENT, STOPPED, at, last_call, silence
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
 
@@ -47,9 +46,6 @@ LOST_CELLS = (
     "the variables of %%ranks cells are lost: their processes have ended. The next cell starts new "
     "engines."
 )
-
-#: The first line of an error shows at most so much of what was raised [characters].
-HEADLINE = 2000
 
 #: Exceptions this close in time are told in the order of ranks [s]: a busy machine shifts them.
 TOGETHER = 0.1
@@ -138,8 +134,8 @@ def _raised_before(rank: int, error: Failure | None) -> list[str]:
     before = error.handled if error is not None else None
     if before is None:
         return []
-    raised = headline(f"{before.type}: {before.text}")[:HEADLINE]
-    return [f"Rank {rank} had raised {raised_at(raised, _users_line(before.frames))} before."]
+    said = raised(f"{before.type}: {before.text}", _users_line(before.frames))
+    return [f"Before that, rank {rank} {said}."]
 
 
 def of_deadlock(findings: list[Finding], more: Iterable[str]) -> DeadlockError:
