@@ -61,7 +61,7 @@ def interrupted(cluster: Any) -> Trace:
     run, asked = cluster.submit(left_alone), threading.Event()
 
     def look(_: Any = None) -> None:
-        pulls = [r for r in read(run.trace).requests if r.op is Op.PULL]
+        pulls = [r for r in read(run.trace).requests if r.span.op is Op.PULL]
         if any(r.arrived is not None for r in pulls):
             asked.set()
 
@@ -148,7 +148,7 @@ def test_a_late_gradient_is_marked_late_everywhere(tab: Any, real: Any, tmp_path
 
 def test_values_are_told_where_they_are_few(tab: Any, real: Any, tmp_path: Path) -> None:
     """The recorder leaves some out when looking at them has cost enough; the others are right."""
-    made = {(u.server, u.key): u.value for u in read(real["in_step"]).updates}  # the last of each
+    made = {u.place: u.value for u in read(real["in_step"]).updates}  # the last of each
     known = [(key, written(value)) for (_, key), value in made.items() if value is not None]
     assert {told for _, told in known} <= {"[2, 2, 2, 2]", "[2, 2]"}  # 1 of each worker
     view = sheet(tab, tmp_path, real["in_step"])

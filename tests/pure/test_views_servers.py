@@ -23,8 +23,8 @@ from distkit.trace.trace import Trace
 from distkit.views import Servers
 from distkit.views.scene.painter import to_svg
 from distkit.views.servers import projection
-from distkit.views.servers.history import find, listed, read
-from distkit.views.servers.projection import Captions, notices, opening, project, rule_sentence
+from distkit.views.servers.history import listed, read
+from distkit.views.servers.projection import notices, opening, project, rule_sentence
 from distkit.views.servers.scene import draw, to_table
 
 ONE = torch.ones(2)
@@ -137,7 +137,8 @@ def now(spans, time):
 def version(run, time, server=None, key="w"):
     """The version of a key, None before the first value."""
     server = run.history.of("server")[0] if server is None else server
-    return next((v for v, *_ in now(run.versions.get((server, key), ()), time)), None)
+    made = [v for at, v, *_ in run.history.versions.get((server, key), ()) if at <= time]
+    return made[-1] if made else None
 
 
 def lying(run, time):
@@ -147,8 +148,8 @@ def lying(run, time):
 
 
 def held(run, time):
-    """The workers whose pull waits."""
-    return [w for w in now([(w.begin, w.end, w) for w in run.waits], time) if w.kind == "pull"]
+    """The pulls that wait."""
+    return now([(r.arrived, r.answered, r) for r in run.history.requests if r.held], time)
 
 
 def doing(run, time):
@@ -158,16 +159,13 @@ def doing(run, time):
 
 
 def told(run, kind):
-    """The keyframes of a kind, each with its words."""
-    captions = Captions(run.history, run.waits, run.names)
-    return [
-        (keyframe, *captions.of(keyframe)) for keyframe in run.keyframes if keyframe.kind == kind
-    ]
+    """The keyframes of a kind."""
+    return [keyframe for keyframe in run.keyframes if keyframe.kind == kind]
 
 
 def more(run, kind):
     """The details of the keyframes of a kind."""
-    return [words for _, _, words in told(run, kind)]
+    return [keyframe.more for keyframe in told(run, kind)]
 
 
 # -- what is read in the events -----------------------------------------------------------
@@ -200,11 +198,12 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
         blocked = {node for node, _ in entry.waiting}
     trace = run.trace()
     history = read(trace)
-    waits = {w.node: w for w in find(history) if w.kind == "pull" and math.isinf(w.end)}
+    held = [r for r in history.requests if r.held and math.isinf(r.answered)]
+    waits = {r.node: r.awaited[-1][1] for r in held}
 
-    assert [(u.key, u.late) for u in history.updates] == run.updates
+    assert [(u.place[1], u.late) for u in history.updates] == run.updates
     assert [u.version for u in history.updates] == list(range(1, len(run.updates) + 1))
-    found = {op: [r for r in history.requests if r.op is op] for op in (Op.PUSH, Op.PULL)}
+    found = {op: [r for r in history.requests if r.span.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
     assert sum(r.dropped for r in found[Op.PUSH]) == sum(entry.dropped.values())
     got = [r for r in found[Op.PULL] if r.left is not None]
@@ -216,7 +215,7 @@ def test_the_story_is_what_the_server_did(workers, rule, steps) -> None:
     assert waits.keys() == blocked
     for (node, _), (_, clock) in entry.waiting.items():
         real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
-        assert set(waits[node].on(trace[-1].time)) == real - {node}
+        assert set(waits[node]) == real - {node}
 
 
 def pushed(s, worker, server, key, when, number=0):
@@ -253,14 +252,14 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     run = shop(3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
     assert (version(run, run.end), lying(run, run.end)) == (0, [(0, 0), (1, 0)])
-    assert [w.node for w in held(run, run.end)] == [0, 1] and run.history.quorum() == 3
+    assert [w.node for w in held(run, run.end)] == [0, 1] and run.history.quorum == 3
     assert {w: words for w, (kind, words) in doing(run, run.end).items() if kind == "waits"} == {
         0: "waits for worker 2",
         1: "waits for worker 2",
     }
     assert notices(run) == ["2 pulls never answered"]
     assert more(run, "pull")[0] == "waits for the gradient of worker 1 and worker 2"
-    assert more(run, "push")[1] == "computed from v0 · 2 of 3 have arrived · 8 B"
+    assert more(run, "push")[1] == "computed from v0 · 2 of 3 have arrived · 8 B · [1, 1]"
     words = {
         words
         for _, style, _, _, words in draw(run)["scene"]["shapes"]
@@ -272,12 +271,13 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
 def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     run = shop(2, Asynchronous(), [("pull", 0), ("pull", 1), ("push", 0), ("push", 1), ("pull", 1)])
     run = project(run.trace())
-    (last,) = (late for _, end, (_, late, _) in run.versions[2, "w"] if end > run.end)
+    *_, (_, _, last, _) = run.history.versions[2, "w"]
     assert (version(run, run.end), last, lying(run, run.end)) == (2, {1: 1}, [])
     assert not any(kind == "waits" for kind, _ in doing(run, run.end).values())
-    assert run.history.quorum() == 1
-    update, *words = told(run, "update")[-1]
-    assert words == ["server 0 updates w to v2", "with worker 1 (1 late)"]
+    assert run.history.quorum == 1
+    update = told(run, "update")[-1]
+    assert update.who == "server 0 updates w to v2"
+    assert update.more.startswith("with worker 1 (1 late)")
     assert to_table(run).splitlines()[-1] == (
         "  2 pushes (16 B), 3 pulls (24 B), 2 updates; gradients of staleness 0: 1, 1: 1"
     )
@@ -290,8 +290,8 @@ def test_a_refused_push_and_a_key_that_was_never_initialised() -> None:
     trace = run.trace()
     run = project(trace)
     assert notices(run) == ["1 request refused"]
-    ((push, _, words),) = told(run, "push")
-    assert push.lost and words.startswith("refused")
+    (push,) = told(run, "push")
+    assert push.lost and push.more.startswith("refused")
     assert (2, "v") in run.rows and version(run, run.end, key="v") is None
     assert "v no value" in repr(Servers(trace))
 
@@ -308,8 +308,6 @@ def test_keys_split_over_servers_say_which_part_each_has() -> None:
 
 def test_registration_waits_for_the_last() -> None:
     run = project(traces.parameter_server())
-    present = run.history.present()
-    assert [len(now(present, begin)) for begin, *_ in present] == [1, 2, 3, 4]
     assert more(run, "register")[-1] == "4 of 4 have registered"
     assert len(told(run, "book")) == 4
 
@@ -320,7 +318,7 @@ def test_who_died_is_said_and_crossed_out() -> None:
     run = project(run.trace(ends=ends))
     assert notices(run) == ["worker 1 died", "1 pull never answered"]
     assert doing(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
-    assert [who for _, who, _ in told(run, "death")] == ["worker 1 dies"]
+    assert [death.who for death in told(run, "death")] == ["worker 1 dies"]
 
 
 def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
@@ -344,7 +342,7 @@ def test_with_a_backup_worker_the_last_gradient_does_not_count() -> None:
     )
     assert more(run, "push")[-1].startswith("computed from v0: too late, not counted")
     assert lying(run, run.end) == []
-    assert run.staleness["totals"][:2] == [2, 0]
+    assert [g.late for g in run.history.gradients] == [0, 0]
 
 
 def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
@@ -422,9 +420,3 @@ def test_a_patch_carries_only_what_is_new() -> None:
     for part in ("marks", "drawings", "shapes", "holds"):
         old, new = before["scene"][part], patch["scene"][part]
         assert [*old[: new["keep"]], *new["more"]] == view._data["scene"][part]
-
-
-# -- workers that died --------------------------------------------------------------------
-
-
-# -- servers that died --------------------------------------------------------------------

@@ -1,46 +1,37 @@
-"""Projection of a run with a parameter server: keyframes, keys, versions, waits. Pure."""
+"""Projection of a run with a parameter server: keyframes with captions, and keys. Pure."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from distkit._format import count, human_bytes, human_seconds, joined
 from distkit.events import Op, Span
 from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, clean, name
+from distkit.views.scene.frame import clean, name
 from distkit.views.scene.summaries import written
 from distkit.views.servers.history import (
-    Death,
+    Ending,
     Place,
     Request,
     ServerHistory,
     Stretch,
     Update,
-    Wait,
-    deaths,
-    find,
+    endings,
     listed,
     read,
     statuses,
 )
-from distkit.views.servers.layout import MAX_WORKERS, histogram
 
 #: The last keyframes are drawn, the others dropped in blocks; the counters count all.
 MAX_KEYFRAMES, BLOCK = 6_000, 1_000
 
-#: Begin and end of a version [s], its number, the staleness of its gradients by worker, and its
-#: values if they are few.
-Version = tuple[float, float, tuple[int, Mapping[int, int], str]]
-
 
 @dataclass(frozen=True)
 class Row:
-    """A key on a server: the size of its value [bytes], and its ``part`` (number, of how many)."""
+    """A key on a server: the size of its value [bytes], and its part, such as (1, 2) of two."""
 
     server: int
     key: str
@@ -48,9 +39,35 @@ class Row:
     part: tuple[int, int] | None
 
     @property
-    def share(self) -> str:
-        """The part, in words."""
-        return "part {} of {}".format(*self.part) if self.part else ""
+    def size(self) -> str:
+        """The size and the part, in words."""
+        part = "part {} of {}".format(*self.part) if self.part else ""
+        return " · ".join(filter(None, [human_bytes(self.nbytes) if self.nbytes else "", part]))
+
+
+@dataclass(frozen=True, slots=True)
+class Keyframe:
+    """An event from ``src`` to ``dst``, with its times [s]; ``end`` is None if it never ended.
+
+    ``who`` and ``more`` tell of it; ``lost``: a server refused its value or dropped it as late.
+    """
+
+    kind: str  # push, pull, weights, init, optimizer, register, book, update, barrier or death
+    src: int
+    dst: int
+    begin: float
+    end: float | None
+    subject: Any  # a request, an update, the spans of a barrier, or an ending
+    who: str
+    more: str = ""
+    nbytes: int = 0
+    lost: bool = False
+
+    @property
+    def arrived(self) -> bool:
+        """True if it has ended, or was answered, whether its end was recorded or not."""
+        answered = isinstance(self.subject, Request) and self.subject.back is not None
+        return self.end is not None or answered
 
 
 @dataclass(frozen=True)
@@ -60,16 +77,22 @@ class Serving:
     trace: EventLog
     live: bool
     history: ServerHistory
-    waits: list[Wait]
     names: dict[int, str]
+    endings: list[Ending]
     keyframes: list[Keyframe]
     first: int
-    start: float
-    end: float
     rows: dict[Place, Row]
-    versions: dict[Place, list[Version]]
     doing: dict[int, list[Stretch]]  # by drawn worker
-    staleness: Json
+
+    @property
+    def start(self) -> float:
+        """When the picture begins."""
+        return self.keyframes[self.first].begin if self.first else self.trace.start
+
+    @property
+    def end(self) -> float:
+        """When the picture ends."""
+        return self.trace[-1].time if len(self.trace) else 0.0
 
     @property
     def title(self) -> str:
@@ -91,45 +114,23 @@ def project(trace: EventLog, live: bool = False) -> Serving:
     >>> project(EventLog()).keyframes
     []
     """
-    history = read(trace)
-    waits, names, rows, order = (
-        find(history),
-        _names(trace, history),
-        _rows(history),
-        keyframes(history, deaths(trace)),
-    )
-    first = 0 if len(order) <= MAX_KEYFRAMES else -(-(len(order) - MAX_KEYFRAMES) // BLOCK) * BLOCK
-    return Serving(
-        trace,
-        live,
-        history,
-        waits,
-        names,
-        order,
-        first,
-        start=trace.start if not first else order[first].begin,
-        end=trace[-1].time if len(trace) else 0.0,
-        rows=rows,
-        versions=_versions(history, rows),
-        doing=statuses(trace, history, waits, names, {*history.of("worker")[:MAX_WORKERS]}),
-        staleness=histogram(g.late for g in history.gradients if g.late is not None),
-    )
-
-
-def _names(trace: EventLog, history: ServerHistory) -> dict[int, str]:
+    history, ended = read(trace), endings(trace)
     ranks = {*trace.info.ranks, *history.roles, *trace.ranks}
-    return {rank: name(trace.info, rank) for rank in ranks}
+    names = {rank: name(trace.info, rank) for rank in ranks}
+    doing = statuses(trace, history, names)
+    found = [*_messages(history, names), *_others(history, ended, names)]
+    found.sort(key=lambda b: (b.end is None, b.end or b.begin, b.begin))
+    first = max(0, -(-(len(found) - MAX_KEYFRAMES) // BLOCK) * BLOCK)
+    return Serving(trace, live, history, names, ended, found, first, _rows(history), doing)
 
 
 def _rows(history: ServerHistory) -> dict[Place, Row]:
     """Every key on every server with a request for it, in the order of the requests."""
     size: Counter[Place] = Counter()
     for r in history.requests:
-        if r.op is not Op.REGISTER and not r.optimizer:
-            nbytes = r.nbytes if r.op is not Op.PULL else r.nbytes_back
-            size[r.server, r.key] = max(size[r.server, r.key], nbytes)
-    for u in history.updates:
-        size[u.server, u.key] += 0
+        if r.span.op is not Op.REGISTER and "optimizer" not in r.span.attributes:
+            size[r.place] = max(size[r.place], r.nbytes_back if r.span.op is Op.PULL else r.nbytes)
+    size.update(dict.fromkeys((u.place for u in history.updates), 0))
     parts: dict[str, list[int]] = defaultdict(list)
     for server, key in sorted(size):
         parts[key].append(server)
@@ -141,32 +142,111 @@ def _rows(history: ServerHistory) -> dict[Place, Row]:
     return found
 
 
-def _versions(history: ServerHistory, rows: dict[Place, Row]) -> dict[Place, list[Version]]:
-    """The versions of each key, in order."""
-    given: dict[Place, tuple[float, Request]] = {}  # the first request that shows a value
+# -- keyframes --------------------------------------------------------------------------
+
+_SAYS = {
+    "push": "{node} pushes its gradient of {key} to {server}",
+    "pull": "{node} asks {server} for {key}",
+    "weights": "{server} sends {key} v{version} to {node}",
+    "init": "{node} {gives} {key} to {server}",
+    "optimizer": "{node} sends {server} an optimizer",
+    "register": "{node} registers with the scheduler",
+    "book": "the scheduler sends {node} the addresses of all nodes",
+}
+
+
+def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyframe]:
+    """The requests, and the replies with weights or addresses."""
     for r in history.requests:
-        lost = r.failed is not None and (r.refused or r.left is None)
-        if r.place not in rows or r.arrived is None or lost or (r.op is Op.INIT and not r.whole):
+        op, sent, (server, _) = r.span.op, r.span.start, r.place
+        kind = "optimizer" if "optimizer" in r.span.attributes else str(op)
+        carried, nbytes = ("", 0) if op is Op.PULL else (written(r.value), r.nbytes)
+        end = None if r.arrived is None else max(sent, r.arrived)
+        lost = r.refused or r.dropped
+        more = [_more(r, history, names), human_bytes(nbytes) if nbytes else "", carried]
+        if end is None:
+            more[0] = "it has not arrived" if r.back is None else "not recorded by its server"
+        told = _told(kind, r, names), _line(more)
+        yield Keyframe(kind, r.node, server, sent, end, r, *told, nbytes, lost)
+        if r.left is None or r.refused or op not in (Op.PULL, Op.REGISTER):
             continue
-        if r.place not in given or r.arrived < given[r.place][0]:
-            given[r.place] = r.arrived, r
-    none: Mapping[int, int] = {}
-    changes = [
-        (arrived, place, 0, none, r.value if r.op is Op.INIT else None)
-        for place, (arrived, r) in given.items()
-    ]
-    changes += [
-        (u.end, u.place, u.version, u.late, u.value) for u in history.updates if u.end is not None
-    ]
-    found: dict[Place, list[Version]] = defaultdict(list)
-    for time, place, version, late, value in sorted(changes, key=lambda c: c[:3]):
-        if version == 0 and place in found:
-            continue  # an update was recorded before the first value
-        if found[place]:
-            begin, _, before = found[place][-1]
-            found[place][-1] = begin, time, before
-        found[place].append((time, math.inf, (version, late, written(value))))
-    return found
+        end = None if r.back is None else max(r.left, r.back)
+        waited = human_seconds(r.answered - (r.arrived or r.left))
+        more = [f"waited {waited}" if r.held else "answered at once", human_bytes(r.nbytes_back)]
+        if op is Op.REGISTER:
+            yield Keyframe("book", server, r.node, r.left, end, r, _told("book", r, names))
+        else:
+            told = _told("weights", r, names), _line([*more, written(r.value)])
+            yield Keyframe("weights", server, r.node, r.left, end, r, *told, r.nbytes_back)
+
+
+def _told(kind: str, r: Request, names: dict[int, str]) -> str:
+    node, server = (names.get(rank, f"rank {rank}") for rank in (r.node, r.place[0]))
+    gives = "gives the first value of" if r.whole else "announces"
+    says = {"node": node, "server": server, "key": r.place[1], "version": r.version}
+    return clean(_SAYS[kind].format(**says, gives=gives))
+
+
+def _line(parts: list[str]) -> str:
+    return clean(" · ".join(filter(None, parts)))
+
+
+def _more(r: Request, history: ServerHistory, names: dict[int, str]) -> str:
+    """The details of a request."""
+    op, awaited = r.span.op, r.awaited[0][1] if r.awaited else ()
+    others = listed([n for n in awaited if n != r.node], names)
+    if "optimizer" in r.span.attributes:
+        return str(r.span.attributes["optimizer"])
+    if op is Op.REGISTER:
+        present = sum(time <= (r.arrived or 0.0) for time in history.registered.values())
+        return f"{present} of {len(history.of('worker', 'server'))} have registered"
+    if op is Op.PULL:
+        return f"waits for the gradient of {others}" if others else "waits" * r.held
+    if r.refused:
+        return "refused"
+    if op is Op.INIT:
+        return f"waits for {others} to give it" if others else ""
+    counts = f" · {r.nth} of {history.quorum} have arrived" if r.nth and history.quorum > 1 else ""
+    more = f"computed from v{r.version}" + (": too late, not counted" if r.dropped else counts)
+    applied = f" · applied in v{r.by}" if r.by is not None else ""
+    return f"{more}{applied} · its worker has ended" if r.alone else more
+
+
+def _others(
+    history: ServerHistory, ended: list[Ending], names: dict[int, str]
+) -> Iterator[Keyframe]:
+    """Updates, deaths and barriers."""
+    for u in history.updates:
+        yield _update(u, names)
+    for ending in ended:
+        node, time, again, words = ending
+        if words == "died":
+            more = "this is its last heartbeat" if again is None else "another takes its place"
+            who = f"{names.get(node, f'rank {node}')} dies"
+            yield Keyframe("death", node, node, time, time, ending, who, more)
+    for members in history.barriers:
+        yield _barrier(members, history.of("worker"), names)
+
+
+def _update(u: Update, names: dict[int, str]) -> Keyframe:
+    server, key = u.place
+    took = {names.get(w, f"rank {w}"): late for w, late in u.late.items()}
+    some = " + ".join(f"{w} ({late} late)" if late else w for w, late in took.items())
+    told = f"{len(took)} gradients" if len(took) > 8 else some
+    who = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
+    more = _line([told and f"with {told}", written(u.value)])
+    return Keyframe("update", server, server, u.begin, u.end, u, who, more)
+
+
+def _barrier(members: list[Span], workers: list[int], names: dict[int, str]) -> Keyframe:
+    first = min(members, key=lambda s: s.start)
+    ends = [s.end for s in members if s.end is not None]
+    where = first.rank, first.rank, first.start
+    if len(ends) == len(members):
+        return Keyframe("barrier", *where, max(ends), members, "all have passed the barrier")
+    missing = sorted({*workers} - {s.rank for s in members})
+    more = f"waits for {listed(missing, names)}" if missing else ""
+    return Keyframe("barrier", *where, None, members, "barrier", more)
 
 
 def opening(run: Serving) -> float:
@@ -179,7 +259,7 @@ def opening(run: Serving) -> float:
         return run.end
     if died := run.done("death"):
         return died[-1].begin
-    if stuck := [w.begin for w in run.waits if w.kind == "pull" and w.asked and w.asked.stuck]:
+    if stuck := [r.arrived or 0.0 for r in run.history.requests if r.held and r.stuck]:
         return max(stuck)
     updates = run.done("update")
     stale = [u for u in updates if any(u.subject.late.values())]
@@ -192,27 +272,23 @@ def opening(run: Serving) -> float:
 
 def facts(run: Serving) -> list[str]:
     """Facts beside the title."""
-    history, device = run.history, run.trace.info.device
-    modes = dict.fromkeys(r.key for r in history.requests if r.op is Op.REGISTER and r.key)
+    history = run.history
+    modes = (clean(r.place[1]) for r in history.requests if r.span.op is Op.REGISTER)
     roles = [(len(history.of(role)), role) for role in ("worker", "server")]
-    return [
-        *(clean(mode) for mode in modes),
-        *(count(n, role) for n, role in roles if n),
-        *([device] if device else []),
-    ]
+    counts = [count(n, role) for n, role in roles if n]
+    return [*filter(None, [*dict.fromkeys(modes), *counts, run.trace.info.device])]
 
 
 def rule_sentence(history: ServerHistory) -> str:
     """The consistency rule of this run's servers, in a sentence."""
-    workers, most = len(history.of("worker")), history.quorum()
-    known = history.updates or any(r.op is Op.REGISTER and r.key for r in history.requests)
+    workers, most, rule = len(history.of("worker")), history.quorum, history.rule
+    known = history.updates or any(r.span.op is Op.REGISTER for r in history.requests)
     if not known or not workers:
         return ""
-    if most <= 1 and workers > 1 and history.rule.staleness is not None:
-        ahead = count(history.rule.staleness, "gradient")
+    if most <= 1 and workers > 1 and rule.staleness is not None:
         return (
-            f"Each gradient is applied when it arrives. A worker that is more than {ahead} "
-            "ahead of another waits in its pull."
+            "Each gradient is applied when it arrives. A worker that is more than "
+            f"{count(rule.staleness, 'gradient')} ahead of another waits in its pull."
         )
     if most <= 1 and workers > 1:
         return (
@@ -229,11 +305,6 @@ def rule_sentence(history: ServerHistory) -> str:
     return f"An update takes the first {count(most, 'gradient')}{late}"
 
 
-def notices(run: Serving) -> list[str]:
-    """Warnings and notes for the reader."""
-    return [*_warnings(run), *notes(run)]
-
-
 def notes(run: Serving) -> list[str]:
     """Notices that report no problem."""
     late = sum(r.dropped for r in run.history.requests)
@@ -245,12 +316,12 @@ def notes(run: Serving) -> list[str]:
     return [words for words, shown in found if shown]
 
 
-def _warnings(run: Serving) -> list[str]:
+def notices(run: Serving) -> list[str]:
+    """Warnings and notes for the reader."""
     history, names, info = run.history, run.names, run.trace.info
     refused = sum(r.refused for r in history.requests)
-    pulls = (w.asked for w in run.waits if w.kind == "pull" and w.asked)
-    stuck = sum(r.left is None and r.back is None for r in pulls)
-    lost = sum(b.end is None and b.kind != "barrier" and not b.answered for b in run.keyframes)
+    stuck = sum(r.held and r.left is None and r.back is None for r in history.requests)
+    lost = sum(not b.arrived and b.kind not in ("update", "barrier") for b in run.keyframes)
     dropped = run.trace.dropped
     dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
     again = [one.name for one in info.replaced]
@@ -258,179 +329,10 @@ def _warnings(run: Serving) -> list[str]:
     found = [
         (f"{', '.join(dead)} died", dead),
         (f"{', '.join(again)} died and had to be replaced", again),
-        (
-            f"what {joined(servers)} recorded last may be missing: counts may be too low",
-            servers,
-        ),
+        (f"what {joined(servers)} recorded last may be missing: counts may be too low", servers),
         (f"{count(stuck, 'pull')} never answered", stuck and not run.live),
         (f"{count(lost, 'message')} did not arrive", lost and not run.live),
         (f"{count(refused, 'request')} refused", refused),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
     ]
-    return [words for words, shown in found if shown]
-
-
-@dataclass(frozen=True, slots=True)
-class Keyframe:
-    """An event from ``src`` to ``dst``, with its times [s]; ``end`` is None if it never ended."""
-
-    kind: str  # push, pull, weights, init, optimizer, register, book, update, barrier or death
-    src: int
-    dst: int
-    begin: float
-    end: float | None
-    subject: Any  # a request, an update, the spans of a barrier, or a death
-
-    @property
-    def answered(self) -> bool:
-        """True for an answered request, which arrived even if its arrival was not recorded."""
-        return isinstance(self.subject, Request) and self.subject.back is not None
-
-    @property
-    def nbytes(self) -> int:
-        """The payload [bytes]."""
-        if not isinstance(self.subject, Request) or self.kind == "pull":
-            return 0
-        return self.subject.nbytes_back if self.kind == "weights" else self.subject.nbytes
-
-    @property
-    def value(self) -> str:
-        """The values that it carries, if they are few."""
-        carries = self.kind in ("push", "weights", "init", "update")
-        return written(self.subject.value) if carries else ""
-
-    @property
-    def lost(self) -> bool:
-        """True if the server refused its value or dropped it as late."""
-        refused = self.kind in ("push", "init") and self.subject.refused
-        return refused or (self.kind == "push" and self.subject.dropped)
-
-
-def keyframes(history: ServerHistory, deaths: Iterable[Death] = ()) -> list[Keyframe]:
-    """All keyframes in the order of their ends, followed by those that never ended."""
-    found = [*_messages(history)]
-    found += [Keyframe("update", u.server, u.server, u.begin, u.end, u) for u in history.updates]
-    found += [Keyframe("death", d[0], d[0], d[1], d[1], d) for d in deaths]
-    for members in history.barriers:
-        ends = [s.end for s in members if s.end is not None]
-        end = max(ends) if len(ends) == len(members) else None
-        first = min(members, key=lambda s: s.start)
-        found.append(Keyframe("barrier", first.rank, first.rank, first.start, end, members))
-    return sorted(found, key=lambda b: (b.end is None, b.end or b.begin, b.begin))
-
-
-_KINDS = {Op.PUSH: "push", Op.PULL: "pull", Op.INIT: "init", Op.REGISTER: "register"}
-_ANSWERS = {Op.PULL: "weights", Op.REGISTER: "book"}
-
-
-def _messages(history: ServerHistory) -> Iterator[Keyframe]:
-    for r in history.requests:
-        kind = "optimizer" if r.optimizer else _KINDS[r.op]
-        yield Keyframe(kind, r.node, r.server, r.sent, _after(r.sent, r.arrived), r)
-        if r.left is not None and r.op in _ANSWERS and not r.refused:
-            yield Keyframe(_ANSWERS[r.op], r.server, r.node, r.left, _after(r.left, r.back), r)
-
-
-def _after(begin: float, end: float | None) -> float | None:
-    """The end, or the begin if the clocks put it earlier."""
-    return None if end is None else max(begin, end)
-
-
-class Captions:
-    """The captions of a run's keyframes.
-
-    Args:
-        history: the history of the run.
-        waits: the waits of the run.
-        names: the names of the nodes by rank.
-    """
-
-    def __init__(
-        self, history: ServerHistory, waits: Iterable[Wait], names: dict[int, str]
-    ) -> None:
-        self.history, self.names = history, names
-        self.held = {id(w.asked): w for w in waits if w.asked is not None}
-        self.members = len(history.of("worker")) + len(history.of("server"))
-        self.quorum = history.quorum()
-        self.inbox = defaultdict[Place, list[Request]](list)
-        for g in history.gradients:
-            self.inbox[g.place].append(g)
-        self.registered = sorted(arrived for arrived, _, _ in history.present())
-
-    def name(self, node: int) -> str:
-        """The name of a node."""
-        return self.names.get(node, f"rank {node}")
-
-    def of(self, keyframe: Keyframe) -> tuple[str, str]:
-        """A sentence and details."""
-        sentence, more = getattr(self, f"_{keyframe.kind}")(keyframe.subject)
-        if keyframe.end is None and isinstance(keyframe.subject, Request):
-            more = "not recorded by its server" if keyframe.answered else "it has not arrived"
-        size = human_bytes(keyframe.nbytes) if keyframe.nbytes else ""
-        return clean(sentence), clean(" · ".join(filter(None, [more, size])))
-
-    def _push(self, r: Request) -> tuple[str, str]:
-        more = "refused" if r.refused else f"computed from v{r.version}"
-        if r.dropped:
-            more += ": too late, not counted"
-        elif not r.refused and r.arrived is not None and self.quorum > 1:
-            more += f" · {self._in_inbox(r.place, r.arrived)} of {self.quorum} have arrived"
-        if r.alone:
-            more += f" · applied in v{r.by}" if r.by is not None else ""
-            more += " · its worker has ended"
-        return f"{self.name(r.node)} pushes its gradient of {r.key} to {self.name(r.server)}", more
-
-    def _in_inbox(self, place: Place, time: float) -> int:
-        """The number of workers with a gradient in the inbox just after a time."""
-        mine = self.inbox[place]
-        recent = mine[: bisect_right(mine, time, key=lambda g: g.arrived or 0.0)][-256:]
-        return len({g.node for g in recent if g.taken > time})
-
-    def _awaited(self, r: Request, template: str) -> str:
-        """The nodes that a request waits for when it arrives, in words."""
-        wait = self.held.get(id(r))
-        awaited = wait.on(wait.begin) if wait else ()
-        return template.format(listed(awaited, self.names)) if awaited else ""
-
-    def _pull(self, r: Request) -> tuple[str, str]:
-        more = self._awaited(r, "waits for the gradient of {}") or "waits" * (id(r) in self.held)
-        return f"{self.name(r.node)} asks {self.name(r.server)} for {r.key}", more
-
-    def _weights(self, r: Request) -> tuple[str, str]:
-        wait = self.held.get(id(r))
-        more = f"waited {human_seconds(wait.end - wait.begin)}" if wait else "answered at once"
-        return f"{self.name(r.server)} sends {r.key} v{r.version} to {self.name(r.node)}", more
-
-    def _init(self, r: Request) -> tuple[str, str]:
-        does = "gives the first value of" if r.whole else "announces"
-        more = "refused" if r.refused else self._awaited(r, "waits for {} to give it")
-        return f"{self.name(r.node)} {does} {r.key} to {self.name(r.server)}", more
-
-    def _optimizer(self, r: Request) -> tuple[str, str]:
-        return f"{self.name(r.node)} sends {self.name(r.server)} an optimizer", r.optimizer
-
-    def _register(self, r: Request) -> tuple[str, str]:
-        present = bisect_right(self.registered, -math.inf if r.arrived is None else r.arrived)
-        more = f"{present} of {self.members} have registered"
-        return f"{self.name(r.node)} registers with the scheduler", more
-
-    def _book(self, r: Request) -> tuple[str, str]:
-        return f"the scheduler sends {self.name(r.node)} the addresses of all nodes", ""
-
-    def _update(self, u: Update) -> tuple[str, str]:
-        late = [f"{self.name(w)} ({n} late)" if n else self.name(w) for w, n in u.late.items()]
-        more = f"{len(late)} gradients" if len(late) > 8 else " + ".join(late)
-        return f"{self.name(u.server)} updates {u.key} to v{u.version}", more and f"with {more}"
-
-    def _death(self, death: Death) -> tuple[str, str]:
-        node, _, replaced = death
-        return (
-            f"{self.name(node)} dies",
-            "this is its last heartbeat" if replaced is None else "another takes its place",
-        )
-
-    def _barrier(self, members: list[Span]) -> tuple[str, str]:
-        if all(s.end is not None for s in members):
-            return "all have passed the barrier", ""
-        missing = sorted({*self.history.of("worker")} - {s.rank for s in members})
-        return "barrier", f"waits for {listed(missing, self.names)}" if missing else ""
+    return [words for words, shown in found if shown] + notes(run)

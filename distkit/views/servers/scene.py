@@ -1,6 +1,6 @@
 """The view of a parameter server: servers, keys, inboxes, workers, messages.
 
-history.py reads the events, projection.py combines them and captions keyframes.
+history.py reads the events, projection.py makes keyframes of them and captions these.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Any, TypeVar
+from itertools import count as numbers
+from typing import Any
 
 from distkit._format import count, human_bytes
 from distkit.views.scene.frame import Json, clean, flagged
@@ -30,15 +32,11 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import cut
 from distkit.views.scene.svg import text_width
-from distkit.views.servers import layout
-from distkit.views.servers.history import Place, Request, Status
-from distkit.views.servers.layout import WIDTH, bin_counts, bin_of, brief
+from distkit.views.servers.history import MAX_WORKERS, Place, Request, Status, Version
 from distkit.views.servers.projection import (
-    Captions,
     Keyframe,
     Row,
     Serving,
-    Version,
     facts,
     notes,
     notices,
@@ -47,16 +45,19 @@ from distkit.views.servers.projection import (
 )
 
 Point = tuple[float, float]
-#: Begin, end and subject.
-Span = TypeVar("Span", bound=tuple[float, float | None, Any])
 
 #: Layers, from the lowest: messages in flight do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
-#: The largest numbers of drawn workers of an update, wait bars, and waiting pulls.
-NAMED, LANES, MANY = 8, 8, 5
+#: Widths of the picture, and of the field to the left of a scheduler and servers not drawn [px].
+WIDTH, FIELD = 720, 580
+#: The largest numbers that are drawn of servers, of keys of each, of workers of an update, and of
+#: waiting pulls and wait bars.
+MAX_SERVERS, MAX_KEYS, NAMED, MANY, LANES = 4, 6, 8, 5, 8
+HEAD, TALL, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the distance to the workers
 #: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 82, 12, 7, 200
-MAX_LETTERS = 28_000  # of the paths of all wait bars: longer runs leave out short stretches
+#: The largest number of bins of the histogram, the width of all, and the height of the highest.
+MAX_BINS, ROOM, HIGH = 10, 200.0, 36
 NOTHING = "this trace has no requests to a parameter server"
 LEGEND: list[tuple[list[Shape], float, str]] = [
     (
@@ -78,6 +79,22 @@ LEGEND: list[tuple[list[Shape], float, str]] = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A key on a card: its box, the width of a slot of its inbox, where pulls wait."""
+
+    x: float
+    y: float
+    w: float
+    slot: float
+    wait: float
+
+    @property
+    def pill(self) -> Point:
+        """The center of its version."""
+        return self.x + self.w - 19, self.y + 13
+
+
 def draw(run: Serving) -> Json:
     """The picture of a run, for both painters.
 
@@ -91,41 +108,49 @@ class _Painter:
     def __init__(self, run: Serving) -> None:
         self.run, history = run, run.history
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
-        self.quorum, workers = history.quorum(), history.of("worker")
-        self.slot_owners = workers if self.quorum == len(workers) > 1 else []
-        places = layout.places(history, run.rows, self.quorum)
-        self.cards, self.stubs, self.spots = places.cards, places.stubs, places.rows
-        self.workers = {w["rank"]: w for w in places.workers}
-        self.scheduler = places.scheduler
-        self.point = {c["rank"]: (c["x"] + c["w"] / 2, c["y"] + c["h"]) for c in self.cards}
-        self.point |= {n["rank"]: (n["x"], n["y"]) for n in (*places.workers, *self.scheduler)}
-        self.slots = self._slots(workers)
-        feet = [w["y"] + w["r"] for w in places.workers]
-        floor = max([70, *feet, *(y for _, y in self.point.values())])
-        self.bars = floor + 46
-        height = self.bars + PITCH * min(len(places.workers), LANES) + 2
-        self.scene = Scene(WIDTH, height, run.start)
-        self.side = Scene(SIDE, 170, run.start)
+        servers, self.workers, scheduler = map(history.of, ("server", "worker", "scheduler"))
+        self.quorum, all_ = history.quorum, len(self.workers)
+        #: Whose slots are in an inbox, if each worker has its own.
+        self.owners = self.workers if self.quorum == all_ > 1 else []
+        self.field = FIELD if scheduler or len(servers) > MAX_SERVERS else WIDTH
+        self.point: dict[int, Point] = {}  # where messages end, by rank
+        self.spots: dict[Place, Spot] = {}  # of the keys that are drawn
+        self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE, 170, run.start)
+        self.servers, self.workers = servers[:MAX_SERVERS], self.workers[:MAX_WORKERS]
+        bottom = self._servers(servers)
+        self.radius, spots = 22.0 if all_ <= 6 else 17.0, max(1, min(all_, MAX_WORKERS + 1))
+        self.pitch = min(240.0, self.field / spots)
+        left, self.row = (self.field - self.pitch * (spots - 1)) / 2, bottom + AISLE
+        places = [round(left + i * self.pitch, 1) for i in range(spots)]
+        self.center = dict(zip(self.workers, places, strict=False))
+        top = self.row - self.radius
+        self.point |= {rank: (x, top) for rank, x in self.center.items()}
+        if more := all_ - len(self.workers):
+            self._stub(history.of("worker"), (places[-1], self.row), f"+ {more:,}")
+        self.scheduler = (WIDTH - 66, bottom + AISLE / 2 - 14)
+        self.point |= dict.fromkeys(scheduler, (WIDTH - 128, self.scheduler[1]))
+        self.bars = (self.row + self.radius if self.workers else 70.0) + 46
+        self.scene.height = self.bars + PITCH * min(len(self.workers), LANES) + 2
 
     def picture(self) -> Json:
         run, drawn = self.run, self.run.keyframes[self.run.first :]
-        captions = Captions(run.history, run.waits, run.names)
-        self._links()
-        self._cards()
-        self._scheduler()
-        for at, spot in self.spots.items():
-            if spot["shown"]:
-                self._row(run.rows[at], spot)
-                self._version(at, run.versions.get(at, []), spot)
+        for a in self.workers:
+            for b in self.servers:
+                self.scene.add(0, 0, line(self.point[a], self.point[b], "link"))
+        if run.history.of("scheduler"):
+            self._scheduler()
+        for place, spot in self.spots.items():
+            self._row(run.rows[place], spot)
+            self._versions(run.rows[place], run.history.versions[place], spot)
         self._inboxes()
-        self._statuses()
+        for worker in self.workers:
+            self._statuses(worker)
         for i, keyframe in enumerate(drawn):
             self._keyframe(i, keyframe)
         self._waiting()
         self._counters()
         self._staleness()
-        nothing = not drawn and not self.cards
-        waiting = "waiting for the first message to a server"
+        waiting = "waiting for the first message to a server" if run.live else NOTHING
         return picture(
             self.scene,
             title=run.title,
@@ -136,178 +161,149 @@ class _Painter:
             notes=notes(run),
             said=rule_sentence(run.history),
             live=run.live,
-            empty=(waiting if run.live else NOTHING) if nothing else "",
+            empty="" if drawn or run.history.of("server") else waiting,
             legend=LEGEND if any(g.late for g in run.history.gradients) else LEGEND[:-1],
             opening=self.scene.when(opening(run)),
-            keyframes=[self._caption(keyframe, *captions.of(keyframe)) for keyframe in drawn],
+            keyframes=[self._caption(keyframe) for keyframe in drawn],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates(drawn))},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
             side=self.side.plain(),
         )
 
-    def _caption(self, keyframe: Keyframe, who: str, more: str) -> Json:
-        where = (
-            keyframe.subject.where.rpartition("/")[2]
-            if isinstance(keyframe.subject, Request)
-            else ""
-        )
-        more = " · ".join(filter(None, [more, keyframe.value]))
-        words = {"who": who, "more": more, "where": clean(where)}
+    def _caption(self, keyframe: Keyframe) -> Json:
+        asked = isinstance(keyframe.subject, Request)
+        where = keyframe.subject.span.where.rpartition("/")[2] if asked else ""
+        words = {"who": keyframe.who, "more": keyframe.more, "where": clean(where)}
         end = None if keyframe.end is None else self.scene.when(keyframe.end)
-        known = {key: text for key, text in words.items() if text}
+        known = {key: told for key, told in words.items() if told}
         return {"begin": self.scene.when(keyframe.begin), "end": end, **known}
 
     def _lane(self, rank: int) -> int:
         return self.lanes.get(rank, 7)
 
-    def _since(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """The spans that have not ended when the picture begins."""
-        return (s for s in spans if s[1] is None or s[1] > self.run.start)
-
-    def _slots(self, workers: list[int]) -> dict[Request, int]:
-        """The slot of each gradient in its inbox: its worker's, or the first free one."""
-        own = {w: i for i, w in enumerate(workers)}
-        busy: dict[Place, dict[int, float]] = defaultdict(dict)  # end of the last gradient by slot
-        found = {}
-        for g in self.run.history.gradients:
-            mine, slot = busy[g.place], own.get(g.node, 0)
-            if self.quorum < len(own):
-                came = g.arrived or 0.0
-                free = (i for i in range(self.quorum) if mine.get(i, -math.inf) <= came)
-                slot = next(free, self.quorum - 1)
-            mine[slot] = g.taken
-            found[g] = slot
-        return found
-
     # -- fixed marks ------------------------------------------------------------------------
 
-    def _links(self) -> None:
-        for w in self.workers.values():
-            for c in self.cards:
-                self.scene.add(0, 0, line((w["x"], w["y"] - w["r"]), self.point[c["rank"]], "link"))
-
-    def _cards(self) -> None:
-        for c in self.cards:
-            self.scene.add(
-                c["x"],
-                c["y"],
-                rect(c["w"], c["h"], "card", r=10),
-                rect(11, 11, "own", x=12, y=13, r=3, lane=self._lane(c["rank"])),
-                text(self.run.names[c["rank"]], "name", x=30, y=23),
-                layer=CARD,
+    def _servers(self, servers: list[int]) -> float:
+        """A card for each drawn server, all of the same height; and where they end."""
+        drawn = self.servers
+        keys: dict[int, list[Place]] = defaultdict(list)
+        for place in self.run.rows:
+            keys[place[0]].append(place)
+        n, most = max(1, len(drawn)), max((len(keys[s]) for s in drawn), default=0)
+        wide = min(340.0, (self.field - 2 * MARGIN - GAP * (n - 1)) / n)
+        left = (self.field - n * wide - GAP * (n - 1)) / 2
+        high = HEAD + TALL * max(1, min(most, MAX_KEYS)) + (22 if most > MAX_KEYS else 6)
+        for i, server in enumerate(drawn):
+            x, w, found = round(left + i * (wide + GAP), 1), round(wide, 1), keys[server]
+            words = f"and {len(found) - MAX_KEYS} more keys" if len(found) > MAX_KEYS else ""
+            shapes = (
+                rect(w, high, "card", r=10),
+                rect(11, 11, "own", x=12, y=13, r=3, lane=self._lane(server)),
+                text(self.run.names[server], "name", x=30, y=23),
+                text(words, "words", x=12, y=high - 8),
             )
-            if c["more"]:
-                words = text(f"and {c['more']} more keys", "words", x=12, y=c["h"] - 8)
-                self.scene.add(c["x"], c["y"], words, layer=CARD)
-        for stub in self.stubs:
-            words = text(stub["text"], "words", y=5, anchor="middle")
-            self.scene.add(stub["x"], stub["y"], words, layer=CARD)
+            self.scene.add(x, MARGIN, *shapes[: 4 if words else 3], layer=CARD)
+            self.point[server] = x + w / 2, MARGIN + high
+            for nth, place in enumerate(found[:MAX_KEYS]):
+                slot = min(38.0, max(w - 138, 0.4 * w) / self.quorum)
+                wait = x + 12 + self.quorum * slot + 11
+                self.spots[place] = Spot(x + 12, MARGIN + HEAD + TALL * nth, w - 24, slot, wait)
+        if more := len(servers) - len(drawn):
+            self._stub(servers, (WIDTH - 64, 40), f"+ {more:,} servers")
+        return MARGIN + high if drawn else 80.0 - AISLE
+
+    def _stub(self, ranks: list[int], place: Point, words: str) -> None:
+        """One place for all nodes of a role that are not drawn."""
+        self.point = dict.fromkeys(ranks, place) | self.point
+        self.scene.add(*place, text(words, "words", y=5, anchor="middle"), layer=CARD)
 
     def _scheduler(self) -> None:
         history = self.run.history
-        all_ = len(history.of("worker")) + len(history.of("server"))
-        for s in self.scheduler:
-            here = (s["x"], s["y"])
-            box = rect(124, 54, "card", x=-62, y=-27, r=27)
-            name = text("scheduler", "name", y=-2, anchor="middle")
-            self.scene.add(*here, box, name, layer=CARD)
-            for begin, end, nodes in pieces([(-math.inf, None, None), *history.present()]):
-                n = len(nodes) - 1
-                told = f"all {all_} registered" if n >= all_ else f"{n} of {all_} registered"
-                words = text(told, "words", y=16, anchor="middle")
-                self.scene.add(*here, words, begin=begin, end=end, layer=CARD)
-            for begin, end, r in history.present():
-                if r.node in self.point:
-                    way = line(self.point[r.node], here, "dots")
-                    self.scene.add(0, 0, way, begin=begin, end=end)
+        registered, all_ = history.registered, len(history.of("worker", "server"))
+        box = rect(124, 54, "card", x=-62, y=-27, r=27)
+        name = text("scheduler", "name", y=-2, anchor="middle")
+        self.scene.add(*self.scheduler, box, name, layer=CARD)
+        for begin, end, n in steps(sorted(registered.values())):
+            told = f"all {all_} registered" if n >= all_ else f"{n} of {all_} registered"
+            words = text(told, "words", y=16, anchor="middle")
+            self.scene.add(*self.scheduler, words, begin=begin, end=end, layer=CARD)
+        left, y = self.scheduler[0] - 62, self.scheduler[1]
+        for node, begin in registered.items():
+            if node in (*self.workers, *self.servers):
+                self.scene.add(0, 0, line(self.point[node], (left, y), "dots"), begin=begin)
 
-    def _row(self, row: Row, spot: Json) -> None:
+    def _row(self, row: Row, spot: Spot) -> None:
         """The fixed marks of a key: its name, its size and an empty inbox."""
-        x, y, w = spot["x"], spot["y"], spot["w"]
-        name, size, after = _headed(row, w)
+        name, after = _headed(row, spot.w)
         shapes = [
-            rect(w + 10, 47, "hover", x=-5, y=-2),
-            title(", ".join(filter(None, [row.key, size]))),
+            rect(spot.w + 10, 47, "hover", x=-5, y=-2),
+            title(", ".join(filter(None, [row.key, row.size]))),
             text(name, "key", y=17),
         ]
-        if after + text_width(size, 11.5) < w - 42:
-            shapes.append(text(size, "size", x=after, y=17))
-        if len(spot["slots"]) < self.quorum:
-            (left, top, wide, _) = spot["slots"][0]
-            shapes.append(rect(wide, 9, "slot", x=left - x, y=top - y + 4, r=4.5))
-        else:
-            for n, (left, top, wide, high) in enumerate(spot["slots"]):
-                shapes.append(rect(wide, high, "slot", x=left - x, y=top - y, r=4))
-                if n < len(self.slot_owners) and wide > 14:  # an empty slot names its worker
-                    at = {"x": left - x + wide / 2, "y": top - y + 12.5}
-                    shapes.append(text(str(self.slot_owners[n]), "small", anchor="middle", **at))
-        self.scene.add(x, y, *shapes, layer=ROW)
+        if after + text_width(row.size, 11.5) < spot.w - 42:
+            shapes.append(text(row.size, "size", x=after, y=17))
+        for n in range(self.quorum):
+            x, w = n * spot.slot, _slot(spot)
+            shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
+            if self.owners and w > 14:  # an empty slot names its worker
+                owner = str(self.owners[n])
+                shapes.append(text(owner, "small", x=x + w / 2, y=38.5, anchor="middle"))
+        self.scene.add(spot.x, spot.y, *shapes, layer=ROW)
 
     # -- states ----------------------------------------------------------------------------
 
+    def _slot(self, g: Request) -> int:
+        """The slot of a gradient in its inbox: its worker's, or the next one."""
+        own = self.owners.index(g.node) if g.node in self.owners else g.nth - 1
+        return min(max(own, 0), self.quorum - 1)
+
     def _inboxes(self) -> None:
         """Gradients in their slots, and waiting pulls."""
-        lying: dict[tuple[Place, int], list[Any]] = defaultdict(list)
-        for g, slot in self.slots.items():
-            if (spot := self.spots[g.place])["shown"]:
-                few = len(spot["slots"]) >= self.quorum
-                lying[g.place, slot if few else -1].append((g.arrived, g.taken, g))
-        for (at, slot), spans in lying.items():
-            slots = self.spots[at]["slots"]
-            x, y, w, h = slots[min(max(slot, 0), len(slots) - 1)]
-            for begin, end, here in pieces(self._since(spans)):
-                over = (x, y)
-                if slot < 0:
-                    part = max(1.0, w * min(1.0, len(here) / self.quorum))
-                    told = text(f"{len(here)}/{self.quorum}", "small", x=w + 6, y=13)
-                    drawing: tuple[Shape, ...] = rect(part, 9, "full", y=4, r=4.5), told
-                else:
-                    words = f"×{len(here)}" if len(here) > 1 else f"∇v{here[0].version}"
-                    over = (x - 0.5, y - 0.5)  # covers the edge of the empty slot
-                    drawing = _box(w + 1, h + 1, words, self._lane(here[0].node))
-                self.scene.add(*over, *drawing, begin=begin, end=end, layer=ROW)
-        held: dict[Place, list[Any]] = defaultdict(list)
-        for w in self.run.waits:
-            if w.kind == "pull" and w.asked:
-                held[w.asked.place].append((w.begin, w.end, w.node))
-        for at, waits in held.items():
-            if (spot := self.spots[at])["shown"]:
-                x, y = spot["wait"]
-                fits = min(MANY, int((spot["x"] + spot["w"] - x - 44) / 15))
-                for begin, end, workers in pieces(self._since(waits)):
-                    rings = self._rings(workers, fits)
-                    self.scene.add(x, y, *rings, begin=begin, end=end, layer=ROW)
+        lying: dict[tuple[Spot, int], list[Any]] = defaultdict(list)
+        for g in self.run.history.gradients:
+            if g.place in self.spots:
+                lying[self.spots[g.place], self._slot(g)].append((g.arrived, g.taken, g))
+        for (spot, slot), spans in lying.items():
+            over = spot.x + slot * spot.slot - 0.5, spot.y + 25.5  # covers the empty slot's edge
+            for begin, end, here in pieces(spans):
+                words = f"×{len(here)}" if len(here) > 1 else f"∇v{here[0].version}"
+                box = _box(_slot(spot) + 1, 18, words, self._lane(here[0].node))
+                self.scene.add(*over, *box, begin=begin, end=end, layer=ROW)
+        held: dict[Spot, list[Any]] = defaultdict(list)
+        for r in self.run.history.requests:
+            if r.held and r.place in self.spots:
+                held[self.spots[r.place]].append((r.arrived, r.answered, r.node))
+        for spot, waits in held.items():
+            fits = max(0, min(MANY, int((spot.x + spot.w - spot.wait - 44) / 15)))
+            for begin, end, workers in pieces(waits):
+                rings = self._rings(workers, fits)
+                self.scene.add(spot.wait, spot.y + 34.5, *rings, begin=begin, end=end, layer=ROW)
 
     def _rings(self, workers: list[int], fits: int) -> Iterator[Shape]:
         """A ring for each waiting pull that fits."""
-        n = len(workers)
-        if fits < n and fits < 2:
-            yield text(f"{n} wait", "small", x=-5, y=4)
-            return
-        shown = n if n <= fits else fits - 1
+        shown = len(workers) if len(workers) <= fits else max(0, fits - 1)
         for i, worker in enumerate(workers[:shown]):
             yield circle(6, "held", x=15 * i, lane=self._lane(worker))
-        if shown < n:
-            yield text(f"+{n - shown}", "small", x=15 * shown - 3, y=4)
+        if shown < len(workers):
+            yield text(f"+{len(workers) - shown}", "small", x=15 * shown - 3, y=4)
 
-    def _version(self, at: Place, versions: list[Version], spot: Json) -> None:
-        """The version of a key, its values if they are few, and the workers of its last update."""
+    def _versions(self, row: Row, versions: list[Version], spot: Spot) -> None:
+        """The versions of a key, its values if they are few, and the workers of its last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
-        self.scene.add(*spot["pill"], none, end=first, layer=ROW)
-        for begin, end, (version, late, told) in self._since(versions):
-            pill = _pill(version, "pill", "version")
+        self.scene.add(*spot.pill, none, end=first, layer=ROW)
+        ends = [*(time for time, *_ in versions[1:]), None]
+        for (begin, version, late, told), end in zip(versions, ends, strict=False):
+            when: Any = {"begin": begin, "end": end, "layer": ROW}
             if told:
-                values = _values(self.run.rows[at], spot["w"], version, told)
-                self.scene.add(spot["x"], spot["y"], *values, begin=begin, end=end, layer=ROW)
-            self.scene.add(*spot["pill"], *pill, begin=begin, end=end, layer=ROW)
-            if last := self._last(late):
-                corner = spot["x"] + spot["w"], spot["y"] + 39
-                self.scene.add(*corner, *last, begin=begin, end=end, layer=ROW)
+                self.scene.add(spot.x, spot.y, *_values(row, spot.w, version, told), **when)
+            self.scene.add(*spot.pill, *_pill(version, "pill", "version"), **when)
+            if late:
+                self.scene.add(spot.x + spot.w, spot.y + 39, *self._last(late), **when)
 
     def _last(self, took: Mapping[int, int]) -> list[Shape]:
         """The workers of the last update, and the staleness of their gradients."""
-        late = max(took.values(), default=0)
+        late = max(took.values())
         words = f"{late} late" if late else "fresh" if len(took) == 1 else ""
         left = -text_width(words, 14) - 13 if words else -6
         told = [text(words, "late" if late else "size", anchor="end")] if words else []
@@ -316,24 +312,24 @@ class _Painter:
             for i, worker in enumerate(reversed(list(took)[:4]))
         ]
 
-    def _statuses(self) -> None:
-        """The activity of each worker, and arcs to the workers it waits for."""
-        for rank, worker in self.workers.items():
-            for begin, end, status in self._since(self.run.doing[rank]):
-                self._worker(worker, status, begin, end)
-                for other in status.awaited:
-                    if other in self.workers:
-                        to = self.workers[other]["x"]
-                        arc = _arc(worker["x"], to, worker["y"], worker["r"])
-                        self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
+    def _statuses(self, worker: int) -> None:
+        """The activity of a worker, and arcs to the workers it waits for."""
+        x, y = self.center[worker], self.row
+        for begin, end, status in self.run.doing[worker]:
+            shapes = self._worker(worker, status)
+            self.scene.add(x, y, *shapes, begin=begin, end=end, layer=WORKER)
+            for other in status.awaited:
+                if other in self.center:
+                    arc = _arc(x, self.center[other], y, self.radius)
+                    self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
-    def _worker(self, worker: Json, status: Status, begin: float, end: float | None) -> None:
+    def _worker(self, rank: int, status: Status) -> list[Shape]:
         """A worker: hollow and dashed while it waits, pale after it has ended."""
-        r, room, waits = worker["r"], worker["room"], status.kind == "waits"
-        rank, lane = worker["rank"], self._lane(worker["rank"])
+        r, name, waits = self.radius, self.run.names[rank], status.kind == "waits"
         style = {"waits": "waiting", "ended": "pale"}.get(status.kind, "own")
-        look = "hollow" if status.kind in ("waits", "ended") else "number"
+        look, lane = "number" if style == "own" else "hollow", self._lane(rank)
         shapes = [
+            title(f"{name} {status.text}".strip(), aloud=waits),
             circle(r, style, lane=lane),
             text(str(rank), look, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95),
         ]
@@ -341,53 +337,47 @@ class _Painter:
             near, far = 0.4 * r, 1.1 * r  # beside the number
             cross = f"M{near} {-far}L{far} {-near}M{far} {-far}L{near} {-near}"
             shapes.append(path(cross, "cross"))
-        if room >= 66:
+        if self.pitch >= 66:
             size = 0 if r > 20 else 11.0
-            name = cut(self.run.names[rank], room, 12)
-            told = _fitting(status.text, room, size or 13)
-            shapes.append(text(name, "name", y=r + 17, anchor="middle", size=size))
-            look = "strong" if waits else "words"
-            shapes += [text(told, look, y=r + 33, anchor="middle", size=size)] if told else []
-        words = title(f"{self.run.names[rank]} {status.text}".strip(), aloud=waits)
-        here = worker["x"], worker["y"]
-        self.scene.add(*here, words, *shapes, begin=begin, end=end, layer=WORKER)
+            below, look = cut(name, self.pitch, 12), "strong" if waits else "words"
+            shapes.append(text(below, "name", y=r + 17, anchor="middle", size=size))
+            if told := _fitting(status.text, self.pitch, size or 13):
+                shapes.append(text(told, look, y=r + 33, anchor="middle", size=size))
+        return shapes
 
     # -- messages in flight ------------------------------------------------------------------
 
     def _keyframe(self, i: int, keyframe: Keyframe) -> None:
         """A message in flight, and the frame that is held when it has ended."""
-        begin, end = keyframe.begin, keyframe.end
-        spot = (
-            None
-            if keyframe.kind in ("barrier", "death")
-            else self.spots.get(keyframe.subject.place)
-        )
-        if spot and spot["shown"] and end is not None:
-            now = rect(spot["w"] + 10, 47, "now", x=-5, y=-2, r=7)
-            self.scene.hold_frame(i, spot["x"], spot["y"], now, layer=NOW)
+        begin, end, lane = keyframe.begin, keyframe.end, self._lane(keyframe.src)
+        spot = self.spots.get(getattr(keyframe.subject, "place", (-1, "")))
+        if spot and end is not None:
+            now = rect(spot.w + 10, 47, "now", x=-5, y=-2, r=7)
+            self.scene.hold_frame(i, spot.x, spot.y, now, layer=NOW)
             if keyframe.kind == "update":
                 self._merge(i, keyframe, spot)
-        if (ends := self._ends(keyframe, spot)) is None:
+        a, b = (self.point.get(rank) for rank in (keyframe.src, keyframe.dst))
+        if keyframe.src == keyframe.dst or a is None or b is None:
             return
-        a, b = ends
-        lane = self._lane(keyframe.src)
+        a, b = self._ends(keyframe, spot, a, b)
         plain = "wrong" if keyframe.lost else "answer" if keyframe.kind == "book" else ""
-        head = "bad" if end is None else {"wrong": "bad", "answer": "gray"}.get(plain, "own")
-        way = arrow(*ends, "lost" if end is None else plain or "flight", head, lane=lane)
-        over = self._replaced(keyframe) if end is None else end
-        self.scene.add(0, 0, *way, begin=begin, end=over, layer=FLIGHT)
+        head = {"wrong": "bad", "answer": "gray"}.get(plain, "own")
         token = self._token(keyframe, lane)
         if end is None:
-            middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
+            over = self._replaced(keyframe)
+            way, middle = arrow(a, b, "lost", "bad"), ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
+            self.scene.add(0, 0, *way, begin=begin, end=over, layer=FLIGHT)
             self.scene.add(*middle, *token, begin=begin, end=over, layer=TOKEN)
             return
+        way = arrow(a, b, plain or "flight", head, lane=lane)
+        self.scene.add(0, 0, *way, begin=begin, end=end, layer=FLIGHT)
         self.scene.add(*a, *token, begin=begin, end=end, to=b, layer=TOKEN)
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
 
     def _replaced(self, keyframe: Keyframe) -> float | None:
-        """The time when a sender that died later is replaced."""
-        found = (death.subject for death in self.run.done("death") if death.src == keyframe.src)
-        return next((again for _, _, again in found if again and again > keyframe.begin), None)
+        """The time when another takes the place of a sender that died later."""
+        times = (again for node, _, again, _ in self.run.endings if node == keyframe.src and again)
+        return next((again for again in times if again > keyframe.begin), None)
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """The token of a message: a gradient with its version, weights, or a request."""
@@ -402,44 +392,31 @@ class _Painter:
             circle(6, "ring", lane=self._lane(keyframe.dst) if keyframe.kind == "book" else lane),
         )
 
-    def _merge(self, i: int, keyframe: Keyframe, spot: Json) -> None:
+    def _merge(self, i: int, keyframe: Keyframe, spot: Spot) -> None:
         """The gradients of an update move from their slots into the value."""
-        px, py = spot["pill"]
-        for (x, y, w, h), worker in zip(spot["slots"], keyframe.subject.late, strict=False):
-            box = rect(w, h, "merging", r=4, lane=self._lane(worker))
-            to = px - w / 2, py - h / 2
-            self.scene.add(x, y, box, begin=keyframe.begin, end=keyframe.end, to=to, layer=TOKEN)
-        self.scene.hold_frame(
-            i, px, py, *_pill(keyframe.subject.version, "full", "reversed"), layer=TOKEN
-        )
+        (px, py), w, begin, end = spot.pill, _slot(spot), keyframe.begin, keyframe.end
+        for n, worker in enumerate(list(keyframe.subject.late)[: self.quorum]):
+            box, to = rect(w, 17, "merging", r=4, lane=self._lane(worker)), (px - w / 2, py - 8.5)
+            x, y = spot.x + n * spot.slot, spot.y + 26
+            self.scene.add(x, y, box, begin=begin, end=end, to=to, layer=TOKEN)
+        pill = _pill(keyframe.subject.version, "full", "reversed")
+        self.scene.hold_frame(i, px, py, *pill, layer=TOKEN)
 
-    def _ends(self, keyframe: Keyframe, spot: Json | None) -> tuple[Point, Point] | None:
-        """The end points of a message; None if it is not drawn."""
-        a, b = self._place(keyframe.src), self._place(keyframe.dst)
-        if a is None or b is None or keyframe.src == keyframe.dst:
-            return None
-        if spot and "slots" in spot:
-            slots, slot = spot["slots"], self.slots.get(keyframe.subject, 0)
-            x, y, w, h = slots[min(slot, len(slots) - 1)]
-            (px, py) = spot["pill"]
-            below = {"push": (x + w / 2, y + h), "init": (px, py + 10)}  # below the marks there
-            b = below.get(keyframe.kind, spot["wait"] if keyframe.kind == "pull" else b)
-            a = spot["pill"] if keyframe.kind == "weights" else a
-        return self._edge(keyframe.src, a, b), self._edge(keyframe.dst, b, a)
-
-    def _place(self, rank: int) -> Point | None:
-        role = self.run.history.roles.get(rank)
-        stubs = ((s["x"], s["y"]) for s in self.stubs if s["role"] == role)
-        return self.point.get(rank) or next(stubs, None)
-
-    def _edge(self, rank: int, a: Sequence[float], b: Sequence[float]) -> Point:
-        """The point at the edge of a worker or the scheduler."""
-        length = math.dist(a, b) or 1.0
-        ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
-        far = self.workers[rank]["r"] + 4 if rank in self.workers else 0
-        if any(node["rank"] == rank for node in self.scheduler):
-            far = min(64 / max(abs(ux), 1e-9), 30 / max(abs(uy), 1e-9))
-        return a[0] + ux * far, a[1] + uy * far
+    def _ends(
+        self, keyframe: Keyframe, spot: Spot | None, a: Point, b: Point
+    ) -> tuple[Point, Point]:
+        """The end points of a message, of which one may be at a mark of a key."""
+        kind = keyframe.kind
+        if spot and kind == "push":
+            x = spot.x + self._slot(keyframe.subject) * spot.slot + _slot(spot) / 2
+            b = x, spot.y + 43
+        elif spot and kind == "pull":
+            b = spot.wait, spot.y + 34.5
+        elif spot and kind == "init":
+            b = spot.pill[0], spot.pill[1] + 10
+        elif spot and kind == "weights":
+            a = spot.pill
+        return a, b
 
     # -- bars and side panel ------------------------------------------------------------------
 
@@ -447,10 +424,7 @@ class _Painter:
         """The updates as rows of the list."""
         for i, keyframe in enumerate(drawn):
             if keyframe.kind == "update" and keyframe.end is not None:
-                row, late = (
-                    self.run.rows[keyframe.subject.place],
-                    keyframe.subject.late,
-                )
+                row, late = self.run.rows[keyframe.subject.place], keyframe.subject.late
                 part = " {}/{}".format(*row.part) if row.part else ""
                 some = list(late.items())[:NAMED]
                 who = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in some]
@@ -459,16 +433,13 @@ class _Painter:
 
     def _waiting(self) -> None:
         """A bar per worker over the whole run: full while it waits, pale while it computes."""
-        run, workers = self.run, list(self.workers)[:LANES]
+        run, workers = self.run, self.workers[:LANES]
         span = max(run.end - run.start, 1e-12)
-        spent = {w: list(self._spent(w)) for w in workers}
-        for least in (0.5, 1.0, 2.0, 8.0):
-            paths = {r: _stripes(s, run.start, span, least) for r, s in spent.items()}
-            if sum(len(d) for found in paths.values() for d in found.values()) < MAX_LETTERS:
-                break
         for i, w in enumerate(workers):
-            waited = sum(b - max(a, run.start) for kind, a, b in spent[w] if kind == "waits")
+            spent = list(self._spent(w))
+            waited = sum(end - begin for kind, begin, end in spent if kind == "waits")
             styles = {"waits": "own", "works": "pale"}
+            bars = _stripes(spent, run.start, span)
             self.scene.add(
                 0,
                 self.bars + PITCH * i,
@@ -476,17 +447,14 @@ class _Painter:
                 rect(8, BAR, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),  # as its waits are drawn
                 text(f"waits {100 * waited / span:.0f} %", "small", x=RIGHT + 20, y=8),
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
-                *(path(d, styles[kind], lane=self._lane(w)) for kind, d in paths[w].items()),
+                *(path(d, styles[kind], lane=self._lane(w)) for kind, d in bars.items()),
             )
-        for keyframe in run.done("death"):
-            if keyframe.src in workers and keyframe.begin >= run.start:
-                x = LEFT + (RIGHT - LEFT) * (keyframe.begin - run.start) / span
-                y = self.bars + PITCH * workers.index(keyframe.src) + 2 + BAR / 2
-                mark = (
-                    path("M-4 -4L4 4M4 -4L-4 4", "cross"),
-                    title(f"{run.names[keyframe.src]} dies"),
-                )
-                self.scene.add(x, y, *mark, layer=WORKER)
+        for death in run.done("death"):
+            if death.src in workers and death.begin >= run.start:
+                x = LEFT + (RIGHT - LEFT) * (death.begin - run.start) / span
+                y = self.bars + PITCH * workers.index(death.src) + 2 + BAR / 2
+                cross = path("M-4 -4L4 4M4 -4L-4 4", "cross")
+                self.scene.add(x, y, cross, title(death.who), layer=WORKER)
         if workers:
             cursor = rect(1.4, PITCH * len(workers) + 1, "full", x=-0.7)
             a, b = (LEFT, self.bars - 2), (RIGHT, self.bars - 2)
@@ -494,13 +462,14 @@ class _Painter:
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
     def _spent(self, worker: int) -> Iterator[tuple[str, float, float]]:
-        """The stretches in which a worker waits or computes."""
-        stretches = self._since(self.run.doing[worker])
-        for kind, some in groupby(stretches, key=lambda s: s[2].kind):
+        """The stretches in which a worker waits or computes, since the picture's beginning."""
+        run = self.run
+        for kind, some in groupby(run.doing[worker], key=lambda s: s[2].kind):
             first, *more = some
-            *_, (_, end, _) = first, *more
-            if kind in ("waits", "works"):
-                yield kind, first[0], self.run.end if end is None else end
+            end = [first, *more][-1][1]
+            begin, end = max(first[0], run.start), run.end if end is None else end
+            if kind in ("waits", "works") and begin < end:
+                yield kind, begin, end
 
     def _counters(self) -> None:
         """Pushes, pulls and updates so far."""
@@ -508,49 +477,83 @@ class _Painter:
         for i, (noun, kind) in enumerate(of.items()):
             done = self.run.done(kind)
             sums = list(accumulate((b.nbytes for b in done), initial=0))
-            for begin, end, n in self._since(steps(b.end or 0.0 for b in done)):
-                self.side.add(70 * i, 18, text(f"{n:,}", "figure"), begin=begin, end=end)
-                if kind != "update":
-                    size = text(human_bytes(sums[n]), "small")
-                    self.side.add(70 * i, 47, size, begin=begin, end=end)
+            for begin, end, n in steps(b.end or 0.0 for b in done):
+                shapes = [text(f"{n:,}", "figure"), text(human_bytes(sums[n]), "small", y=29)]
+                some = shapes[: 1 if kind == "update" else 2]
+                self.side.add(70 * i, 18, *some, begin=begin, end=end)
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _staleness(self) -> None:
         """A histogram of the gradients so far, with the bins of the whole run."""
-        drawn, side = self.run.staleness, self.side
-        pitch, high, floor = drawn["pitch"], drawn["high"], 84 + drawn["high"]
-        gradients = (g for g in self.run.history.gradients if g.taken < math.inf)
-        taken = sorted((g.taken, bin_of(drawn, g.late)) for g in gradients)
+        gradients, side, floor = self.run.history.gradients, self.side, 84 + HIGH
+        taken = sorted((g.taken, g.late) for g in gradients if g.late is not None)
+        bins = histogram(late for _, late in taken)
+        pitch, most = min(40.0, ROOM / len(bins)), max([1, *bins.values()])
         for begin, end, n in steps([end for end, _ in taken[:1]]):
             words = "gradients, by staleness" if n else "no gradient applied yet"
             side.add(0, 66, text(words, "small"), begin=begin, end=end)
-        side.add(0, floor, path(f"M0 0H{pitch * len(drawn['labels']):.1f}", "axis"))
-        for y, words in zip((30, 43), drawn["axis"], strict=True):
+        side.add(0, floor, path(f"M0 0H{pitch * len(bins):.1f}", "axis"))
+        for y, words in (
+            (30, "updates between a worker's pull"),
+            (43, "and the use of its gradient"),
+        ):
             side.add(0, floor + y, text(words, "small"))
-        for i, label in enumerate(drawn["labels"]):
+        for i, values in enumerate(bins):
+            label = brief(values.start)
             side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
-            for begin, end, n in self._since(steps([end for end, which in taken if which == i])):
+            for begin, end, n in steps([time for time, late in taken if late in values]):
                 if n:
-                    tall = max(2.0, high * n / max(drawn["totals"]))
-                    told = f"{count(n, 'gradient')} of staleness {drawn['ranges'][i]}"
+                    tall = max(2.0, HIGH * n / most)
+                    told = f"{count(n, 'gradient')} of staleness {_named(values)}"
                     bar = rect(pitch - 2, tall, "bad" if i else "gray", x=1, y=-tall, r=1)
                     number = text(brief(n), "count", x=pitch / 2, y=-tall - 4, anchor="middle")
                     side.add(i * pitch, floor, title(told), bar, number, begin=begin, end=end)
 
 
-def _headed(row: Row, w: float) -> tuple[str, str, float]:
-    """The name of a key, shortened to fit; its size in words, and the position of the size."""
+def histogram(late: Iterable[int]) -> dict[range, int]:
+    """The number of gradients in bins of equal width from 0, of one value each if there are few.
+
+    >>> histogram([0, 0, 1])
+    {range(0, 1): 2, range(1, 2): 1, range(2, 3): 0}
+    """
+    found = Counter(late)
+    most = max([2, *found])  # the axis has at least three values
+    widths = (k * 10**power for power in numbers() for k in (1, 2, 5))
+    width = next(w for w in widths if most // w < MAX_BINS)
+    bins = [range(a, a + width) for a in range(0, most + 1, width)]
+    return {values: sum(n for value, n in found.items() if value in values) for values in bins}
+
+
+def _named(values: range) -> str:
+    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,}–{values[-1]:,}"
+
+
+def brief(n: int) -> str:
+    """A short form of a count.
+
+    >>> brief(999), brief(123_458)
+    ('999', '123k')
+    """
+    return f"{n:,}" if n < 1_000 else f"{n // 1000:,}k"
+
+
+def _slot(spot: Spot) -> float:
+    """The width of a slot, without the gap after it."""
+    return round(max(0.7 * spot.slot, spot.slot - 4), 1)
+
+
+def _headed(row: Row, w: float) -> tuple[str, float]:
+    """The name of a key, shortened to fit, and where the size follows."""
     name = cut(row.key, w - 50, 13)
-    size = " · ".join(filter(None, [human_bytes(row.nbytes) if row.nbytes else "", row.share]))
-    return name, size, 7.9 * len(name) + 8
+    return name, 7.9 * len(name) + 8
 
 
 def _values(row: Row, w: float, version: int, told: str) -> Iterator[Shape]:
     """The values of a key: in a tooltip, and before its version if there is room."""
     yield rect(w + 10, 47, "hover", x=-5, y=-2)
     yield title(f"{row.key} v{version} = {told}")
-    _, size, after = _headed(row, w)
-    if after + text_width(size, 11.5) + 6.7 * len(told) < w - 54:
+    _, after = _headed(row, w)
+    if after + text_width(row.size, 11.5) + 6.7 * len(told) < w - 54:
         yield text(told, "worth", x=w - 44, y=17, anchor="end")
 
 
@@ -559,7 +562,7 @@ def _box(
     w: float, h: float, words: str, lane: int, *, x: float = 0, y: float = 0
 ) -> tuple[Shape, ...]:
     """A gradient, with its label if it fits."""
-    box = rect(w, h, "own", x=x, y=y, r=4, lane=lane)
+    box = rect(w, h, "own", x=x, y=y, r=min(4, w / 2), lane=lane)
     if w < 5 + 6 * len(words):
         return (box,)
     return box, text(words, "label", x=x + w / 2, y=y + h / 2 + 4, anchor="middle", lane=lane)
@@ -598,16 +601,14 @@ def _fitting(words: str, room: float, size: float) -> str:
 
 
 def _stripes(
-    spent: list[tuple[str, float, float]], start: float, span: float, least: float
+    spent: Sequence[tuple[str, float, float]], start: float, span: float
 ) -> dict[str, str]:
-    """Paths of waiting and computing, without stretches shorter than ``least`` pixels."""
+    """Paths of waiting and computing, at most one stretch for each pixel."""
     found: dict[str, str] = defaultdict(str)
     reached = 0.0
     for kind, begin, end in spent:
-        a, b = (
-            LEFT + min(max((t - start) / span, 0.0), 1.0) * (RIGHT - LEFT) for t in (begin, end)
-        )
-        if b - a >= least and b > reached:
+        a, b = (LEFT + (t - start) / span * (RIGHT - LEFT) for t in (begin, end))
+        if b - a >= 0.5 and b >= reached + 1:
             a = max(a, reached)
             found[kind] += f"M{a:.1f} 2h{b - a:.1f}v{BAR}h{a - b:.1f}z"
             reached = b
@@ -622,25 +623,26 @@ def to_table(run: Serving) -> str:
     lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
     if not run.keyframes:
         return f"{lines[0]}\n  {NOTHING}"
-    lying = Counter(g.place for g in run.history.gradients if g.taken > run.end)
-    for at, row in list(run.rows.items())[:MAX_ROWS]:
-        here = [version for begin, end, (version, *_) in run.versions.get(at, ()) if end > run.end]
-        version = f"v{here[-1]}" if here else "no value"
-        size = ", ".join(filter(None, [human_bytes(row.nbytes), row.share]))
-        inbox = f", {count(lying[at], 'gradient')} in the inbox" if lying[at] else ""
+    history = run.history
+    lying = Counter(g.place for g in history.gradients if g.taken > run.end)
+    for place, row in list(run.rows.items())[:MAX_ROWS]:
+        versions = history.versions[place]
+        version = f"v{versions[-1][1]}" if versions else "no value"
+        inbox = f", {count(lying[place], 'gradient')} in the inbox" if lying[place] else ""
+        size = (row.size or "0 B").replace(" · ", ", ")
         lines.append(f"  {run.names[row.server]}: {row.key} {version} ({size}){inbox}")
     if len(run.rows) > MAX_ROWS:
         lines.append(f"  … and {len(run.rows) - MAX_ROWS:,} more keys")
     last = {node: stretches[-1][2] for node, stretches in run.doing.items()}
     lines += [f"  {run.names[n]} {s.text}" for n, s in last.items() if s.kind == "waits"]
-    pushes, pulls = run.done("push"), run.done("weights")
-    told = [
-        "1 push" if len(pushes) == 1 else f"{len(pushes):,} pushes",
-        f" ({human_bytes(sum(b.nbytes for b in pushes))}), ",
-        f"{count(len(pulls), 'pull')} ({human_bytes(sum(b.nbytes for b in pulls))}), ",
-        count(len(run.done("update")), "update"),
-    ]
-    late = bin_counts(run.staleness)
-    lines.append("  " + "".join(told) + (f"; gradients of staleness {late}" if late else ""))
-    told = flagged({"notices": notices(run), "notes": notes(run)})
-    return "\n".join([*lines, *(f"  {line}" for line in told)])
+    pushes, pulls, updates = (run.done(kind) for kind in ("push", "weights", "update"))
+    sizes = [human_bytes(sum(b.nbytes for b in some)) for some in (pushes, pulls)]
+    told = (
+        f"  {len(pushes):,} push{'es' * (len(pushes) != 1)} ({sizes[0]}), "
+        f"{count(len(pulls), 'pull')} ({sizes[1]}), {count(len(updates), 'update')}"
+    )
+    bins = histogram(g.late for g in history.gradients if g.late is not None)
+    late = ", ".join(f"{_named(values)}: {n:,}" for values, n in bins.items() if n)
+    lines.append(told + (f"; gradients of staleness {late}" if late else ""))
+    noted = flagged({"notices": notices(run), "notes": notes(run)})
+    return "\n".join([*lines, *(f"  {line}" for line in noted)])
