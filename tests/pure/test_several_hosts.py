@@ -170,9 +170,10 @@ def test_one_host_is_not_worth_a_word():
 def test_a_stage_by_hosts_has_areas_that_do_not_overlap():
     field = Field(project(on_hosts(("alpha", "beta", "gamma"), each=3)))
     assert list(field.hosts) == ["alpha", "beta", "gamma"]
-    spans = [(min(y for _, y in area), max(y for _, y in area)) for area in field.hosts.values()]
+    spans = [(top, bottom) for _, top, _, bottom in field.hosts.values()]
     assert all(above[1] + 20 <= below[0] for above, below in pairwise(spans))
-    assert all(0 < x < field.width and 10 < y for area in field.hosts.values() for x, y in area)
+    areas = field.hosts.values()
+    assert all(0 < left < right < field.width and top > 10 for left, top, right, _ in areas)
 
 
 def test_a_stepped_moment_says_on_which_host_a_rank_is():

@@ -75,14 +75,15 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
 def held_at(picture, time, by="time"):
     """The pieces of every rank's tensor at a time, measured or (by "step") in rounds."""
     strips = {}
-    for change in sorted(picture["changes"], key=lambda c: c[by]):
-        if change[by] > time:
+    timed = [(step if by == "step" else change.time, change) for step, change in picture.changes]
+    for when, change in sorted(timed, key=lambda c: c[0]):
+        at, rank = change.at, change.by[0]
+        if when > time:
             break
-        at, rank = change.get("at"), change["rank"]
         if at is None:
-            strips[rank] = list(change["pieces"])
+            strips[rank] = list(change.pieces)
         elif at < len(strips.get(rank, ())):
-            strips[rank][at] = change["pieces"][0]
+            strips[rank][at] = change.pieces[0]
     return strips
 
 
@@ -137,8 +138,8 @@ def test_everybody_has_a_place_of_its_own(kind, n, data):
 
 
 def test_servers_stand_in_a_row_of_their_own():
-    rows = {node["role"]: node["y"] for node in stage(parameter_server())["nodes"]}
-    assert rows["worker"] == 0 and rows["server"] == 1
+    places = stage(parameter_server()).places
+    assert [places[rank][1] for rank in (0, 2)] == [0, 1]  # a worker, and a server
 
 
 # -- the ring ------------------------------------------------------------------------------
@@ -151,16 +152,16 @@ def test_a_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
     (found,) = find_rings(trace)
     assert len(found.rounds) == 2 * (n - 1)
     for rank, pieces in finally_held(trace).items():
-        assert [piece["sure"] for piece in pieces] == [list(range(n))] * n, rank
+        assert [piece.sure for piece in pieces] == [set(range(n))] * n, rank
 
 
 def test_the_stage_holds_what_the_schedule_says_after_every_round():
     n, rounds = 4, list(schedule(4))
     picture = stage(all_reduce_ring(n))
     for k in range(1, len(rounds) + 1):
-        held = held_at(picture, picture["start"] + (k - 0.1) * MS)
+        held = held_at(picture, picture.start + (k - 0.1) * MS)
         wanted = contributions(rounds[:k], n)
-        got = [[[int(c in piece["sure"]) for c in range(n)] for piece in held[r]] for r in range(n)]
+        got = [[[int(c in piece.sure) for c in range(n)] for piece in held[r]] for r in range(n)]
         assert got == (wanted > 0).astype(int).tolist()
 
 
@@ -172,7 +173,7 @@ def test_on_the_clock_of_rounds_nobody_is_ahead():
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
         wanted = contributions(rounds[:k], 4) > 0
-        got = [[[c in piece["sure"] for c in range(4)] for piece in held[r]] for r in range(4)]
+        got = [[[c in piece.sure for c in range(4)] for piece in held[r]] for r in range(4)]
         assert got == wanted.tolist()
 
 
@@ -181,14 +182,14 @@ def test_several_rings_and_rings_of_a_part():
     part = all_reduce_ring(3, group="odd", members=[1, 3, 5])
     (found,) = find_rings(part)
     assert found.members == (1, 3, 5)
-    assert [piece["sure"] for piece in finally_held(part)[3]] == [[1, 3, 5]] * 3
+    assert [piece.sure for piece in finally_held(part)[3]] == [{1, 3, 5}] * 3
 
 
 def test_a_ring_that_forgets_to_add_is_not_drawn_as_if_it_did():
     pieces = [
         piece for strip in finally_held(all_reduce_ring(4, adds=False)).values() for piece in strip
     ]
-    assert all(len(piece["sure"]) <= 1 for piece in pieces)
+    assert all(len(piece.sure) <= 1 for piece in pieces)
 
 
 def test_what_only_looks_like_a_ring_is_none():
@@ -196,7 +197,7 @@ def test_what_only_looks_like_a_ring_is_none():
     assert find_rings(all_reduce_ring(2)) == []  # two ranks may as well exchange tensors
     whole = all_reduce_ring(4)
     assert find_rings(Trace(whole.events[:-40], whole.info)) == []
-    assert "schedule" not in stage(ring())["said"]
+    assert "schedule" not in stage(ring()).said
 
 
 # -- everything else -------------------------------------------------------------------------
@@ -209,15 +210,15 @@ def test_what_is_computed_otherwise_is_bounded_not_guessed():
     send(s, 0, 1, 4, [7.0, 7.5])
     picture = stage(s.trace(world_size=4))
     held = held_at(picture, float("inf"))
-    assert held[1][0]["sure"] == [] and held[1][0]["maybe"] == [0, 1, 2]
-    assert "at most" in picture["said"]
+    assert (held[1][0].sure, held[1][0].maybe) == (set(), {0, 1, 2})
+    assert "at most" in picture.said
 
 
 def test_zeros_are_no_evidence():
     s = Script()
     send(s, 0, 1, 0, [0.0, 0.0])
     send(s, 1, 2, 2, [0.0, 0.0])
-    assert finally_held(s.trace(world_size=3))[2][0]["sure"] == []
+    assert finally_held(s.trace(world_size=3))[2][0].sure == set()
 
 
 def collective(op, root=None, n=3):
@@ -225,7 +226,7 @@ def collective(op, root=None, n=3):
     for r in range(n):
         s.op(r, op, r * MS, (5 + r) * MS, peer=root, nbytes=8, before=summary(values(r)))
     held = finally_held(s.trace(world_size=n))
-    return [[piece["sure"] for piece in held.get(r, [])] for r in range(n)]
+    return [[sorted(piece.sure) for piece in held.get(r, [])] for r in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_collectives_by_their_meaning(op, root, wanted):
 
 def test_servers_are_not_guessed_at():
     picture = stage(parameter_server())
-    assert not picture["known"] and "only values" in picture["said"]
+    assert not picture.known and "only values" in picture.said
 
 
 # -- the picture -------------------------------------------------------------------------------
@@ -280,8 +281,9 @@ TRACES = {
 @pytest.mark.parametrize("name", TRACES)
 def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
     picture = stage(TRACES[name]())
-    assert json.dumps(picture, allow_nan=False)
-    drawn = to_svg(draw(picture))
+    data = draw(picture)
+    assert json.dumps(data, allow_nan=False)
+    drawn = to_svg(data)
     assert ET.fromstring(drawn).tag == f"{SVG}svg" and len(drawn.encode()) <= 60_000
     assert "<script" not in drawn and " id=" not in drawn
     assert len(table(picture).splitlines()) <= 40
@@ -289,20 +291,20 @@ def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_layout_can_be_asked_for(kind):
-    assert stage(ring(), kind)["kind"] == kind
+    assert stage(ring(), kind).kind == kind
 
 
 def test_a_hang_is_announced():
-    notices = " ".join(stage(hang())["notices"])
+    notices = " ".join(stage(hang()).notices)
     assert "2 messages not received" in notices and "1 collective not finished" in notices
     assert "dropped" in notices
-    assert stage(hang(), live=True)["notices"] == []
+    assert stage(hang(), live=True).notices == []
 
 
 def test_what_is_left_out_is_announced():
-    (notice,) = stage(big(8400, n=4))["notices"]
+    (notice,) = stage(big(8400, n=4)).notices
     assert notice == "the first 2,000 of 2,100 messages and collectives are drawn"
-    assert "at most 64 ranks" in stage(thousand())["said"]
+    assert "at most 64 ranks" in stage(thousand()).said
 
 
 def test_an_empty_trace_says_so():
@@ -343,7 +345,6 @@ EVENTS = st.builds(
 @given(st.lists(EVENTS, max_size=40), st.booleans())
 def test_any_trace_can_be_staged(events, live):
     picture = stage(Trace(events, traces.info(ranks=names("worker", "server"))), live=live)
-    assert json.dumps(picture, allow_nan=False)
     drawn = draw(picture)
     assert json.dumps(drawn, allow_nan=False)
     assert ET.fromstring(to_svg(drawn)).tag == f"{SVG}svg"

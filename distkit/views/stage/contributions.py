@@ -12,166 +12,102 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from distkit.algorithms.rounds import ring_trip
 from distkit.events import COLLECTIVES, P2P, REQUESTS, Message, Op, Span, Summary
-from distkit.trace.log import EventLog
+from distkit.trace.log import EventLog, grouped
 
 Key = tuple[int, int]
 Values = tuple[float, ...]
+#: The largest number of ranks to follow, and of tensors to remember for each.
+MAX_RANKS, MEMORY = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A message of a ring, and its chunk in the schedule. Times in seconds."""
+    """A message of a ring, and its chunk in the schedule."""
 
-    src: int
-    dst: int
+    message: Message
     chunk: int
     reduce: bool
-    send: Key
-    recv: Key
-    sent: float
-    received: float
     values: Values
-    nbytes: int
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring all-reduce: ``rounds[s][i]`` is the transfer of the i-th member in round s."""
+    """A ring all-reduce: its members, and the transfers of each round."""
 
     members: tuple[int, ...]
-    rounds: tuple[tuple[Transfer, ...], ...]
-
-    @property
-    def begin(self) -> float:
-        """The time when the first chunk is sent [s]."""
-        return min(t.sent for t in self.rounds[0])
-
-    def own(self, i: int, chunk: int) -> Values:
-        """The initial values of the i-th member: what it sent minus what it had received."""
-        n = len(self.members)
-        sends = (i - chunk) % n  # the round in which it passes the chunk on, reduced
-        sent = self.rounds[sends][i].values
-        if sends == 0:
-            return sent
-        got = self.rounds[sends - 1][(i - 1) % n].values
-        return tuple(a - b for a, b in zip(sent, got, strict=True)) if sent and got else ()
-
-    def passed_on(self, number: int, i: int) -> Values | None:
-        """The values with which the i-th transfer of a round is passed on; None if not recorded."""
-        if number + 1 == len(self.rounds):
-            return None
-        return self.rounds[number + 1][(i + 1) % len(self.members)].values or None
+    rounds: list[list[Transfer]]
 
 
 def find_rings(trace: EventLog) -> list[Ring]:
     """Every ring all-reduce of a run, among the members of each group.
 
-    The messages of a group form ring all-reduces if each member sends only to its right neighbour,
-    2(n-1) messages each; if a chunk has the same size everywhere; if no member passes a chunk on
-    before receiving it; and if in the all-gather each message has the values of the previous one,
-    as far as values are recorded. Two members cannot be distinguished from ranks that exchange
-    tensors.
+    The messages of a group form ring all-reduces if each member sends what the schedule says; if a
+    chunk has the same size everywhere; if no member passes a chunk on before receiving it; and if
+    in the all-gather each message has the values of the previous one, as far as values are
+    recorded. Two members cannot be distinguished from ranks that exchange tensors.
 
     >>> find_rings(EventLog())
     []
     """
     groups = {"world": list(trace.ranks), **trace.info.groups}
     spans = {(s.rank, s.seq): s for s in trace.spans}
-    by_group: dict[str, list[Message]] = defaultdict(list)
-    for m in trace.messages:
-        if str(m.op) == "send":
-            by_group[m.group].append(m)
     found = []
-    for group, messages in by_group.items():
-        found += _rings([int(r) for r in groups.get(group, ())], messages, spans)
+    messages = [m for m in trace.messages if m.op is Op.SEND and m.send and m.recv]
+    for group, some in grouped(messages, lambda m: m.group).items():
+        lanes = grouped(sorted(some, key=lambda m: m.send or (0, 0)), lambda m: m.src)
+        found += _rings([int(r) for r in groups.get(group, ())], lanes, spans)
     return found
 
 
-def _rings(members: list[int], messages: list[Message], spans: dict[Key, Span]) -> list[Ring]:
+def _rings(
+    members: list[int], lanes: dict[int, list[Message]], spans: dict[Key, Span]
+) -> list[Ring]:
     """The messages of a group as rings, or [] if they do not fit."""
-    n, links = len(members), defaultdict(list)
-    for m in messages:
-        links[m.src, m.dst].append(m)
-    right = {(rank, members[(i + 1) % n]) for i, rank in enumerate(members)}
-    length = {len(found) for found in links.values()}
-    if n < 3 or links.keys() != right or len(length) > 1 or length.pop() % (2 * n - 2):
+    n, size = len(members), 2 * len(members) - 2
+    lengths = {len(lane) for lane in lanes.values()}
+    if n < 3 or lanes.keys() != set(members) or len(lengths) > 1 or min(lengths) % size:
         return []
-    lanes = [
-        sorted(links[rank, members[(i + 1) % n]], key=lambda m: (m.send or (0, 0))[1])
-        for i, rank in enumerate(members)
-    ]
-    size = 2 * n - 2
-    found = [
-        _ring(members, [lane[k : k + size] for lane in lanes], spans)
-        for k in range(0, len(lanes[0]), size)
-    ]
-    return [ring for ring in found if ring] if all(found) else []
+    found = []
+    for k in range(0, min(lengths), size):
+        ring = Ring(tuple(members), [])
+        schedule = [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)]
+        for number, moves in enumerate(schedule, k):
+            row = [lanes[rank][number] for rank in members]
+            if [m.dst for m in row] != [members[i] for i in moves.dst]:
+                return []
+            pairs = zip(row, moves.chunk.tolist(), strict=True)
+            ring.rounds.append(
+                [Transfer(m, c, bool(moves.reduce), _sent(m, spans)) for m, c in pairs]
+            )
+        if not _fits(ring):
+            return []
+        found.append(ring)
+    return found
 
 
-def _ring(members: list[int], lanes: list[list[Message]], spans: dict[Key, Span]) -> Ring | None:
-    """These messages as a ring all-reduce, or None if they do not fit."""
-    n, rounds = len(members), []
-    for number in range(2 * n - 2):  # n-1 rounds of reduce-scatter, n-1 of all-gather
-        reduces = number < n - 1
-        row = [_transfer(lanes[i][number], (i - number) % n, reduces, spans) for i in range(n)]
-        rounds.append(tuple(t for t in row if t))
-        if len(rounds[-1]) < n:
-            return None
-    ring = Ring(tuple(members), tuple(rounds))
-    return ring if _sized(ring) and _ordered(ring) and _gathers(ring) else None
+def _sent(m: Message, spans: dict[Key, Span]) -> Values:
+    return _of(spans[m.send].before) if m.send else ()
 
 
-def _transfer(m: Message, chunk: int, reduce: bool, spans: dict[Key, Span]) -> Transfer | None:
-    if m.send is None or m.recv is None or m.sent is None or m.received is None:
-        return None
-    before = spans[m.send].before
-    return Transfer(
-        m.src,
-        m.dst,
-        chunk,
-        reduce,
-        m.send,
-        m.recv,
-        m.sent,
-        m.received,
-        before.values if before else (),
-        m.nbytes,
-    )
-
-
-def _sized(ring: Ring) -> bool:
-    """True if each chunk has one size."""
-    return len({(t.chunk, t.nbytes) for row in ring.rounds for t in row}) == len(ring.members)
-
-
-def _ordered(ring: Ring) -> bool:
-    """True if each member receives a chunk before sending it on."""
-    n = len(ring.members)
-    return all(
-        row[(i - 1) % n].recv[1] < later[i].send[1]
-        for row, later in zip(ring.rounds, ring.rounds[1:], strict=False)
-        for i in range(n)
-    )
-
-
-def _gathers(ring: Ring) -> bool:
-    """True if the all-gather passes values on unchanged, and the reduce-scatter does not."""
-    n = len(ring.members)
-    same = [
-        [
-            row[(i - 1) % n].values == later[i].values
-            for i in range(n)
-            if row[(i - 1) % n].values and later[i].values
-        ]
-        for row, later in zip(ring.rounds, ring.rounds[1:], strict=False)
-    ]
-    reduced = [equal for row in same[: n - 1] for equal in row]
-    return all(map(all, same[n - 1 :])) and not (reduced and all(reduced))
-
-
-#: The largest number of ranks to follow, and of tensors to remember for each.
-MAX_RANKS, MEMORY = 64, 16
+def _fits(ring: Ring) -> bool:
+    """True if these can be the transfers of a ring all-reduce."""
+    last: dict[tuple[int, int], Transfer] = {}  # by receiver and chunk
+    same: dict[bool, list[bool]] = {True: [], False: []}  # values as received; to be reduced or not
+    transfers = [t for row in ring.rounds for t in row]
+    for t in transfers:
+        m, came = t.message, last.get((t.message.src, t.chunk))
+        if m.sent is None or m.received is None or m.send is None:
+            return False
+        if came and came.message.recv and came.message.recv[1] > m.send[1]:
+            return False  # passed on before it came
+        if came and came.values and t.values:
+            same[came.reduce].append(came.values == t.values)
+        last[m.dst, t.chunk] = t
+    sizes = {(t.chunk, t.message.nbytes) for t in transfers}
+    adds = not (same[True] and all(same[True]))
+    return len(sizes) == len(ring.members) and all(same[False]) and adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +124,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From ``time`` on, a rank's tensor is cut into these pieces; or piece ``at`` is pieces[0]."""
+    """From ``time`` on, a rank's tensor is cut into these pieces; or piece ``at`` is pieces[0].
+
+    It happens when the call ``by`` begins, or has ended if it is ``after`` it.
+    """
 
     time: float
-    rank: int
+    by: Key
+    after: bool
     pieces: tuple[Piece, ...]
     at: int | None = None
 
@@ -203,7 +143,7 @@ class Cargo:
     ``ring`` and ``round``: the numbers of its ring and round.
     """
 
-    piece: Piece
+    piece: Piece = Piece()
     at: int | None = None
     of: int = 1
     ring: int | None = None
@@ -240,11 +180,9 @@ def follow(trace: EventLog) -> Contributions:
     if len(trace.ranks) > MAX_RANKS:
         return Contributions()
     found = Contributions(rings=find_rings(trace))
-    done: set[Key] = set()
     for i, ring in enumerate(found.rings):
         _apply_ring(i, ring, found)
-        done |= {s.send for t in ring.rounds for s in t} | {s.recv for t in ring.rounds for s in t}
-    _Follower(trace, found).run(done)
+    _Follower(trace, found).run()
     found.changes.sort(key=lambda c: c.time)
     return found
 
@@ -253,31 +191,41 @@ def follow(trace: EventLog) -> Contributions:
 
 
 def _apply_ring(which: int, ring: Ring, found: Contributions) -> None:
-    """Apply the schedule to the recorded values."""
-    n = len(ring.members)
-    have = {
-        rank: [Piece(frozenset({rank}), values=ring.own(i, c)) for c in range(n)]
-        for i, rank in enumerate(ring.members)
-    }
-    for rank, pieces in have.items():
-        found.changes.append(Change(ring.begin, rank, tuple(pieces)))
-    for number, transfers in enumerate(ring.rounds):
-        moving = [(t, have[t.src][t.chunk]) for t in transfers]
-        for i, (t, piece) in enumerate(moving):
-            found.cargo[t.send] = Cargo(piece, t.chunk, n, which, number, t.reduce)
-            new, old = piece, have[t.dst][t.chunk]
-            if t.reduce:
-                new = _added(old, piece, ring.passed_on(number, i))
-            have[t.dst][t.chunk] = new
-            found.changes.append(Change(t.received, t.dst, (new,), t.chunk))
+    """Apply the schedule to the recorded values.
+
+    A rank's own values are those with which it first passes a chunk on, less those that came.
+    """
+    n, first, came = len(ring.members), dict[Key, Values](), dict[Key, Values]()
+    for t in (t for row in ring.rounds for t in row):
+        first.setdefault((t.message.src, t.chunk), t.values)
+        if t.reduce:
+            came[t.message.dst, t.chunk] = t.values
+    begin = min(t.message.sent or 0.0 for t in ring.rounds[0])
+    have: dict[Key, Piece] = {}
+    for t in ring.rounds[0]:
+        rank = t.message.src
+        for place in [(rank, chunk) for chunk in range(n)]:
+            pairs = zip(first[place], came.get(place, ()), strict=False)
+            values = tuple(a - b for a, b in pairs) if place in came else first[place]
+            have[place] = Piece(frozenset({rank}), values=values)
+        pieces = tuple(have[rank, chunk] for chunk in range(n))
+        found.changes.append(Change(begin, t.message.send or (rank, 0), False, pieces))
+    for number, row in enumerate(ring.rounds):
+        for t in row:
+            m, piece, old = t.message, have[t.message.src, t.chunk], have[t.message.dst, t.chunk]
+            assert m.send is not None and m.recv is not None and m.received is not None
+            found.cargo[m.send] = Cargo(piece, t.chunk, n, which, number, t.reduce)
+            new = _added(old, piece, first[m.dst, t.chunk]) if t.reduce else piece
+            have[m.dst, t.chunk] = new
+            found.changes.append(Change(m.received, m.recv, True, (new,), t.chunk))
 
 
-def _added(own: Piece, came: Piece, result: Values | None) -> Piece:
+def _added(own: Piece, came: Piece, result: Values) -> Piece:
     """The sum of two pieces; if it equals the received one, the own contribution is uncertain."""
-    if result is not None and result == came.values:
+    if result and result == came.values:
         doubt = own.sure | own.maybe | came.maybe
         return Piece(came.sure, doubt - came.sure, result)
-    return Piece(own.sure | came.sure, own.maybe | came.maybe, result or ())
+    return Piece(own.sure | came.sure, own.maybe | came.maybe, result)
 
 
 # -- everything else ------------------------------------------------------------------------
@@ -289,94 +237,74 @@ class _Follower:
     def __init__(self, trace: EventLog, found: Contributions) -> None:
         self.trace, self.found = trace, found
         self.known: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
-        self.received: dict[int, dict[int, frozenset[int]]] = defaultdict(dict)
+        self.received: dict[int, frozenset[int]] = defaultdict(frozenset)
         self.sent: dict[str, Piece] = {}
 
-    def run(self, done: set[Key]) -> None:
+    def run(self) -> None:
         met = ((max(s.start for s in members), members) for members in self.trace.collectives)
-        for time, spans in sorted([*self._messages(done), *met], key=lambda act: act[0]):
+        for time, spans in sorted([*self._messages(), *met], key=lambda act: act[0]):
             if spans[0].op in COLLECTIVES:
                 self._collective(spans)
             else:
                 self._point_to_point(spans[0], time)
 
-    def _messages(self, done: set[Key]) -> Iterator[tuple[float, list[Span]]]:
+    def _messages(self) -> Iterator[tuple[float, list[Span]]]:
+        """All calls for messages but those of rings."""
+        rings = [t.message for ring in self.found.rings for row in ring.rounds for t in row]
+        done = {key for m in rings for key in (m.send, m.recv)}
         for s in self.trace.spans:
-            if s.op in P2P | REQUESTS and (s.rank, s.seq) not in done:
-                time = s.start if s.op is not Op.RECV else s.end
-                if time is not None:
-                    yield time, [s]
-
-    # -- messages
+            time = s.end if s.op is Op.RECV else s.start
+            if s.op in P2P | REQUESTS and (s.rank, s.seq) not in done and time is not None:
+                yield time, [s]
 
     def _point_to_point(self, s: Span, time: float) -> None:
         match = self.trace.matches.get((s.rank, s.seq))
         if s.op in REQUESTS or s.match is not None:
             summary = s.after if s.op is Op.PULL else s.before or s.after
             if summary:  # only values are known of a server's tensor
-                self._show(s.end or time, s.rank, Piece(values=summary.values))
+                self._show(s.end or time, s, Piece(values=summary.values), after=s.end is not None)
         elif s.op is Op.SEND:
-            piece = self._payload(s)
+            piece = self._held(s)
             self.found.cargo[s.rank, s.seq] = Cargo(piece)
             if match:
                 self.sent[match] = piece
-            self._show(time, s.rank, piece)
+            self._learn(s, piece)
+            self._show(time, s, piece)
         elif match in self.sent:
             piece = self.sent[match]
-            received = self.received[s.rank]
-            received[s.nbytes] = received.get(s.nbytes, frozenset()) | piece.sure | piece.maybe
-            self._learn(s.rank, s.nbytes, piece)
-            self._show(time, s.rank, piece)
+            self.received[s.rank] |= piece.sure | piece.maybe
+            self._learn(s, piece)
+            self._show(time, s, piece, after=True)
 
-    def _payload(self, s: Span) -> Piece:
-        """The piece a rank sends: a known one, its own, or an uncertain one."""
-        values = s.before.values if s.before else ()
-        old = self._recall(s.rank, s.nbytes, values)
-        received = self.received[s.rank].values()  # of any size: it may be a part of one
-        if old:
-            piece = Piece(old.sure, old.maybe, values)
-        elif not received:
-            piece = Piece(frozenset({s.rank}), values=values)
-        else:
-            piece = Piece(frozenset(), frozenset({s.rank}).union(*received), values)
-        self._learn(s.rank, s.nbytes, piece)
-        return piece
+    def _held(self, s: Span) -> Piece:
+        """The tensor of a call: a known one of this size and values, its rank's, or uncertain."""
+        values, own = _of(s.before), frozenset({s.rank})
+        for size, piece in reversed(self.known[s.rank]):
+            if any(values) and size == s.nbytes and piece.values == values:  # zeros match nothing
+                return piece
+        if s.op in COLLECTIVES or not self.received[s.rank]:
+            return Piece(own, values=values)
+        return Piece(maybe=own | self.received[s.rank], values=values)  # a part, of any size
 
-    def _recall(self, rank: int, size: int, values: Values) -> Piece | None:
-        """The latest tensor of this size with these values; zeros match nothing."""
-        if not any(values):
-            return None
-        same = (p for n, p in reversed(self.known[rank]) if n == size and p.values == values)
-        return next(same, None)
+    def _learn(self, s: Span, piece: Piece) -> None:
+        self.known[s.rank] = [*self.known[s.rank], (s.nbytes, piece)][-MEMORY:]
 
-    def _learn(self, rank: int, size: int, piece: Piece) -> None:
-        self.known[rank] = [*self.known[rank], (size, piece)][-MEMORY:]
-
-    def _show(self, time: float, rank: int, *pieces: Piece) -> None:
-        self.found.changes.append(Change(time, rank, pieces))
-
-    # -- collectives
+    def _show(self, time: float, s: Span, *pieces: Piece, after: bool = False) -> None:
+        self.found.changes.append(Change(time, (s.rank, s.seq), after, pieces))
 
     def _collective(self, members: list[Span]) -> None:
         """Apply the semantics of a collective; known values continue a known piece."""
         if members[0].op in (Op.BARRIER, Op.NEW_GROUP) or len({s.op for s in members}) > 1:
             return
         members = sorted(members, key=lambda s: s.rank)
-        own: Initial = {s.rank: self._initial(s) for s in members}
-        for s, (before, after) in zip(
-            members, _SEMANTICS[members[0].op](members, own), strict=True
-        ):
-            self._show(s.start, s.rank, *before)
+        own: Initial = {s.rank: self._held(s) for s in members}
+        outcomes = _SEMANTICS[members[0].op](members, own)
+        for s, (before, after) in zip(members, outcomes, strict=True):
+            self._show(s.start, s, *before)
             if s.end is not None:
-                self._show(s.end, s.rank, *after)
+                self._show(s.end, s, *after, after=True)
                 if len(after) == 1:
-                    self._learn(s.rank, s.nbytes, after[0])
-
-    def _initial(self, s: Span) -> Piece:
-        values = s.before.values if s.before else ()
-        old = self._recall(s.rank, s.nbytes, values)
-        sure, maybe = (old.sure, old.maybe) if old else (frozenset({s.rank}), frozenset())
-        return Piece(sure, maybe, values)
+                    self._learn(s, after[0])
 
 
 #: The pieces of each member before and after.

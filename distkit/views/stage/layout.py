@@ -6,8 +6,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
-from distkit.views.scene.frame import Json
+from distkit.trace.log import grouped
+
+if TYPE_CHECKING:
+    from distkit.views.stage.projection import Stage
 
 Pair = tuple[int, int]
 Point = tuple[float, float]
@@ -66,19 +70,14 @@ def _shape(ranks: list[int], edges: set[Pair]) -> str:
 
 
 def _acyclic(edges: Iterable[Pair]) -> bool:
-    """True if there is no cycle."""
-    above: dict[int, int] = {}
-
-    def root(a: int) -> int:
-        while a in above:
-            a = above[a]
-        return a
-
-    for a, b in edges:
-        top, other = root(a), root(b)
-        if top == other:
+    """True if there is no cycle: leaves can be taken off until nothing is left."""
+    left = set(edges)
+    while left:
+        degree = Counter(chain.from_iterable(left))
+        inner = {(a, b) for a, b in left if degree[a] > 1 and degree[b] > 1}
+        if inner == left:
             return False
-        above[top] = other
+        left = inner
     return True
 
 
@@ -109,22 +108,16 @@ def arrange(
     >>> arrange("ring", [0, 1, 2, 3])[0]
     (0.5, 0.0)
     """
-    if kind == "tree":
-        return _tree(list(ranks), sent)
-    if kind == "star":
-        return _star(list(ranks), sent)
-    makers: dict[str, Callable[[list[int]], dict[int, Point]]] = {
-        "circle": _ring,
-        "ring": _ring,
-        "grid": lambda all_: _grid(all_, sent),
-        "hypercube": _hypercube,
-        "hosts": lambda all_: _rows(_by(all_, hosts)),
-        "roles": lambda all_: _rows(_workers_first(all_, roles or {})),
-    }
-    return makers[kind](list(ranks))
+    if kind in _SHAPES:
+        return _SHAPES[kind](list(ranks), sent)
+    if kind == "roles":
+        serving = {r for r, role in (roles or {}).items() if role in ("server", "scheduler")}
+        rows = grouped(sorted(ranks, key=lambda r: (r in serving, r)), lambda r: r in serving)
+        return _rows([*rows.values()])
+    return _rows([*grouped(ranks, lambda r: (hosts or {}).get(r, "")).values()])
 
 
-def _ring(ranks: list[int]) -> dict[int, Point]:
+def _ring(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
     """Clockwise from the top; two ranks side by side, some along the edges of a square."""
     if len(ranks) in SQUARE:
         return dict(zip(ranks, _along_edges(len(ranks)), strict=True))
@@ -151,9 +144,7 @@ def _around(angle: float) -> Point:
 
 def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
     """The rank with the most messages in the middle, the others around it."""
-    count: dict[int, int] = defaultdict(int)
-    for rank in chain.from_iterable(sent):
-        count[rank] += 1
+    count = Counter(chain.from_iterable(sent))
     hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
     others = _ring([rank for rank in ranks if rank != hub])
     return others if hub is None else {hub: (0.5, 0.5), **others}
@@ -187,18 +178,17 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
 
 
 def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
-    """The root of a tree: the only rank that sends before it receives, or that only receives."""
-    senders, receivers = {a for a, _ in sent}, {b for _, b in sent}
-    first: dict[int, int] = {}
+    """The root of a tree: the only rank that sends before it receives, or else the last to send."""
+    first: dict[int, int] = {}  # the sender of each rank's first message
     for a, b in sent:
         first.setdefault(a, a)
-        first.setdefault(b, a)  # the sender of its first message
+        first.setdefault(b, a)
     starters = [rank for rank in first if first[rank] == rank]
-    for found in (starters, sorted(receivers - senders)):
-        if len(found) == 1:
-            return found[0]
-    late = [a for a, _ in sent]  # up and down again: the root is the last to send first
-    return max(senders, key=late.index, default=min(ranks, default=0))
+    if len(starters) == 1:
+        return starters[0]
+    senders = [a for a, _ in sent]
+    when = {rank: senders.index(rank) if rank in senders else len(sent) for rank in first}
+    return max(when, key=lambda rank: (when[rank], -rank), default=min(ranks, default=0))
 
 
 def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
@@ -225,7 +215,7 @@ def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
 _SHIFTS = ((1.0, 0.0), (0.0, 1.0), (0.38, -0.3), (1.9, 0.0), (0.0, 1.9))
 
 
-def _hypercube(ranks: list[int]) -> dict[int, Point]:
+def _hypercube(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
     """Each bit of a rank's number is a shift; more than 32 ranks are placed in a grid."""
     if not 0 < len(ranks) <= 2 ** len(_SHIFTS):
         return _grid(ranks)
@@ -241,17 +231,14 @@ def _hypercube(ranks: list[int]) -> dict[int, Point]:
     }
 
 
-def _by(ranks: list[int], names: Mapping[int, str] | None) -> list[list[int]]:
-    """The ranks of each name, ordered by their first rank."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for rank in ranks:
-        found[(names or {}).get(rank, "")].append(rank)
-    return list(found.values())
-
-
-def _workers_first(ranks: list[int], roles: Mapping[int, str]) -> list[list[int]]:
-    behind = [rank for rank in ranks if roles.get(rank) in ("server", "scheduler")]
-    return [row for row in ([r for r in ranks if r not in behind], behind) if row]
+_SHAPES: dict[str, Callable[[list[int], Sequence[Pair]], dict[int, Point]]] = {
+    "circle": _ring,
+    "ring": _ring,
+    "star": _star,
+    "tree": _tree,
+    "grid": _grid,
+    "hypercube": _hypercube,
+}
 
 
 #: The largest numbers of ranks with a strip, and with a number.
@@ -271,36 +258,35 @@ class Field:
     than ``STRIPS`` ranks a card is only a badge of ``radius``.
     """
 
-    def __init__(self, stage: Json) -> None:
-        nodes, n = stage["nodes"], len(stage["nodes"])
-        most = max((len(c["pieces"]) for c in stage["changes"]), default=0)
+    def __init__(self, stage: Stage) -> None:
+        n, names = len(stage.places), stage.names.items()
+        most = max((len(change.pieces) for _, change in stage.changes), default=0)
         self.strip = (_wide(most), _high(n)) if most and n <= STRIPS else (0.0, 0.0)
         self.radius = _radius(n, strips=bool(self.strip[0]))
-        self.above = 15 if any(node["name"] != f"rank {node['rank']}" for node in nodes) else 0
-        #: Space above the cards for the hosts' names.
-        self.named = NAMED if any("host" in node for node in nodes) else 0
+        #: Space above the cards for names of ranks, and for those of hosts.
+        self.above = 15 if any(name != f"rank {rank}" for rank, name in names) else 0
+        self.named = NAMED if stage.hosts else 0
         wide, deep = self._spread(stage)
         w, h = self.card
         self.width = wide + w + 2 * EDGE
         self.height = deep + h + 2 * EDGE + self.above + self.named
         left, top = EDGE + w / 2, EDGE + h / 2 + self.above + self.named
         self.at: dict[int, Point] = {
-            node["rank"]: (round(left + node["x"] * wide), round(top + node["y"] * deep))
-            for node in nodes
+            rank: (round(left + x * wide), round(top + y * deep))
+            for rank, (x, y) in stage.places.items()
         }
-        self._host_of = {node["rank"]: node["host"] for node in nodes if "host" in node}
+        self._host_of = stage.hosts
 
     @property
-    def hosts(self) -> dict[str, list[Point]]:
-        """The corners of the area of each host's cards and its name."""
+    def hosts(self) -> dict[str, tuple[float, float, float, float]]:
+        """The area of each host's cards and its name: left, top, right and bottom."""
         (w, h), above = self.card, self.above + self.named
-        corners: dict[str, list[Point]] = defaultdict(list)
-        for rank, host in self._host_of.items():
-            x, y = self.at[rank]
-            corners[host] += [
-                (x + side, y + end) for side in (-w / 2, w / 2) for end in (-h / 2 - above, h / 2)
-            ]
-        return {host: hull(points) for host, points in corners.items()}
+        areas = {}
+        for host, ranks in grouped(self._host_of, lambda rank: self._host_of[rank]).items():
+            xs, ys = zip(*(self.at[rank] for rank in ranks), strict=True)
+            left, right = min(xs) - w / 2, max(xs) + w / 2
+            areas[host] = left, min(ys) - h / 2 - above, right, max(ys) + h / 2
+        return areas
 
     @property
     def card(self) -> tuple[float, float]:
@@ -339,29 +325,29 @@ class Field:
         far = min(far, 0.45 * length)
         return x + ux * far, y + uy * far
 
-    def hub(self, members: list[int]) -> Point:
+    def hub(self, members: Iterable[int]) -> Point:
         """The center of a collective's members, where they meet."""
         points = [self.at[rank] for rank in members if rank in self.at] or [(0.0, 0.0)]
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
-    def _spread(self, stage: Json) -> tuple[float, float]:
+    def _spread(self, stage: Stage) -> tuple[float, float]:
         """The distances of the outermost cards, such that none overlap."""
-        nodes, n = stage["nodes"], len(stage["nodes"])
+        places, n = [*stage.places.values()], len(stage.places)
         _, h = self.card
-        levels = len({node["y"] for node in nodes})
+        levels = len({y for _, y in places})
         down = h + AWAY + self.above
         deep = (levels - 1) * down
-        circle = stage["kind"] in ROUND and n > 2 and n not in SQUARE
+        circle = stage.kind in ROUND and n > 2 and n not in SQUARE
         if circle:
             deep = 230 if n <= 4 else 310 if n <= STRIPS else 400
         deep = min(deep, 430) if self.strip[0] else min(max(deep, 300), 460)
         if n > STRIPS:
             return 700, deep
         apart = [
-            abs(a["x"] - b["x"])
-            for i, a in enumerate(nodes)
-            for b in nodes[:i]
-            if abs(a["y"] - b["y"]) * deep < h + 12 + self.above
+            abs(x1 - x2)
+            for i, (x1, y1) in enumerate(places)
+            for x2, y2 in places[:i]
+            if abs(y1 - y2) * deep < h + 12 + self.above
         ]
         least = min(apart, default=1.0) or 1.0
         w, room = self.card[0], WIDEST - 2 * EDGE
@@ -372,30 +358,6 @@ class Field:
         if circle:
             return max(wide, 1.15 * deep), deep
         return wide, max(deep, min(0.5 * wide, 130 * (levels - 1), 430))
-
-
-def hull(points: Iterable[Point]) -> list[Point]:
-    """The corners of the convex hull of these points.
-
-    >>> hull([(0, 0), (2, 0), (1, 1), (2, 2), (0, 2)])
-    [(0, 0), (2, 0), (2, 2), (0, 2)]
-    """
-
-    def half(ordered: Iterable[Point]) -> list[Point]:
-        found: list[Point] = []
-        for x, y in ordered:
-            while len(found) > 1 and _turn(found[-2], found[-1], (x, y)) <= 0:
-                found.pop()
-            found.append((x, y))
-        return found[:-1]
-
-    ordered = sorted(set(points))
-    return half(ordered) + half(reversed(ordered))
-
-
-def _turn(a: Point, b: Point, c: Point) -> float:
-    """Positive if the path over these points turns towards the y axis."""
-    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 
 def _wide(pieces: int) -> float:

@@ -1,39 +1,124 @@
-"""The stage as plain data: places, links, keyframes, and what the ranks hold.
+"""The stage as plain data: places, links, keyframes, and what the ranks hold. Pure.
 
 A *keyframe* is a message, or a collective, whose members send to a hub in the middle and get its
-outcome from there. Both painters draw this.
+outcome from there.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.hosts import several
-from distkit.trace.info import RunInfo
-from distkit.trace.log import EventLog
-from distkit.views.scene.frame import Json, clean, name
+from distkit.trace.log import EventLog, grouped
+from distkit.views.scene.frame import clean, facts, name
 from distkit.views.scene.painter import thinned
-from distkit.views.scene.summaries import headline, number
-from distkit.views.stage.contributions import MAX_RANKS, Cargo, Contributions, Piece, Ring, follow
-from distkit.views.stage.layout import KINDS, Pair, arrange, pattern
+from distkit.views.stage.contributions import (
+    MAX_RANKS,
+    Cargo,
+    Change,
+    Contributions,
+    Key,
+    Piece,
+    follow,
+)
+from distkit.views.stage.layout import KINDS, Pair, Point, arrange, pattern
 
 #: The largest numbers of drawn keyframes, links and ranks; a notice names the rest.
 MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
-#: The largest numbers of drawn values of a chunk, and of changes of tensors.
-MAX_VALUES, MAX_CHANGES = 16, 20_000
+#: The largest number of changes of tensors.
+MAX_CHANGES = 20_000
 #: Measured time, or rounds, which show all their messages at once.
 CLOCKS = ("time", "rounds")
 #: Arrangements with another name beside the title.
 WORDS = {"roles": "workers and servers", "hosts": "by host"}
 #: The part of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
+NOTHING = Cargo()
+#: The number of panels; a run of more rounds also gets a list of keyframes.
+PANELS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Keyframe:
+    """A message or a collective: who sends from when on, and who has received when [s].
+
+    ``meet`` is when members of a collective meet, and None for a message; it ``gives`` members an
+    outcome, or only its ``root``, if it has one. ``calls``: the calls that take part.
+    """
+
+    op: str
+    senders: tuple[int, ...]
+    receivers: tuple[int, ...]
+    starts: tuple[float, ...]
+    ends: tuple[float | None, ...]
+    calls: tuple[Key | None, ...]
+    nbytes: int
+    label: str
+    where: str
+    sent: bool = True
+    meet: float | None = None
+    root: int | None = None
+    gives: bool = True
+    cargo: Cargo = NOTHING
+    round: int = 0
+
+    @property
+    def begin(self) -> float:
+        """When the first one sends."""
+        return min(self.starts)
+
+    @property
+    def end(self) -> float | None:
+        """When the last one has received, None for never."""
+        ends = [end for end in self.ends if end is not None]
+        return max(ends) if len(ends) == len(self.ends) else None
+
+    def in_rounds(self) -> Keyframe:
+        """The same on the clock of rounds."""
+        begin, end = self.round + 1 - FLIGHT, self.round + 1.0
+        starts = (begin,) * len(self.starts)
+        ends = tuple(None if e is None else end for e in self.ends)
+        meet = None if self.meet is None else (begin + end) / 2
+        return replace(self, starts=starts, ends=ends, meet=meet)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All that is drawn of a run. Times are in seconds; links count the messages each way."""
+
+    title: str
+    facts: list[str]
+    notices: list[str]
+    notes: list[str]
+    said: str
+    live: bool
+    kind: str
+    start: float
+    end: float
+    names: dict[int, str]
+    hosts: dict[int, str]
+    places: dict[int, Point]
+    links: list[tuple[int, int, int, int]]
+    keyframes: list[Keyframe]
+    changes: list[tuple[float, Change]]  # each with its time in rounds
+    clock: str
+    known: bool
+
+    @property
+    def short(self) -> dict[int, str]:
+        """Short names of the ranks."""
+        return {rank: name.removeprefix("rank ") for rank, name in self.names.items()}
+
+    @property
+    def home(self) -> float:
+        """The moment before the first end, which shows the initial tensors."""
+        first = min((b.end for b in self.keyframes if b.end is not None), default=math.inf)
+        return max((c.time for _, c in self.changes if c.time < first), default=self.start)
 
 
 def project(
@@ -42,7 +127,7 @@ def project(
     live: bool = False,
     clock: str = "rounds",
     most: int = MAX_KEYFRAMES,
-) -> Json:
+) -> Stage:
     """The stage of a run.
 
     Args:
@@ -55,252 +140,143 @@ def project(
     Raises:
         ValueError: there is no such layout or clock.
 
-    >>> project(EventLog())["keyframes"]
+    >>> project(EventLog()).keyframes
     []
     """
     if layout is not None and layout not in KINDS:
         raise ValueError(f"there is no layout {layout!r}. Choose one of {', '.join(KINDS)}.")
     if clock not in CLOCKS:
         raise ValueError(f"there is no clock {clock!r}. Choose one of {', '.join(CLOCKS)}.")
+    info, ranks = trace.info, trace.ranks[:MAX_PLACES]
     sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
-    roles = {rank: known.role for rank, known in trace.info.ranks.items()}
-    hosts = several(trace.info)
-    ranks = trace.ranks[:MAX_PLACES]
+    roles = {rank: known.role for rank, known in info.ranks.items()}
+    hosts = {rank: clean(host) for rank, host in several(info).items() if rank in ranks}
     kind = layout or pattern(ranks, sent, roles, hosts)
     found = follow(trace)
-    keyframes, more = _keyframes(trace, found, most)
-    head = headline(trace)
-    if sent or kind == "hosts":
-        head["facts"].append(WORDS.get(kind, kind))
-    return {
-        **head,
-        **({"notices": [], "notes": []} if live else _notices(trace, keyframes, more)),
-        "said": _said(trace, found),
-        "live": live,
-        "kind": kind,
-        "start": trace.start,
-        "end": trace[-1].time if len(trace) else 0.0,
-        "nodes": _nodes(ranks, trace.info, kind, sent, roles, hosts),
-        "links": _links(ranks, sent),
-        "keyframes": keyframes,
-        "changes": _changes(found, keyframes, more),
-        "clock": clock,
-        "known": found.known,
-        "doubtful": found.doubtful,
-    }
+    all_ = _number([*_messages(trace, found), *_collectives(trace)], found)
+    keyframes, more = all_[:most], max(0, len(all_) - most)
+    notices, notes = ([], []) if live else _notices(trace, keyframes, more)
+    return Stage(
+        title=clean(info.name),
+        facts=[*facts(info, len(trace.ranks)), *[WORDS.get(kind, kind)] * bool(sent or hosts)],
+        notices=notices,
+        notes=notes,
+        said=_said(trace, found),
+        live=live,
+        kind=kind,
+        start=trace.start,
+        end=trace[-1].time if len(trace) else 0.0,
+        names={rank: name(info, rank) for rank in ranks},
+        hosts=hosts,
+        places=arrange(kind, ranks, sent, roles, hosts),
+        links=_links(ranks, sent),
+        keyframes=keyframes,
+        changes=_changes(found, keyframes),
+        clock=clock,
+        known=found.known,
+    )
 
 
-def _nodes(
-    ranks: list[int],
-    info: RunInfo,
-    kind: str,
-    sent: Sequence[Pair],
-    roles: dict[int, str],
-    hosts: dict[int, str],
-) -> list[Json]:
-    places = arrange(kind, ranks, sent, roles, hosts)
-    return [
-        {
-            "rank": rank,
-            "name": name(info, rank),
-            "role": roles.get(rank, ""),
-            **({"host": clean(hosts[rank])} if rank in hosts else {}),
-            "x": places[rank][0],
-            "y": places[rank][1],
-        }
-        for rank in ranks
-    ]
-
-
-def _links(ranks: list[int], sent: Iterable[Pair]) -> list[list[int]]:
+def _links(ranks: list[int], sent: list[Pair]) -> list[tuple[int, int, int, int]]:
     """Each pair of communicating ranks, with the number of messages each way."""
     there, here = Counter(sent), set(ranks)
     pairs = {(min(p), max(p)) for p in there if p[0] != p[1] and here.issuperset(p)}
-    return [[a, b, there[a, b], there[b, a]] for a, b in sorted(pairs)][:MAX_LINKS]
+    return [(a, b, there[a, b], there[b, a]) for a, b in sorted(pairs)][:MAX_LINKS]
 
 
 # -- keyframes ------------------------------------------------------------------------------
 
 
-def _keyframes(trace: EventLog, found: Contributions, most: int) -> tuple[list[Json], int]:
-    """The keyframes in the order of their ends, and the number of those left out."""
+def _messages(trace: EventLog, found: Contributions) -> Iterator[Keyframe]:
     spans = {(s.rank, s.seq): s for s in trace.spans}
-    keyframes = [*_messages(trace, spans, found), *_collectives(trace)]
-    keyframes.sort(key=lambda b: (b["end"] is None, b["end"] or b["begin"], b["begin"]))
-    _number(keyframes, found.rings)
-    return keyframes[:most], max(0, len(keyframes) - most)
-
-
-def _messages(
-    trace: EventLog, spans: dict[tuple[int, int], Span], found: Contributions
-) -> list[Json]:
-    keyframes = []
     for m in trace.messages:
         one = spans.get(m.send or (-1, -1)) or spans.get(m.recv or (-1, -1))
         begin = m.sent if m.sent is not None else one.start if one else None
         if begin is None:
             continue
-        end = m.received if m.sent is not None else None
-        keyframes.append(
-            {
-                "op": str(m.op),
-                "src": m.src,
-                "dst": m.dst,
-                "begin": begin,
-                "end": None if end is None else max(end, begin),
-                "sent": m.sent is not None,
-                "nbytes": m.nbytes,
-                "label": clean(m.label),
-                "where": clean((one.where if one else "").rpartition("/")[2]),
-                **_cargo(found.cargo.get(m.send or (-1, -1)), one),
-            }
+        summary = one and (one.before or one.after)
+        shown = Cargo(Piece(values=summary.values) if summary else Piece())
+        yield Keyframe(
+            op=str(m.op),
+            senders=(m.src,),
+            receivers=(m.dst,),
+            starts=(begin,),
+            ends=(None if m.sent is None or m.received is None else max(m.received, begin),),
+            calls=(m.send, m.recv),
+            nbytes=m.nbytes,
+            label=clean(m.label),
+            where=_line(one),
+            sent=m.sent is not None,
+            cargo=found.cargo.get(m.send or (-1, -1), shown),
         )
-    return keyframes
 
 
-def _cargo(cargo: Cargo | None, span: Span | None) -> Json:
-    summary = span and (span.before or span.after)
-    if cargo is None:
-        return {"piece": _piece(Piece(values=summary.values))} if summary else {}
-    if cargo.at is None:
-        return {"piece": _piece(cargo.piece)}
-    words = {"at": cargo.at, "of": cargo.of, "reduce": cargo.reduce}
-    known = {k: v for k, v in words.items() if v is not None}
-    return {"piece": _piece(cargo.piece), **known, "part": (cargo.ring, cargo.round)}
+def _line(s: Span | None) -> str:
+    return clean((s.where if s else "").rpartition("/")[2])
 
 
-def _collectives(trace: EventLog) -> list[Json]:
+def _collectives(trace: EventLog) -> Iterator[Keyframe]:
+    """Collectives: members go to the hub, meet when the last has arrived, and go back."""
     begun = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
-    ties = trace.together(begun)
-    return [_collective(sorted(members, key=lambda s: s.rank)) for members in ties]
+    for tied in trace.together(begun):
+        members = sorted(tied, key=lambda s: s.rank)
+        one, ranks = members[0], tuple(s.rank for s in members)
+        done, last = [s.end for s in members if s.end is not None], max(s.start for s in members)
+        yield Keyframe(
+            op=" / ".join(sorted({str(s.op) for s in members})),
+            senders=ranks,
+            receivers=ranks,
+            starts=tuple(s.start for s in members),
+            ends=tuple(s.end for s in members),
+            calls=tuple((s.rank, s.seq) for s in members),
+            nbytes=max(s.nbytes for s in members),
+            label=clean(one.label),
+            where=_line(one),
+            meet=(last + min(done)) / 2 if done and min(done) > last else last,
+            root=one.peer if one.op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER) else None,
+            gives=one.op not in (Op.REDUCE, Op.GATHER),
+        )
 
 
-def _collective(members: list[Span]) -> Json:
-    """A collective: members go to the hub, meet when the last has arrived, and go back."""
-    starts, ends = [s.start for s in members], [s.end for s in members]
-    done = [end for end in ends if end is not None]
-    whole = len(done) == len(members)
-    last = max(starts)
-    meet = (last + min(done)) / 2 if done and min(done) > last else last
-    one = members[0]
-    return {
-        "op": " / ".join(sorted({str(s.op) for s in members})),
-        "members": [s.rank for s in members],
-        "starts": starts,
-        "ends": ends,
-        "meet": meet,
-        "begin": min(starts),
-        "end": max(done) if whole else None,
-        "sent": True,
-        "root": one.peer if one.op in _ROOTED else None,
-        "gives": str(one.op) not in _GATHERING,
-        "nbytes": max(s.nbytes for s in members),
-        "label": clean(one.label),
-        "where": clean(one.where.rpartition("/")[2]),
-    }
-
-
-_ROOTED = (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
-_GATHERING = ("reduce", "gather")
-
-
-def _number(keyframes: list[Json], rings: Sequence[Ring]) -> None:
-    """Number the keyframes by rounds: each follows its sender's earlier messages.
+def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
+    """The keyframes by their ends, numbered by rounds: each follows what its sender did before.
 
     Messages of a ring have the rounds of its schedule.
     """
     first: dict[int, int] = {}
     heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
     spoke: dict[int, int] = {}
-    for keyframe in sorted(keyframes, key=lambda b: float(b["begin"])):
-        ring, step = keyframe.pop("part", (None, 0))
-        senders = keyframe.get("members") or [keyframe["src"]]
-        senders = senders if ring is None else rings[ring].members
-        before = [n for r in senders for end, n in heard[r] if end <= keyframe["begin"]]
+    numbered = []
+    for keyframe in sorted(keyframes, key=lambda b: b.begin):
+        cargo, senders = keyframe.cargo, keyframe.senders
+        if cargo.ring is not None:
+            senders = found.rings[cargo.ring].members
+        before = [n for r in senders for end, n in heard[r] if end <= keyframe.begin]
         before += [spoke[r] for r in senders if r in spoke]
-        keyframe["round"] = 1 + max(before, default=-1)
-        if ring is not None:
-            keyframe["round"] = first.setdefault(ring, keyframe["round"]) + step
-        spoke.update(dict.fromkeys(keyframe.get("members") or [keyframe["src"]], keyframe["round"]))
-        if keyframe["end"] is not None:
-            for r in keyframe.get("members") or [keyframe["dst"]]:
-                heard[r] = [*heard[r][-3:], (keyframe["end"], keyframe["round"])]
+        number = 1 + max(before, default=-1)
+        if cargo.ring is not None:
+            number = first.setdefault(cargo.ring, number) + cargo.round
+        spoke.update(dict.fromkeys(keyframe.senders, number))
+        if (end := keyframe.end) is not None:
+            for r in keyframe.receivers:
+                heard[r] = [*heard[r][-3:], (end, number)]
+        numbered.append(replace(keyframe, round=number))
+    return sorted(numbered, key=lambda b: (b.end is None, b.end or b.begin, b.begin))
 
 
-# -- what ranks hold ----------------------------------------------------------------------
-
-
-def _changes(found: Contributions, keyframes: list[Json], more: int) -> list[Json]:
-    """Each change with its time and its step on the clock of rounds.
-
-    Not those after the last keyframe where there are more.
-    """
-    steps = _Steps(keyframes)
-    last = keyframes[-1]["end"] if more and keyframes else None
-    until = math.inf if last is None else last
+def _changes(found: Contributions, keyframes: list[Keyframe]) -> list[tuple[float, Change]]:
+    """Each change with its time on the clock of rounds, if its keyframe is drawn."""
+    rounds = {call: keyframe.round for keyframe in keyframes for call in keyframe.calls}
     return [
-        {
-            "time": c.time,
-            "step": steps.at(c.rank, c.time),
-            "rank": c.rank,
-            "pieces": [_piece(p) for p in c.pieces],
-            **({} if c.at is None else {"at": c.at}),
-        }
+        (rounds[c.by] + 1.0 if c.after else _begin(rounds[c.by]), c)
         for c in found.changes[:MAX_CHANGES]
-        if c.time <= until
+        if c.by in rounds
     ]
 
 
-class _Steps:
-    """Maps measured times of each rank to the clock of rounds."""
-
-    def __init__(self, keyframes: list[Json]) -> None:
-        self.known: dict[tuple[int, float | None], float] = {}
-        self.begins: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        for keyframe in keyframes:
-            ranks = keyframe.get("members") or [keyframe["src"]]
-            begins = keyframe.get("starts") or [keyframe["begin"]]
-            ends = zip(
-                keyframe.get("members") or [keyframe["dst"]],
-                keyframe.get("ends") or [keyframe["end"]],
-                strict=True,
-            )
-            self.known.update({end: keyframe["round"] + 1.0 for end in ends})
-            step = keyframe["round"] + 1 - FLIGHT if keyframe["round"] else 0.0
-            for rank, begin in zip(ranks, begins, strict=True):
-                self.known.setdefault((rank, begin), step)
-                self.begins[rank].append((begin, step))
-        for all_ in self.begins.values():
-            all_.sort()
-
-    def at(self, rank: int, time: float) -> float:
-        """The step of a change: a keyframe's begin or end, or the rank's next begin."""
-        if (step := self.known.get((rank, time))) is not None:
-            return step
-        mine = self.begins[rank]
-        i = bisect_left(mine, (time, -1))
-        return mine[i][1] if i < len(mine) else mine[-1][1] + 1.0 if mine else 0.0
-
-
-@lru_cache(1 << 13)
-def _piece(piece: Piece) -> Json:
-    """A piece as plain data, shared by equal pieces."""
-    values = [number(v, 3) for v in _some(piece.values)]
-    return {
-        "sure": sorted(piece.sure),
-        **({"maybe": sorted(piece.maybe)} if piece.maybe else {}),
-        **({"values": values} if values else {}),
-    }
-
-
-def _some(values: Sequence[float]) -> list[float]:
-    """Some of the values, at equal distances."""
-    n = len(values)
-    return (
-        list(values)
-        if n <= MAX_VALUES
-        else [values[i * n // MAX_VALUES] for i in range(MAX_VALUES)]
-    )
+def _begin(number: int) -> float:
+    """The time in rounds at which something is sent; of the first round, already at the start."""
+    return number + 1 - FLIGHT if number else 0.0
 
 
 # -- words -----------------------------------------------------------------------------
@@ -310,105 +286,78 @@ def _said(trace: EventLog, found: Contributions) -> str:
     """A sentence about the certainty of contributions."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
-    if found.rings:
-        told = (
-            "These are the messages of a ring all-reduce, so distkit knows which chunk each one "
-            "carries, and whether it is added."
-        )
-    elif found.known:
-        told = "The contributions follow from the meaning of the collectives and from equal values."
-    elif any(s.op in REQUESTS for s in trace.spans):
+    if not found.known and any(s.op in REQUESTS for s in trace.spans):
         return "The trace does not record what a server computes: only values are shown."
-    elif found.changes:
-        return "The trace does not show which ranks contributed: only values are shown."
-    else:
+    if not found.changes:
         return ""
+    if not found.known:
+        return "The trace does not show which ranks contributed: only values are shown."
     told = (
         "Each strip is a rank's tensor; a chunk has a layer in the colour of each rank whose "
         "contribution it contains, or shows its first values. "
-    ) + told
+    )
+    why = (
+        "These are the messages of a ring all-reduce, so distkit knows which chunk each one "
+        "carries, and whether it is added."
+        if found.rings
+        else "The contributions follow from the meaning of the collectives and from equal values."
+    )
     doubt = (
         " Pale: at most these ranks, whose values may have reached it; the trace does not record "
         "what was computed."
     )
-    return told + (doubt if found.doubtful else "")
+    return told + why + (doubt if found.doubtful else "")
 
 
-def _notices(trace: EventLog, keyframes: list[Json], more: int) -> dict[str, list[str]]:
+def _notices(trace: EventLog, keyframes: list[Keyframe], more: int) -> tuple[list[str], list[str]]:
     """Notices for the reader, and those that report no problem."""
-    lost = [b for b in keyframes if b["end"] is None and "src" in b]
-    stuck = [b for b in keyframes if b["end"] is None and "members" in b]
-    never = sum(not b["sent"] for b in lost)
-    dropped = trace.dropped
+    open_ = [b for b in keyframes if b.end is None]
+    lost = [b for b in open_ if b.meet is None]
+    never = sum(not b.sent for b in lost)
+    stuck, dropped, whole = len(open_) - len(lost), trace.dropped, len(keyframes) + more
     found = [
         (f"{count(len(lost) - never, 'message')} not received", len(lost) > never),
         (f"{count(never, 'receive')} without a message", never),
-        (f"{count(len(stuck), 'collective')} not finished", stuck),
+        (f"{count(stuck, 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
     ]
     left_out = [
-        (
-            f"the first {len(keyframes):,} of {len(keyframes) + more:,} messages "
-            "and collectives are drawn",
-            more,
-        ),
+        (f"the first {len(keyframes):,} of {whole:,} messages and collectives are drawn", more),
         (
             f"the first {MAX_PLACES:,} of {len(trace.ranks):,} ranks are drawn",
             len(trace.ranks) > MAX_PLACES,
         ),
     ]
     notes = [words for words, shown in left_out if shown]
-    return {"notices": [words for words, shown in found if shown] + notes, "notes": notes}
+    return [words for words, shown in found if shown] + notes, notes
 
 
-def sentence(keyframe: Json, names: dict[int, str]) -> str:
-    """A keyframe as text."""
-    return ", ".join([who(keyframe, names), *what(keyframe)])
-
-
-def who(keyframe: Json, names: dict[int, str]) -> str:
+def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:
     """The participants of a keyframe."""
-
-    def name(rank: int) -> str:
-        return names.get(rank, f"rank {rank}")
-
-    if "members" in keyframe:
-        told = [name(rank) for rank in keyframe["members"]]
-        if len(told) == len(names):
-            return str(keyframe["op"])
-        some = ", ".join(told) if len(told) < 5 else f"{told[0]} … {told[-1]} ({len(told)})"
-        return f"{keyframe['op']} of {some}"
-    op = "" if keyframe["op"] == "send" else f"{keyframe['op']} "
-    return f"{op}{name(keyframe['src'])} → {name(keyframe['dst'])}"
+    told = [names.get(r, f"rank {r}") for r in dict.fromkeys(keyframe.senders + keyframe.receivers)]
+    if keyframe.meet is None:
+        op = "" if keyframe.op == "send" else f"{keyframe.op} "
+        return f"{op}{told[0]} → {told[-1]}"
+    if len(told) == len(names):
+        return keyframe.op
+    some = ", ".join(told) if len(told) < 5 else f"{told[0]} … {told[-1]} ({len(told)})"
+    return f"{keyframe.op} of {some}"
 
 
-def what(keyframe: Json) -> list[str]:
+def what(keyframe: Keyframe) -> list[str]:
     """The payload of a keyframe, its effect, and whether it is missing."""
-    missing = (
-        "not finished"
-        if "members" in keyframe
-        else "not received"
-        if keyframe["sent"]
-        else "not sent"
-    )
-    return [
-        *([f"chunk {keyframe['at']}"] if "at" in keyframe else []),
-        *(["added" if keyframe["reduce"] else "replaces"] if "reduce" in keyframe else []),
-        *([f"root {keyframe['root']}"] if keyframe.get("root") is not None else []),
-        *([human_bytes(keyframe["nbytes"])] if keyframe["nbytes"] else []),
-        *([missing] if keyframe["end"] is None else []),
+    cargo, missing = keyframe.cargo, "not received" if keyframe.sent else "not sent"
+    found = [
+        (f"chunk {cargo.at}", cargo.at is not None),
+        ("added" if cargo.reduce else "replaces", cargo.reduce is not None),
+        (f"root {keyframe.root}", keyframe.root is not None),
+        (human_bytes(keyframe.nbytes), keyframe.nbytes),
+        (missing if keyframe.meet is None else "not finished", keyframe.end is None),
     ]
+    return [words for words, shown in found if shown]
 
 
-def home_of(stage: Json) -> float:
-    """The moment before the first end, which shows the initial tensors."""
-    first = min((b["end"] for b in stage["keyframes"] if b["end"] is not None), default=math.inf)
-    times = (c["time"] for c in stage["changes"] if c["time"] < first)
-    return float(max(times, default=stage["start"]))
-
-
-#: The number of panels; a run of more rounds also gets a list of keyframes.
-PANELS = 6
+# -- clocks ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -423,131 +372,95 @@ class Clock:
     start: float
     end: float
     home: float
-    keyframes: list[Json] = field(default_factory=list)
-    flights: list[tuple[int, Json]] = field(default_factory=list)
-    changes: list[tuple[float, Json]] = field(default_factory=list)
+    changes: list[tuple[float, Change]]
+    keyframes: list[dict[str, object]] = field(default_factory=list)
+    flights: list[tuple[int, Keyframe]] = field(default_factory=list)
     rows: list[list[object]] = field(default_factory=list)
 
 
-def by_rounds(stage: Json) -> Clock:
+def by_rounds(stage: Stage) -> Clock:
     """A clock of rounds: a round takes 1, with all its messages at once, and is a keyframe."""
-    rounds = _rounds(stage)
-    clock = Clock("round", 0.0, 1.0 + max((n for n, _ in rounds), default=-1), 0.0)
-    names, short = _names(stage)
-    for i, (nth, members) in enumerate(rounds):
-        begin, end = nth + 1 - FLIGHT, nth + 1.0
-        keyframes = [stage["keyframes"][k] for k in members]
-        for keyframe in keyframes:
-            moved: Json = {"begin": begin, "end": None if keyframe["end"] is None else end}
-            if "members" in keyframe:
-                moved["starts"] = [begin for _ in keyframe["members"]]
-                moved["ends"] = [None if e is None else end for e in keyframe["ends"]]
-                moved["meet"] = (begin + end) / 2
-            clock.flights.append((i, {**keyframe, **moved}))
-        arrived = [k for k in members if stage["keyframes"][k]["end"] is not None]
-        clock.keyframes.append(
-            {
-                "begin": begin,
-                "end": end if arrived else None,
-                "also": max(arrived or members),
-                **_caption(keyframes, names),
-            }
-        )
-        clock.rows.append([i, "", f"round {nth + 1}", "", _summary(keyframes, short), [], 0])
-    clock.changes = sorted(((c["step"], c) for c in stage["changes"]), key=lambda c: c[0])
+    rounds, short = rounds_of(stage), stage.short
+    changes = sorted(stage.changes, key=lambda c: c[0])
+    last = max((number for number, _ in rounds), default=-1)
+    clock = Clock("round", 0.0, 1.0 + last, 0.0, changes)
+    for i, (number, members) in enumerate(rounds):
+        keyframes = [stage.keyframes[k] for k in members]
+        arrived = [k for k in members if stage.keyframes[k].end is not None]
+        end = number + 1.0 if arrived else None
+        when = {"begin": number + 1 - FLIGHT, "end": end, "also": max(arrived or members)}
+        clock.flights += [(i, keyframe.in_rounds()) for keyframe in keyframes]
+        clock.keyframes.append({**when, **_caption(keyframes, stage.names)})
+        told = " ".join(_row(keyframes[0], short)) if len(keyframes) == 1 else _common(keyframes)[0]
+        clock.rows.append([i, "", f"round {number + 1}", "", told, [], 0])
     return clock
 
 
-def by_time(stage: Json) -> Clock:
+def by_time(stage: Stage) -> Clock:
     """A clock of measured time: a keyframe is a message or a collective."""
-    clock = Clock("", stage["start"], stage["end"], home_of(stage))
-    names, short = _names(stage)
-    also = {k: i for i, (_, members) in enumerate(_rounds(stage)) for k in members}
-    for i, keyframe in enumerate(stage["keyframes"]):
-        caption = _caption([keyframe], names)
-        clock.keyframes.append(
-            {"begin": keyframe["begin"], "end": keyframe["end"], "also": also[i], **caption}
-        )
+    changes = sorted(((c.time, c) for _, c in stage.changes), key=lambda c: c[0])
+    clock, short = Clock("", stage.start, stage.end, stage.home, changes), stage.short
+    also = {k: i for i, (_, members) in enumerate(rounds_of(stage)) for k in members}
+    for i, keyframe in enumerate(stage.keyframes):
+        when = {"begin": keyframe.begin, "end": keyframe.end, "also": also[i]}
         clock.flights.append((i, keyframe))
-        group = names.get(keyframe.get("src"), keyframe["op"])
-        clock.rows.append([i, group, *_row(keyframe, short), [], 0])
-    clock.changes = sorted(((c["time"], c) for c in stage["changes"]), key=lambda c: c[0])
+        clock.keyframes.append({**when, **_caption([keyframe], stage.names)})
+        sender = stage.names.get(keyframe.senders[0])
+        group = sender if sender and keyframe.meet is None else keyframe.op
+        told, more = _row(keyframe, short)
+        clock.rows.append([i, group, told, "", more, [], 0])
     return clock
 
 
-def panels(stage: Json) -> list[list[object]]:
+def panels(stage: Stage) -> list[list[object]]:
     """Rounds to show as panels: the keyframe, -1 for the start; a title; the time of its end.
 
     These are the start and all rounds, or some of many rounds at equal distances.
     """
-    rounds, (_, short) = _rounds(stage), _names(stage)
-    found: list[list[object]] = []
-    latest = home_of(stage)
-    for i, (nth, members) in enumerate(rounds):
-        keyframes = [stage["keyframes"][k] for k in members]
-        latest = max(latest, *(b["end"] or b["begin"] for b in keyframes))
-        title = (
-            who(keyframes[0], short) if len(keyframes) == 1 else f"round {nth + 1} of {len(rounds)}"
-        )
-        found.append([i, title, human_seconds(latest - stage["start"])])
-    if len(found) < PANELS:
-        return [[-1, "before", human_seconds(home_of(stage) - stage["start"])], *found]
-    return thinned(found, PANELS)
+    rounds, latest, short = rounds_of(stage), stage.home, stage.short
+    found: list[list[object]] = [[-1, "before", human_seconds(latest - stage.start)]]
+    for i, (number, members) in enumerate(rounds):
+        keyframes = [stage.keyframes[k] for k in members]
+        latest = max(latest, *(b.end or b.begin for b in keyframes))
+        alone, nth = len(keyframes) == 1, f"round {number + 1} of {len(rounds)}"
+        title = who(keyframes[0], short) if alone else nth
+        found.append([i, title, human_seconds(latest - stage.start)])
+    return found if len(found) <= PANELS else thinned(found[1:], PANELS)
 
 
-def _names(stage: Json) -> tuple[dict[int, str], dict[int, str]]:
-    """The names of the ranks, and short forms."""
-    names = {node["rank"]: node["name"] for node in stage["nodes"]}
-    return names, {rank: name.removeprefix("rank ") for rank, name in names.items()}
-
-
-def _rounds(stage: Json) -> list[tuple[int, list[int]]]:
+def rounds_of(stage: Stage) -> list[tuple[int, list[int]]]:
     """The rounds in the order of their ends: number and keyframes."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for k, keyframe in enumerate(stage["keyframes"]):
-        found[keyframe["round"]].append(k)
-    lost = {
-        n: all(stage["keyframes"][k]["end"] is None for k in members)
-        for n, members in found.items()
-    }
-    return sorted(found.items(), key=lambda item: (lost[item[0]], item[0]))
+    found = grouped(range(len(stage.keyframes)), lambda k: stage.keyframes[k].round)
+    lost = {n for n, some in found.items() if all(stage.keyframes[k].end is None for k in some)}
+    return sorted(found.items(), key=lambda item: (item[0] in lost, item[0]))
 
 
-def _caption(keyframes: list[Json], names: dict[int, str]) -> Json:
+def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[str, object]:
     """The caption of one or several keyframes: who, more, where."""
-    where = {keyframe["where"] for keyframe in keyframes}
-    caption = {"where": where.pop()} if len(where) == 1 else {}
-    if len(keyframes) > 1:
-        first, *more = _together(keyframes)
-        return {"who": first, "more": " · ".join(more), **caption}
-    (keyframe,) = keyframes
-    took = "" if keyframe["end"] is None else human_seconds(keyframe["end"] - keyframe["begin"])
-    more = [*what(keyframe), "" if keyframe["op"] == "send" else keyframe["label"], took]
-    return {"who": who(keyframe, names), "more": " · ".join(filter(None, more)), **caption}
-
-
-def _together(keyframes: list[Json]) -> Iterator[str]:
-    """The common properties of several keyframes."""
-    messages = sum("src" in keyframe for keyframe in keyframes)
-    if messages:
-        yield count(messages, "message")
-    if messages < len(keyframes):
-        yield count(len(keyframes) - messages, "collective")
-    sizes = {keyframe["nbytes"] for keyframe in keyframes}
-    if len(sizes) == 1 and (size := sizes.pop()):
-        yield f"{human_bytes(size)} each"
-    does = {keyframe.get("reduce") for keyframe in keyframes}
-    if does in ({True}, {False}):
-        yield "the chunks are added" if True in does else "the chunks overwrite what is there"
-
-
-def _summary(keyframes: list[Json], short: dict[int, str]) -> str:
+    where = {keyframe.where for keyframe in keyframes}
+    told, first = _common(keyframes), keyframes[0]
     if len(keyframes) == 1:
-        return " ".join(_row(keyframes[0], short)).replace("  ", " ")
-    return next(_together(keyframes))
+        took = "" if first.end is None else human_seconds(first.end - first.begin)
+        label = "" if first.op == "send" else first.label
+        told = [who(first, names), *what(first), label, took]
+    caption: dict[str, object] = {"who": told[0], "more": " · ".join(filter(None, told[1:]))}
+    return {**caption, "where": where.pop()} if len(where) == 1 else caption
 
 
-def _row(keyframe: Json, short: dict[int, str]) -> list[str]:
+def _common(keyframes: Sequence[Keyframe]) -> list[str]:
+    """The common properties of several keyframes."""
+    messages, sizes = sum(b.meet is None for b in keyframes), {b.nbytes for b in keyframes}
+    does, (size, *others) = {b.cargo.reduce for b in keyframes}, sizes
+    found = [
+        (count(messages, "message"), messages),
+        (count(len(keyframes) - messages, "collective"), messages < len(keyframes)),
+        (f"{human_bytes(size)} each", size and not others),
+        ("the chunks are added", does == {True}),
+        ("the chunks overwrite what is there", does == {False}),
+    ]
+    return [words for words, shown in found if shown]
+
+
+def _row(keyframe: Keyframe, names: Mapping[int, str]) -> tuple[str, str]:
     """The cells of a keyframe in the list."""
-    parts = what(keyframe)
-    return [who(keyframe, short), "", " · ".join(parts)]
+    return who(keyframe, names), " · ".join(what(keyframe))

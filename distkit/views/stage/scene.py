@@ -1,12 +1,12 @@
 """The stage: a card per rank with the chunks of its tensor, and messages on their way.
 
-projection.py makes plain data of a run, by rounds and by time, contributions.py follows which
+projection.py makes keyframes of a run, by rounds and by time, contributions.py follows which
 ranks contributed, layout.py has the places.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from distkit._format import count, human_seconds, joined
@@ -25,119 +25,109 @@ from distkit.views.scene.marks import (
     text,
     title,
 )
-from distkit.views.scene.summaries import figure
+from distkit.views.scene.painter import thinned
+from distkit.views.scene.summaries import figure, largest, number
 from distkit.views.scene.svg import text_width
+from distkit.views.stage.contributions import Piece
 from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
 from distkit.views.stage.projection import (
     PANELS,
     Clock,
+    Keyframe,
+    Stage,
     by_rounds,
     by_time,
     panels,
-    sentence,
+    rounds_of,
+    what,
+    who,
 )
 
 #: Layers, from the lowest. The reader chooses contributions or values.
 LINK, FLIGHT, CELL, CHUNK, VALUE, PLACE, DOT, TOKEN, CARGO, BADGE = range(10)
 LAYERS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
-#: A member of a collective: its number, its lane, the edge of its card.
-Home = tuple[int, int, Point]
 #: The largest numbers of arrows of a keyframe, and of tokens of collectives.
 ARROWS, MEETINGS = 64, 4_000
-#: The largest number of changes with tooltips, and of values in them.
-SAID, FIRST = 2_000, 8
+#: The largest numbers of drawn values of a chunk, of changes with tooltips, of values in them.
+MAX_VALUES, SAID, FIRST = 16, 2_000, 8
 NOTHING = "this trace has no messages and no collectives"
 
 
-def draw(stage: Json) -> Json:
+def draw(stage: Stage) -> Json:
     """The picture of a run for both painters, on the clocks of rounds and of time.
 
     Args:
         stage: what ``projection.project`` found.
     """
     time, rounds = by_time(stage), by_rounds(stage)
-    there = [stage["known"], _most(stage) > 0 or not stage["known"]]
-    measured = _Painter(stage, time, None).scene
-    scene = _Painter(stage, rounds, measured).scene
+    measured = _Painter(stage, time, None)
+    painter = _Painter(stage, rounds, measured.scene)
+    marks = {k: v for k, v in measured.scene.plain().items() if k in ("marks", "holds")}
+    other = {**_face(stage, time, measured.scene), "scene": marks}
     waiting = "waiting for the first message"
-    marks = {k: v for k, v in measured.plain().items() if k in ("marks", "holds")}
-    other = {**_face(stage, time, measured), "end": measured.when(time.end), "scene": marks}
+    there = [(name, layers) for name, layers in LAYERS.items() if painter.shown[layers[0]]]
     return picture(
-        scene,
-        title=stage["title"] or "Stage",
+        painter.scene,
+        title=stage.title or "Stage",
         view="stage",
-        facts=stage["facts"],
-        notices=stage["notices"],
-        notes=stage["notes"],
-        said=stage["said"],
-        live=stage["live"],
-        empty="" if stage["keyframes"] else waiting if stage["live"] else NOTHING,
-        layers=[list(choice) for choice, known in zip(LAYERS.items(), there, strict=True) if known],
+        facts=stage.facts,
+        notices=stage.notices,
+        notes=stage.notes,
+        said=stage.said,
+        live=stage.live,
+        empty="" if stage.keyframes else waiting if stage.live else NOTHING,
+        layers=[list(choice) for choice in there],
         panels=panels(stage),
-        clock=stage["clock"],
-        clocks={"time": other, "rounds": {}},
-        **_face(stage, rounds, scene),
+        clock=stage.clock,
+        clocks={"time": {**other, "end": measured.scene.when(time.end)}, "rounds": {}},
+        **_face(stage, rounds, painter.scene),
     )
 
 
-def _face(stage: Json, clock: Clock, scene: Scene) -> Json:
+def _face(stage: Stage, clock: Clock, scene: Scene) -> Json:
     """The parts that depend on the clock."""
-    rows = (
-        clock.rows if 1 + max((b["round"] for b in stage["keyframes"]), default=0) > PANELS else []
-    )
+    rows = clock.rows if len(rounds_of(stage)) > PANELS else []
     name = "rounds" if clock.unit else "messages"
-
-    def when(time: float | None) -> float | None:
-        return None if time is None else scene.when(time)
-
+    keyframes: list[Json] = [dict(keyframe) for keyframe in clock.keyframes]
+    for keyframe in keyframes:
+        keyframe["begin"] = scene.when(keyframe["begin"])
+        keyframe["end"] = None if keyframe["end"] is None else scene.when(keyframe["end"])
     return {
         "unit": clock.unit,
         "end": clock.end,  # ``picture`` makes it relative
         "home": scene.when(clock.home),
         "opening": scene.when(clock.home),
-        "keyframes": [
-            {**b, "begin": when(b["begin"]), "end": when(b["end"])} for b in clock.keyframes
-        ],
+        "keyframes": keyframes,
         "list": {"name": name, "all": "all", "rows": rows} if rows else None,
     }
 
 
-def _most(stage: Json) -> float:
-    """The largest magnitude among all values."""
-    pieces = (p for c in stage["changes"] for p in c["pieces"])
-    values = (v for p in pieces for v in p.get("values", ()))
-    return max((abs(v) for v in values if not isinstance(v, str)), default=0.0)
-
-
 class _Painter:
-    def __init__(self, stage: Json, clock: Clock, like: Scene | None) -> None:
+    def __init__(self, stage: Stage, clock: Clock, like: Scene | None) -> None:
         self.stage, self.clock = stage, clock
         self.field = Field(stage)
         self.strips = self.field.strip[0] > 0
-        self.ranks = [node["rank"] for node in stage["nodes"]]
-        self.lanes = {rank: i for i, rank in enumerate(self.ranks)}
+        self.lanes = {rank: i for i, rank in enumerate(stage.names)}
         self.both = {
-            p for a, b, there, back in stage["links"] if there and back for p in ((a, b), (b, a))
+            p for a, b, there, back in stage.links if there and back for p in ((a, b), (b, a))
         }
-        self.most = _most(stage)
-        self.shown = {CELL: stage["known"], VALUE: self.most > 0 or not stage["known"]}
+        pieces = (piece for _, change in stage.changes for piece in change.pieces)
+        self.most = largest(v for piece in pieces for v in piece.values)
+        self.shown = {CELL: stage.known, VALUE: self.most > 0 or not stage.known}
         self.scene = Scene(self.field.width, self.field.height, clock.start, like=like)
         self.cut: dict[int, int] = {}  # into how many pieces a rank's tensor is
-        self.layers: dict[tuple[int, float, float], tuple[Shape, ...]] = {}
-        self.homes: dict[tuple[int, ...], tuple[Point, tuple[Home, ...]]] = {}
         self._hosts()
         self._links()
         self._badges()
         if self.strips:
             self._tensors()
-        members = sum(len(keyframe.get("members", ())) for _, keyframe in clock.flights)
-        self.tokens = members <= MEETINGS
-        arrows: dict[int, int] = {}
+        members = sum(len(b.senders) for _, b in clock.flights if b.meet is not None)
+        arrows: Counter[int] = Counter()
         for i, keyframe in clock.flights:
-            if "members" in keyframe:
-                self._meeting(i, keyframe)
-            elif keyframe["src"] in self.lanes and keyframe["dst"] in self.lanes:
-                arrows[i] = arrows.get(i, 0) + 1
+            if keyframe.meet is not None:
+                self._meeting(i, keyframe, keyframe.meet, tokens=members <= MEETINGS)
+            elif self.lanes.keys() >= {*keyframe.senders, *keyframe.receivers}:
+                arrows[i] += 1
                 self._message(i, keyframe, holds=arrows[i] <= ARROWS)
 
     def _lane(self, rank: int) -> int:
@@ -147,72 +137,67 @@ class _Painter:
 
     def _hosts(self) -> None:
         """An area around the cards of each host, and its name."""
-        for name, area in self.field.hosts.items():
-            corners = "L".join(f"{x:.0f} {y:.0f}" for x, y in area)
-            x, y = min(area, key=lambda point: (point[1], point[0]))
-            self.scene.add(0, 0, path(f"M{corners}Z", "host"), layer=LINK)
-            self.scene.add(x, y + 8, text(name, "place"), layer=BADGE)
+        for name, (left, top, right, bottom) in self.field.hosts.items():
+            area = rect(right - left, bottom - top, "host", r=4)
+            self.scene.add(left, top, area, layer=LINK)
+            self.scene.add(left, top + 8, text(name, "place"), layer=BADGE)
 
     def _links(self) -> None:
-        ends = (self.field.ends(a, b) for a, b, *_ in self.stage["links"])
+        ends = (self.field.ends(a, b) for a, b, *_ in self.stage.links)
         d = "".join(f"M{a[0]:.0f} {a[1]:.0f}L{b[0]:.0f} {b[1]:.0f}" for a, b in ends)
         if d:
             self.scene.add(0, 0, path(d, "link"), layer=LINK)
 
     def _badges(self) -> None:
-        r = self.field.radius
-        if len(self.ranks) > NUMBERS:
-            return self._dots()
-        for node in self.stage["nodes"]:
-            rank, lane = node["rank"], self._lane(node["rank"])
-            number = text(
+        """A numbered badge for each rank; for very many, one path of dots for each colour."""
+        r, spots = self.field.radius, defaultdict[int, str](str)
+        for rank, name in self.stage.names.items():
+            lane, (x, y) = self._lane(rank), self.field.badge(rank)
+            spots[lane] += f"M{x:g} {y:g}h0"
+            if len(self.lanes) > NUMBERS:
+                continue
+            digits = text(
                 str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=round(1.1 * r)
             )
-            badge = circle(r, "own", lane=lane), number
-            self.scene.add(*self.field.badge(rank), *badge, layer=BADGE)
-            if node["name"] != f"rank {rank}" and len(self.ranks) <= STRIPS:
-                low = -self.field.card[1] / 2 - 6
-                words = text(node["name"], "caption", y=low, anchor="middle")
+            self.scene.add(x, y, circle(r, "own", lane=lane), digits, layer=BADGE)
+            if name != f"rank {rank}" and len(self.lanes) <= STRIPS:
+                words = text(name, "caption", y=-self.field.card[1] / 2 - 6, anchor="middle")
                 self.scene.add(*self.field.at[rank], words, layer=BADGE)
-
-    def _dots(self) -> None:
-        """Very many ranks: one path of dots for each colour."""
-        spots: dict[int, str] = defaultdict(str)
-        for rank, (x, y) in self.field.at.items():
-            spots[self._lane(rank)] += f"M{x:g} {y:g}h0"
-        self.scene.add(0, 0, *(path(d, "dot", lane=lane) for lane, d in spots.items()), layer=BADGE)
+        if len(self.lanes) > NUMBERS:
+            dots = (path(d, "dot", lane=lane) for lane, d in spots.items())
+            self.scene.add(0, 0, *dots, layer=BADGE)
 
     # -- what ranks hold ------------------------------------------------------------------
 
     def _tensors(self) -> None:
         """Each piece of each tensor, from one change to the next."""
-        held: dict[int, list[tuple[float, Json]]] = {}
-        cut: dict[int, float] = {}  # since when
+        held: dict[int, list[tuple[float, Piece]]] = {}
+        since: dict[int, float] = {}  # when it was cut
         first: dict[int, float] = {}
         for time, change in self.clock.changes:
-            rank, at, pieces = change["rank"], change.get("at"), change["pieces"]
+            rank, at, pieces = change.by[0], change.at, change.pieces
             if rank not in self.lanes:
                 continue
             now = held.get(rank, [])
             if at is None and len(pieces) != len(now):
-                self._strip(rank, now, cut.get(rank, time), time)
-                held[rank], cut[rank] = [(time, piece) for piece in pieces], time
+                self._strip(rank, now, since.get(rank, time), time)
+                held[rank], since[rank] = [(time, piece) for piece in pieces], time
                 first.setdefault(rank, time)
                 continue
-            for i, piece in enumerate(pieces) if at is None else [(at, pieces[0])]:
+            for i, piece in enumerate(pieces, at or 0):
                 if i < len(now) and now[i][1] != piece:
                     self._piece(rank, i, len(now), *now[i], time)
                     now[i] = time, piece
         for rank, now in held.items():
-            self._strip(rank, now, cut[rank], None)
+            self._strip(rank, now, since[rank], None)
             self.cut[rank] = len(now)
-        for rank in self.ranks:  # what is not known yet
+        for rank in self.lanes:  # what is not known yet
             x, y, w = self.field.cell(rank, 0, 1)
             empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
             self.scene.add(x, y, empty, end=first.get(rank), layer=CELL)
 
     def _strip(
-        self, rank: int, now: list[tuple[float, Json]], since: float, until: float | None
+        self, rank: int, now: list[tuple[float, Piece]], since: float, until: float | None
     ) -> None:
         """A rank's tensor until its chunks change, with their numbers."""
         for i, (begin, piece) in enumerate(now):
@@ -234,169 +219,138 @@ class _Painter:
             self.scene.add(x, y, numbers, begin=since, end=until, layer=PLACE)
 
     def _piece(
-        self, rank: int, i: int, of: int, begin: float, piece: Json, end: float | None
+        self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
     ) -> None:
         x, y, w = self.field.cell(rank, i, of)
-        high = self.field.strip[1]
+        told = _said(piece) if len(self.clock.changes) <= SAID else ()
+        for layer, shapes in self._layers(piece, of, round(w, 2), gap=2).items():
+            self.scene.add(x, y, *told, *shapes, begin=begin, end=end, layer=layer)
+
+    def _layers(
+        self, piece: Piece, of: int, w: float, gap: float = 0
+    ) -> dict[int, tuple[Shape, ...]]:
+        """A piece as its contributions, and as its values."""
+        high, found = self.field.strip[1], dict[int, tuple[Shape, ...]]()
         if self.shown[CELL]:
-            layers = self._layers(piece, round(w, 2), high)
-            self.scene.add(x, y, *self._said(piece), *layers, begin=begin, end=end, layer=CELL)
+            lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.sure, piece.maybe))
+            sure, maybe = map(tuple, lanes)
+            found[CELL] = _contributions(sure, maybe, w, high, len(self.lanes))
         if self.shown[VALUE]:
-            values = tuple(piece.get("values", ()))
-            cells = _values(values, round(w - 2, 1), high, self.most, of > 1)
-            self.scene.add(x, y, *self._said(piece), *cells, begin=begin, end=end, layer=VALUE)
-
-    def _said(self, piece: Json) -> tuple[Shape, ...]:
-        """The tooltip of a chunk: contributions and values."""
-        if len(self.clock.changes) > SAID:
-            return ()
-        told = [
-            f"{words} {joined([str(rank) for rank in piece[key]])}"
-            for key, words in (("sure", "contributions of rank"), ("maybe", "perhaps of rank"))
-            if piece.get(key)
-        ]
-        if values := piece.get("values", ()):
-            more = " …" if len(values) > FIRST else ""
-            told.append(f"values {', '.join(map(figure, values[:FIRST]))}{more}")
-        return (title("; ".join(told)),) if told else ()
-
-    def _layers(self, piece: Json, w: float, h: float) -> tuple[Shape, ...]:
-        """A layer for each contributor."""
-        known = id(piece), w, h  # a piece is there many times, and lives as long as the stage
-        if known not in self.layers:
-            sure, maybe = (
-                tuple(self.lanes[r] for r in piece.get(key, ()) if r in self.lanes)
-                for key in ("sure", "maybe")
-            )
-            self.layers[known] = _contributions(sure, maybe, w, h, len(self.ranks))
-        return self.layers[known]
+            values = tuple(number(v, 3) for v in thinned(piece.values, MAX_VALUES))
+            found[VALUE] = _values(values, round(w - gap, 1), high, self.most, of > 1)
+        return found
 
     # -- messages --------------------------------------------------------------------------
 
-    def _message(self, i: int, keyframe: Json, holds: bool) -> None:
-        src, dst, begin, end = keyframe["src"], keyframe["dst"], keyframe["begin"], keyframe["end"]
+    def _message(self, i: int, keyframe: Keyframe, holds: bool) -> None:
+        """An arrow, the piece on its way from place to place, and the frame that is held."""
+        (src,), (dst,), end = keyframe.senders, keyframe.receivers, keyframe.end
         a, b = self.field.ends(src, dst, 5 if (src, dst) in self.both else 0)
-        lane, lost = self._lane(src), end is None
+        lane, lost, cargo = self._lane(src), end is None, keyframe.cargo
         way = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
-        self.scene.add(0, 0, *way, begin=begin, end=end, layer=FLIGHT)
-        if keyframe["sent"]:
+        self.scene.add(0, 0, *way, begin=keyframe.begin, end=end, layer=FLIGHT)
+        if keyframe.sent:
             self._flies(keyframe, a, b)
-        if not lost and holds:
-            self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
-            if self.strips and "at" in keyframe and self.cut.get(dst) == keyframe["of"]:
-                x, y, w = self.field.cell(dst, keyframe["at"], keyframe["of"])
-                outline = rect(w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
-                self.scene.hold_frame(i, x, y, outline, layer=BADGE)
+        if lost or not holds:
+            return
+        self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
+        if self.strips and cargo.at is not None and self.cut.get(dst) == cargo.of:
+            x, y, w = self.field.cell(dst, cargo.at, cargo.of)
+            outline = rect(w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
+            self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
-    def _flies(self, keyframe: Json, a: Point, b: Point) -> None:
-        """Move a message's piece from place to place, a whole tensor from card to card."""
-        piece, of = keyframe.get("piece", {}), keyframe.get("of", 1)
-        places: Sequence[Point] = (a, b)
-        layers: dict[int, tuple[Shape, ...]] = {}
-        size = (0.0, 0.0)
-        if self.strips:
-            high = self.field.strip[1]
-            size = min(self.field.strip[0] / of - 2, 46), high
-            places = tuple(
-                self._spot(keyframe, r, p)
-                for r, p in zip((keyframe["src"], keyframe["dst"]), (a, b), strict=True)
-            )
-            if piece.get("sure") or piece.get("maybe"):
-                layers[TOKEN] = self._layers(piece, *size)
-            if piece.get("values"):
-                layers[CARGO] = _values(tuple(piece["values"]), *size, self.most, of > 1)
-        dot = (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(keyframe["src"])),)
-        if not layers:
-            self._fly(keyframe, places, dot, DOT)
-        for layer in (TOKEN, CARGO) if layers else ():
-            if not self.shown[CELL if layer == TOKEN else VALUE]:
+    def _flies(self, keyframe: Keyframe, a: Point, b: Point) -> None:
+        """Move a message's piece; a dot where nothing is known of it, or there is no room."""
+        cargo, (src,), (dst,) = keyframe.cargo, keyframe.senders, keyframe.receivers
+        piece, dot = cargo.piece, self._dot(src)
+        known = {CELL: piece.sure or piece.maybe, VALUE: piece.values}
+        if not (self.strips and any(known.values())):
+            self._fly(keyframe, a, b, dot, DOT)
+            return
+        w, h = min(self.field.strip[0] / cargo.of - 2, 46), self.field.strip[1]
+        a, b = self._spot(keyframe, src, a), self._spot(keyframe, dst, b)
+        digits = str(cargo.at) if cargo.at is not None and cargo.of <= 10 else ""
+        for layer, inside in self._layers(piece, cargo.of, w).items():
+            over = TOKEN if layer == CELL else CARGO
+            if not known[layer]:
+                self._fly(keyframe, a, b, dot, over)
                 continue
-            if layer not in layers:
-                self._fly(keyframe, places, dot, layer)
-                continue
-            number = str(keyframe["at"]) if "at" in keyframe and of <= 10 else ""
-            parcel = _parcel(layers[layer], *size, number, layer == TOKEN)
-            corner = (-size[0] / 2, -size[1] / 2)
-            shifted = [(x + corner[0], y + corner[1]) for x, y in places]
-            self._fly(keyframe, shifted, parcel, layer)
+            parcel = _parcel(inside, w, h, digits, layer == CELL)
+            corner, to = ((x - w / 2, y - h / 2) for x, y in (a, b))
+            self._fly(keyframe, corner, to, parcel, over)
 
-    def _spot(self, keyframe: Json, rank: int, edge: Point) -> Point:
+    def _dot(self, rank: int) -> tuple[Shape, ...]:
+        return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
+
+    def _spot(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
         """The end point of a piece: its place in a rank's tensor, or the card's edge."""
-        if "at" not in keyframe or self.cut.get(rank) != keyframe["of"]:
+        cargo = keyframe.cargo
+        if cargo.at is None or self.cut.get(rank) != cargo.of:
             return edge
-        x, y, w = self.field.cell(rank, keyframe["at"], keyframe["of"])
+        x, y, w = self.field.cell(rank, cargo.at, cargo.of)
         return x + w / 2, y + self.field.strip[1] / 2
 
     def _fly(
-        self, keyframe: Json, places: Sequence[Point], drawing: Sequence[Shape], layer: int
+        self, keyframe: Keyframe, a: Point, b: Point, drawing: Sequence[Shape], layer: int
     ) -> None:
-        (x, y), to = places
-        if keyframe["end"] is None:  # on its way for ever
-            x, y = (x + to[0]) / 2, (y + to[1]) / 2
-            self.scene.add(x, y, *drawing, begin=keyframe["begin"], layer=layer)
+        if keyframe.end is None:  # on its way for ever
+            middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
+            self.scene.add(*middle, *drawing, begin=keyframe.begin, layer=layer)
         else:
-            self.scene.add(
-                x, y, *drawing, begin=keyframe["begin"], end=keyframe["end"], to=to, layer=layer
-            )
+            begin, end = keyframe.begin, keyframe.end
+            self.scene.add(*a, *drawing, begin=begin, end=end, to=b, layer=layer)
 
     # -- collectives ------------------------------------------------------------------------
 
-    def _meeting(self, i: int, keyframe: Json) -> None:
+    def _meeting(self, i: int, keyframe: Keyframe, meet: float, tokens: bool) -> None:
         """Move every member to the hub and back with the result."""
-        members = keyframe["members"]
-        hub, homes = self._homes(tuple(members))
-        middle = circle(5, "hub")
-        self.scene.add(*hub, middle, begin=keyframe["begin"], end=keyframe["end"], layer=DOT)
+        hub, middle = self.field.hub(keyframe.senders), circle(5, "hub")
+        self.scene.add(*hub, middle, begin=keyframe.begin, end=keyframe.end, layer=DOT)
         self.scene.hold_frame(i, *hub, middle, layer=DOT)
-        self.scene.hold_frame(i, 0, 0, *_spokes(hub, homes, "past"), layer=FLIGHT)
-        spans: dict[tuple[float, float | None], list[Home]] = defaultdict(list)
-        for home in homes:
-            spans[keyframe["starts"][home[0]], keyframe["ends"][home[0]]].append(home)
-            if self.tokens:
-                self._member(keyframe, home[0], home[2], hub)
-        for (begin, end), some in spans.items():
-            ways = _spokes(hub, tuple(some), "flight")
-            self.scene.add(0, 0, *ways, begin=begin, end=end, layer=FLIGHT)
+        ways: dict[tuple[float, float | None], list[Shape]] = defaultdict(list)
+        past = []
+        for rank, begin, end in zip(keyframe.senders, keyframe.starts, keyframe.ends, strict=True):
+            if rank not in self.lanes:
+                continue
+            home, lane = self.field.edge(rank, hub), self._lane(rank)
+            ways[begin, end].append(line(home, hub, "flight", lane=lane))
+            past.append(line(home, hub, "past", lane=lane))
+            if tokens:
+                self._member(keyframe, rank, home, hub, (begin, meet, end))
+        for (begin, end), lines in ways.items():
+            self.scene.add(0, 0, *lines, begin=begin, end=end, layer=FLIGHT)
+        self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
 
-    def _homes(self, members: tuple[int, ...]) -> tuple[Point, tuple[Home, ...]]:
-        """The hub of a collective, and the start points of its members."""
-        if members not in self.homes:
-            hub = self.field.hub(list(members))
-            self.homes[members] = (
-                hub,
-                tuple(
-                    (k, self._lane(rank), self.field.edge(rank, hub))
-                    for k, rank in enumerate(members)
-                    if rank in self.lanes
-                ),
-            )
-        return self.homes[members]
-
-    def _member(self, keyframe: Json, k: int, home: Point, hub: Point) -> None:
-        rank, root, meet, end = (
-            keyframe["members"][k],
-            keyframe["root"],
-            keyframe["meet"],
-            keyframe["ends"][k],
-        )
-        dot = circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank))
-        goes = root is None or rank == root or not keyframe["gives"]
-        comes = root is None or (rank != root) == keyframe["gives"]
+    def _member(
+        self,
+        keyframe: Keyframe,
+        rank: int,
+        home: Point,
+        hub: Point,
+        times: tuple[float, float, float | None],
+    ) -> None:
+        root, (begin, meet, end), dot = keyframe.root, times, self._dot(rank)
+        goes = root is None or rank == root or not keyframe.gives
+        comes = root is None or (rank != root) == keyframe.gives
         near = (home[0] + 0.94 * (hub[0] - home[0]), home[1] + 0.94 * (hub[1] - home[1]))
         if goes:
-            self.scene.add(*home, dot, begin=keyframe["starts"][k], end=meet, to=near, layer=DOT)
+            self.scene.add(*home, *dot, begin=begin, end=meet, to=near, layer=DOT)
         if comes and end is not None:
-            self.scene.add(
-                *near, dot, begin=max(meet, keyframe["starts"][k]), end=end, to=home, layer=DOT
-            )
+            self.scene.add(*near, *dot, begin=max(meet, begin), end=end, to=home, layer=DOT)
         elif goes and end is None:
-            self.scene.add(*near, dot, begin=meet, layer=DOT)
+            self.scene.add(*near, *dot, begin=meet, layer=DOT)
 
 
 @remembered
-def _spokes(hub: Point, homes: tuple[Home, ...], style: str) -> tuple[Shape, ...]:
-    """Lines from the members of a collective to the hub."""
-    return tuple(line(home, hub, style, lane=lane) for _, lane, home in homes)
+def _said(piece: Piece) -> tuple[Shape, ...]:
+    """The tooltip of a chunk: contributions and values."""
+    parts = (("contributions of rank", piece.sure), ("perhaps of rank", piece.maybe))
+    told = [f"{words} {joined([str(r) for r in sorted(ranks)])}" for words, ranks in parts if ranks]
+    if piece.values:
+        more = " …" if len(piece.values) > FIRST else ""
+        some = (figure(number(v, 3)) for v in piece.values[:FIRST])
+        told.append(f"values {', '.join(some)}{more}")
+    return (title("; ".join(told)),) if told else ()
 
 
 @remembered
@@ -457,33 +411,32 @@ def _heat(v: float | str, most: float, x: float, y: float, w: float, h: float) -
 
 @remembered
 def _parcel(
-    inside: tuple[Shape, ...], w: float, h: float, number: str, middle: bool
-) -> tuple[Shape, ...]:
+    inside: tuple[Shape, ...], w: float, h: float, digits: str, middle: bool
+) -> Sequence[Shape]:
     """A piece in flight, from its upper left corner."""
     box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
-    if not number or w < 14:
+    if not digits or w < 14:
         return box, *inside
     style, y = ("chunk", h / 2 + 4.5) if middle else ("small", 9.0)
-    return box, *inside, text(number, style, x=w / 2, y=y, anchor="middle")
+    return box, *inside, text(digits, style, x=w / 2, y=y, anchor="middle")
 
 
 #: The largest number of keyframes in the text.
 MAX_ROWS = 24
 
 
-def table(picture: Json, limit: int = MAX_ROWS) -> str:
+def table(stage: Stage, limit: int = MAX_ROWS) -> str:
     """The keyframes, one per line."""
-    keyframes, start = picture["keyframes"], picture["start"]
-    name = picture["title"] or "Stage"
+    keyframes, name = stage.keyframes, stage.title or "Stage"
     if not keyframes:
         return f"{name}: {NOTHING}"
-    names = {node["rank"]: node["name"] for node in picture["nodes"]}
-    rounds = 1 + max(keyframe["round"] for keyframe in keyframes)
-    lines = [f"{name}: {' · '.join(picture['facts'])}, {count(rounds, 'round')}"]
+    rounds = 1 + max(keyframe.round for keyframe in keyframes)
+    lines = [f"{name}: {' · '.join(stage.facts)}, {count(rounds, 'round')}"]
     for keyframe in keyframes[:limit]:
-        when = "never" if keyframe["end"] is None else human_seconds(keyframe["end"] - start)
-        lines.append(f"  {when:>7}  {sentence(keyframe, names)}")
+        when = "never" if keyframe.end is None else human_seconds(keyframe.end - stage.start)
+        told = ", ".join([who(keyframe, stage.names), *what(keyframe)])
+        lines.append(f"  {when:>7}  {told}")
     if len(keyframes) > limit:
         lines.append(f"  … and {len(keyframes) - limit:,} more")
-    lines += [f"  {line}" for line in flagged(picture)]
-    return "\n".join([*lines, picture["said"]] if picture["said"] else lines)
+    lines += [f"  {told}" for told in flagged({"notices": stage.notices, "notes": stage.notes})]
+    return "\n".join([*lines, stage.said] if stage.said else lines)
