@@ -160,7 +160,7 @@ def test_values_instead_of_contributions(load: Any, real: Any) -> None:
     assert view.page.locator("[data-name=values]").get_attribute("aria-pressed") == "true"
     torch.manual_seed(0)
     first = torch.randn(16)[0]
-    assert f"{first:.3g}".replace("-", "−") in view.main("text.mark-count").all_text_contents()
+    assert f"{first:.3g}".replace("-", "−") in view.main("text.mark-cell").all_text_contents()
     view.page.click("[data-name=contributions]")
     assert view.layers() == 16
     view.fine()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -42,21 +41,7 @@ def to_svg(picture: Json) -> str:
         for n in (most, 4, 3, 2, 1)
         if n <= most
     ]
-    upper = [_upper(fewer[-1], part) for part in (0.6, 0.3, 0.1, 0.03) if stills]
-    return svg.fitting(map(_document, [*fewer, *upper]))
-
-
-def _upper(picture: Json, part: float) -> Json:
-    """The upper part of a picture that is too large."""
-    note, scenes = "the lower part is not drawn here", Json()
-    for name in ("scene", "side"):
-        if scene := picture[name]:
-            high = part * scene["height"]
-            marks = [mark for mark in scene["marks"] if mark[5] <= high]
-            scenes[name] = {**scene, "height": high + 40, "marks": marks}
-    stills = [[k, min(scenes["scene"]["height"], tall)] for k, tall in picture["stills"]]
-    notices, notes = [*picture["notices"], note], [*picture["notes"], note]
-    return {**picture, **scenes, "stills": stills, "notices": notices, "notes": notes}
+    return svg.fitting(map(_document, fewer))
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
@@ -87,7 +72,7 @@ def _document(picture: Json) -> str:
     for verdict in picture["verdicts"]:
         parts.append(_verdict(24, y, verdict))
         y += LINE
-    draw = _board if picture["panels"] else _stills if picture["stills"] else _opening
+    draw = _moments if picture["panels"] or picture["stills"] else _opening
     drawn, bottom = draw(picture, y)
     return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, drawn]))
 
@@ -129,33 +114,47 @@ def _opening(picture: Json, y: float) -> tuple[str, float]:
     return "".join(parts), bottom
 
 
-def _stills(picture: Json, y: float) -> tuple[str, float]:
-    """Several moments one below the other; and where they end."""
-    scene, keyframes, parts, top = picture["scene"], picture["keyframes"], list[str](), y
-    scale = 1.0 if picture["side"] else (WIDTH - 48) / scene["width"]
-    for n, high in picture["stills"]:
-        keyframe = keyframes[n]
-        facts = "   ".join(filter(None, [keyframe.get("more"), keyframe.get("where")]))
-        parts += [
-            svg.line(24, y - 6, 24 + scale * scene["width"], y - 6, "#e9ecef", 1),
-            svg.heading(24, y + 16, keyframe["who"], facts, 14),
+def _moments(picture: Json, y: float) -> tuple[str, float]:
+    """Several moments in rows, each with a heading and verdicts; and where they end."""
+    scene, side, keyframes = picture["scene"], picture["side"], picture["keyframes"]
+    hidden = {layer for _, layers in picture["layers"][1:] for layer in layers}
+    found, heights = picture["panels"], dict(picture["stills"])
+    columns = 3 if len(found) in (3, 5, 6) and scene["width"] < 640 else min(len(found), 2) or 1
+    if not found:
+        facts = [filter(None, map(keyframes[n].get, ("more", "where"))) for n in heights]
+        found = [
+            [n, keyframes[n]["who"], " · ".join(f)] for n, f in zip(heights, facts, strict=True)
         ]
-        y += 36
-        for verdict in keyframe.get("verdicts", ()):
-            parts.append(_verdict(24, y, verdict))
-            y += LINE
-        drawn = body(scene, keyframe["end"], n, joined=True)
-        parts.append(f'<g transform="translate(24 {y - 8:.1f}) scale({scale:.3f})">{drawn}</g>')
-        y += scale * high + GAP
-    if len(picture["stills"]) < len(keyframes):
-        words = f"{len(picture['stills'])} of {len(keyframes):,} {picture['unit']}s are drawn here"
-        parts.append(svg.text(24, y, words, GRAY))
-        y += LINE
-    if side := picture["side"]:
+    wide = (WIDTH - 48 - (columns - 1) * GAP) / columns if not side else scene["width"] + 6
+    fits = min((wide - 20) / scene["width"], 420 / scene["height"] if columns > 1 else 9, 1.2)
+    scale = 1.0 if side else fits
+    parts, top, bottom = list[str](), y, y - GAP
+    for i, (n, words, facts) in enumerate(found):
+        keyframe = keyframes[n] if n >= 0 else {"end": picture["home"]}
+        verdicts = keyframe.get("verdicts", ())
+        if i % columns == 0:
+            top = bottom + GAP
+        x, under = 24 + i % columns * (wide + GAP), top + 34 + LINE * len(verdicts)
+        bottom = under + scale * heights.get(n, scene["height"]) + 10
+        time = picture["end"] if keyframe["end"] is None else keyframe["end"]
+        left = x + (wide - scale * scene["width"]) / 2
+        parts += [
+            svg.rect(x, top, wide, bottom - top, 'fill="#f5f6f8"', "", 10),
+            svg.heading(x + 14, top + 22, words, facts, 12.5),
+            *(_verdict(x + 14, top + 44 + LINE * k, told) for k, told in enumerate(verdicts)),
+            f'<g transform="translate({left:.1f} {under:.1f}) scale({scale:.3f})">',
+            body(scene, time, n, hidden, joined=True),
+            "</g>",
+        ]
+    if len(heights) < len(keyframes) and not picture["panels"]:
+        words = f"{len(heights)} of {len(keyframes):,} {picture['unit']}s are drawn here"
+        parts.append(svg.text(24, bottom + LINE, words, GRAY))
+        bottom += LINE
+    if side:
         drawn = body(side, picture["opening"], joined=True)
-        parts.append(_placed(scene["width"] + 38, top, drawn))
-        y = max(y, top + side["height"] + GAP)
-    return "".join(parts), y - GAP + 8
+        parts.append(_placed(scene["width"] + 38, y, drawn))
+        bottom = max(bottom, y + side["height"])
+    return "".join(parts), bottom + 8
 
 
 def _verdict(x: float, y: float, verdict: Json) -> str:
@@ -164,29 +163,6 @@ def _verdict(x: float, y: float, verdict: Json) -> str:
     color = "#0b8a66" if same else WARNING_LIGHT if wrong else GRAY
     sign = svg.text(x, y, "=" if same else "≠", color, 'font-weight="700" font-size="14"')
     return sign + svg.text(x + 15, y, verdict["text"], INK)
-
-
-def _board(picture: Json, y: float) -> tuple[str, float]:
-    """Several moments side by side; and where they end."""
-    panels, scene, keyframes = picture["panels"], picture["scene"], picture["keyframes"]
-    hidden = {layer for _, layers in picture["layers"][1:] for layer in layers}
-    columns = 3 if len(panels) in (3, 5, 6) and scene["width"] < 640 else min(len(panels), 2)
-    wide = (WIDTH - 48 - (columns - 1) * GAP) / columns
-    scale = min((wide - 20) / scene["width"], 420 / scene["height"], 1.2)
-    high = scale * scene["height"] + 44
-    parts = []
-    for i, (keyframe, title, when) in enumerate(panels):
-        x, top = 24 + i % columns * (wide + GAP), y + i // columns * (high + GAP)
-        time = picture["home"] if keyframe < 0 else keyframes[keyframe]["end"]
-        drawn = body(scene, picture["end"] if time is None else time, keyframe, hidden, joined=True)
-        left = x + (wide - scale * scene["width"]) / 2
-        parts += [
-            svg.rect(x, top, wide, high, 'fill="#f5f6f8"', "", 10),
-            svg.text(x + 14, top + 22, title, INK, 'font-size="12.5" font-weight="700"'),
-            svg.text(x + wide - 14, top + 22, when, GRAY, 'text-anchor="end"'),
-            f'<g transform="translate({left:.1f} {top + 34:.1f}) scale({scale:.3f})">{drawn}</g>',
-        ]
-    return "".join(parts), y + math.ceil(len(panels) / columns) * (high + GAP) - GAP + 8
 
 
 def body(

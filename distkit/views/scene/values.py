@@ -26,7 +26,7 @@ from distkit.views.scene.summaries import figure
 from distkit.views.scene.svg import text_width
 
 #: Shades of a colour; width of the largest cell, and sides of the smallest with a number [px].
-LEVELS, LARGEST, NUMBERED = 8, 40, (25, 13)
+LEVELS, LARGEST, NUMBERED = 8, 40, (25, 9)
 #: Heights of cells: the least in a single row and in several, and the largest [px].
 ROW, LOW, TALLEST = 18, 4, 26
 #: Bins and height of a histogram, and the fewest values of one.
@@ -153,8 +153,9 @@ def heat(
     most: float,
     width: float,
     high: float,
-    marked: frozenset[int],
-    words: str,
+    marked: frozenset[int] = frozenset(),
+    words: str = "",
+    top: float = 0,
 ) -> tuple[list[Shape], float]:
     """Values as cells whose tooltip lists them, and their height [px].
 
@@ -166,6 +167,7 @@ def heat(
         high: available for the cells [px].
         marked: positions of cells with a frame.
         words: the first line of the tooltip.
+        top: where the first row begins [px].
     """
     columns = max(1, columns)
     rows = max(1, math.ceil(len(values) / columns))
@@ -176,7 +178,7 @@ def heat(
     areas: dict[tuple[str, float], str] = defaultdict(str)
     shapes = []
     for i, v in enumerate(values):
-        x, y = i % columns * side, i // columns * tall
+        x, y = i % columns * side, top + i // columns * tall
         cell = f"M{x} {y}h{side - gap}v{tall - gap}h{gap - side}z"
         if look := shade(v, most):
             areas[look] += cell
@@ -184,8 +186,8 @@ def heat(
             areas["fresh", 0] += cell
         if numbered:
             number = figure(v)
-            size = min(11.5, 1.7 * side / max(3, len(number)))
-            middle, low = x + side / 2, y + tall / 2 + 4
+            size = min(11.5, 1.6 * side / max(3, len(number)), tall + 0.5)
+            middle, low = x + side / 2, y + tall / 2 + 0.35 * size
             shapes.append(text(number, "cell", x=middle, y=low, anchor="middle", size=size))
         elif isinstance(v, str):
             areas["alarm", 0] += f"M{x} {y}l{side} {tall}m0-{tall}l-{side} {tall}"
@@ -193,7 +195,7 @@ def heat(
         ", ".join(map(figure, values[i : i + columns])) for i in range(0, len(values), columns)
     )
     found = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
-    paper = rect(columns * side, rows * tall, "now", opacity=0.5)
+    paper = rect(columns * side, rows * tall, "now", y=top, opacity=0.5)
     return [title("\n".join([words, *lines])), paper, *found, *shapes], rows * tall
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.hosts import several
 from distkit.trace.log import EventLog, grouped
-from distkit.views.scene.frame import clean, facts, name
+from distkit.views.scene.frame import Json, clean, facts, name
 from distkit.views.scene.painter import thinned
 from distkit.views.stage.contributions import (
     MAX_RANKS,
@@ -364,52 +364,58 @@ def what(keyframe: Keyframe) -> list[str]:
 class Clock:
     """A run on one clock.
 
-    ``keyframes`` have captions; ``flights`` are drawn, each with the number of its keyframe;
-    ``changes`` have their times; ``home`` is the moment before the first arrival.
+    ``flights`` are drawn, each with the number of its keyframe; ``changes`` have their times.
+    ``face`` is what a picture on this clock has: keyframes with captions, and a list of them.
     """
 
-    unit: str
     start: float
-    end: float
-    home: float
+    flights: list[tuple[int, Keyframe]]
     changes: list[tuple[float, Change]]
-    keyframes: list[dict[str, object]] = field(default_factory=list)
-    flights: list[tuple[int, Keyframe]] = field(default_factory=list)
-    rows: list[list[object]] = field(default_factory=list)
+    face: Json
 
 
-def by_rounds(stage: Stage) -> Clock:
-    """A clock of rounds: a round takes 1, with all its messages at once, and is a keyframe."""
+def on_clock(stage: Stage, unit: str) -> Clock:
+    """The clock of rounds, where messages of a round move at once, or of measured time if ""."""
     rounds, short = rounds_of(stage), stage.short
-    changes = sorted(stage.changes, key=lambda c: c[0])
-    last = max((number for number, _ in rounds), default=-1)
-    clock = Clock("round", 0.0, 1.0 + last, 0.0, changes)
-    for i, (number, members) in enumerate(rounds):
-        keyframes = [stage.keyframes[k] for k in members]
-        arrived = [k for k in members if stage.keyframes[k].end is not None]
-        end = number + 1.0 if arrived else None
-        when = {"begin": number + 1 - FLIGHT, "end": end, "also": max(arrived or members)}
-        clock.flights += [(i, keyframe.in_rounds()) for keyframe in keyframes]
-        clock.keyframes.append({**when, **_caption(keyframes, stage.names)})
-        told = " ".join(_row(keyframes[0], short)) if len(keyframes) == 1 else _common(keyframes)[0]
-        clock.rows.append([i, "", f"round {number + 1}", "", told, [], 0])
-    return clock
+    shown, groups = stage.keyframes, [(b.round, [k]) for k, b in enumerate(stage.keyframes)]
+    start, home, end = stage.start, stage.home, stage.end
+    changes = [(change.time, change) for _, change in stage.changes]
+    also = {k: i for i, (_, members) in enumerate(rounds) for k in members}
+    if unit:
+        shown, groups = [keyframe.in_rounds() for keyframe in shown], rounds
+        start, home, end = 0.0, 0.0, 1.0 + max((number for number, _ in rounds), default=-1)
+        changes = stage.changes
+        arrived = [[k for k in members if shown[k].end is not None] for _, members in rounds]
+        also = {i: max(arrived[i] or members) for i, (_, members) in enumerate(rounds)}
 
+    def when(time: float) -> float:
+        return round(time - start, 9)
 
-def by_time(stage: Stage) -> Clock:
-    """A clock of measured time: a keyframe is a message or a collective."""
-    changes = sorted(((c.time, c) for _, c in stage.changes), key=lambda c: c[0])
-    clock, short = Clock("", stage.start, stage.end, stage.home, changes), stage.short
-    also = {k: i for i, (_, members) in enumerate(rounds_of(stage)) for k in members}
-    for i, keyframe in enumerate(stage.keyframes):
-        when = {"begin": keyframe.begin, "end": keyframe.end, "also": also[i]}
-        clock.flights.append((i, keyframe))
-        clock.keyframes.append({**when, **_caption([keyframe], stage.names)})
-        sender = stage.names.get(keyframe.senders[0])
-        group = sender if sender and keyframe.meet is None else keyframe.op
-        told, more = _row(keyframe, short)
-        clock.rows.append([i, group, told, "", more, [], 0])
-    return clock
+    keyframes: list[Json] = []
+    rows: list[list[object]] = []
+    for i, (number, members) in enumerate(groups):
+        some = [stage.keyframes[k] for k in members]
+        ends = [when(time) for k in members if (time := shown[k].end) is not None]
+        times = {"begin": when(shown[members[0]].begin), "end": max(ends, default=None)}
+        keyframes.append({**times, "also": also[i], **_caption(some, stage.names)})
+        told, more = who(some[0], short), " · ".join(what(some[0]))
+        sender = stage.names.get(some[0].senders[0], some[0].op)
+        row = [sender if some[0].meet is None else some[0].op, told, "", more]
+        if unit:
+            words = f"{told} {more}" if len(some) == 1 else _common(some)[0]
+            row = ["", f"round {number + 1}", "", words]
+        rows.append([i, *row, [], 0])
+    listed = {"name": "rounds" if unit else "messages", "all": "all", "rows": rows}
+    face = {
+        "unit": unit,
+        "end": when(end),
+        "home": when(home),
+        "opening": when(home),
+        "keyframes": keyframes,
+        "list": listed if len(rounds) > PANELS else None,
+    }
+    flights = [(i, shown[k]) for i, (_, members) in enumerate(groups) for k in members]
+    return Clock(start, flights, sorted(changes, key=lambda c: c[0]), face)
 
 
 def panels(stage: Stage) -> list[list[object]]:
@@ -459,8 +465,3 @@ def _common(keyframes: Sequence[Keyframe]) -> list[str]:
         ("the chunks overwrite what is there", does == {False}),
     ]
     return [words for words, shown in found if shown]
-
-
-def _row(keyframe: Keyframe, names: Mapping[int, str]) -> tuple[str, str]:
-    """The cells of a keyframe in the list."""
-    return who(keyframe, names), " · ".join(what(keyframe))

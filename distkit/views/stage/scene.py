@@ -7,7 +7,7 @@ ranks contributed, layout.py has the places.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from distkit._format import count, human_seconds, joined
 from distkit.views.scene.frame import Json, flagged
@@ -27,18 +27,15 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import thinned
 from distkit.views.scene.summaries import figure, largest, number
-from distkit.views.scene.svg import text_width
+from distkit.views.scene.values import NUMBERED, heat
 from distkit.views.stage.contributions import Piece
 from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
 from distkit.views.stage.projection import (
-    PANELS,
     Clock,
     Keyframe,
     Stage,
-    by_rounds,
-    by_time,
+    on_clock,
     panels,
-    rounds_of,
     what,
     who,
 )
@@ -59,11 +56,10 @@ def draw(stage: Stage) -> Json:
     Args:
         stage: what ``projection.project`` found.
     """
-    time, rounds = by_time(stage), by_rounds(stage)
+    time, rounds = on_clock(stage, ""), on_clock(stage, "round")
     measured = _Painter(stage, time, None)
     painter = _Painter(stage, rounds, measured.scene)
     marks = {k: v for k, v in measured.scene.plain().items() if k in ("marks", "holds")}
-    other = {**_face(stage, time, measured.scene), "scene": marks}
     waiting = "waiting for the first message"
     there = [(name, layers) for name, layers in LAYERS.items() if painter.shown[layers[0]]]
     return picture(
@@ -79,27 +75,9 @@ def draw(stage: Stage) -> Json:
         layers=[list(choice) for choice in there],
         panels=panels(stage),
         clock=stage.clock,
-        clocks={"time": {**other, "end": measured.scene.when(time.end)}, "rounds": {}},
-        **_face(stage, rounds, painter.scene),
+        clocks={"time": {**time.face, "scene": marks}, "rounds": {}},
+        **rounds.face,
     )
-
-
-def _face(stage: Stage, clock: Clock, scene: Scene) -> Json:
-    """The parts that depend on the clock."""
-    rows = clock.rows if len(rounds_of(stage)) > PANELS else []
-    name = "rounds" if clock.unit else "messages"
-    keyframes: list[Json] = [dict(keyframe) for keyframe in clock.keyframes]
-    for keyframe in keyframes:
-        keyframe["begin"] = scene.when(keyframe["begin"])
-        keyframe["end"] = None if keyframe["end"] is None else scene.when(keyframe["end"])
-    return {
-        "unit": clock.unit,
-        "end": clock.end,  # ``picture`` makes it relative
-        "home": scene.when(clock.home),
-        "opening": scene.when(clock.home),
-        "keyframes": keyframes,
-        "list": {"name": name, "all": "all", "rows": rows} if rows else None,
-    }
 
 
 class _Painter:
@@ -371,42 +349,15 @@ def _values(
 ) -> tuple[Shape, ...]:
     """A chunk's values: the first as numbers if they fit, else all as colours."""
     found = [rect(w, h, "now")]
-    if w < 28:
-        each = w / max(1, len(values))
-        for i, v in enumerate(values):
-            found += _heat(v, most, i * each, 0, each, h)
-        return tuple(found)
-    top = 11.0 if numbered else 1.0
+    if w < NUMBERED[0]:
+        cells, _ = heat(values, len(values), most, w, h)
+        return (*found, *cells[1:])
+    top = 11 if numbered else 1
     if numbered:  # the chunk's number stands in a heading
         found.append(rect(w, 10.5, "gray", opacity=0.4))
-    fits = int((h - top) / 9)
-    shown = values if len(values) <= fits else values[: fits - 1]
-    high = (h - top) / max(1, min(fits, len(values)))
-    for i, v in enumerate(shown):
-        y = top + i * high
-        found += _heat(v, most, 0, y, w, high - 0.5)
-        words, middle = _short(v, w - 9), y + high / 2 + 3.2
-        found.append(text(words, "count", x=w / 2, y=middle, anchor="middle", size=9.5))
-    if len(shown) < len(values):
-        found.append(text("…", "small", x=w / 2, y=h - 3, anchor="middle"))
-    return tuple(found)
-
-
-def _short(v: float | str, room: float) -> str:
-    """A number with the digits that fit."""
-    words = figure(v)
-    for digits in (2, 1):
-        if text_width(words, 9.5) > room and not isinstance(v, str):
-            words = f"{v:.{digits}g}".replace("-", "−")
-    return words
-
-
-def _heat(v: float | str, most: float, x: float, y: float, w: float, h: float) -> Iterator[Shape]:
-    """The colour of a value; zero is the background."""
-    if isinstance(v, str):
-        yield rect(w, h, "odd", x=x, y=y)
-    elif part := round(0.6 * min(1.0, abs(v) / most), 2) if most else 0:
-        yield rect(w, h, "negative" if v < 0 else "positive", x=x, y=y, opacity=part)
+    columns, rows = max(1, round(w / 36)), int((h - top) // NUMBERED[1])
+    cells, _ = heat(values[: columns * rows], columns, most, w, h - top, top=top)
+    return (*found, *cells[1:])
 
 
 @remembered
