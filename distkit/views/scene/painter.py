@@ -24,8 +24,7 @@ from distkit.views.scene.theme import (
     rank_color,
 )
 
-WIDTH, LEFT, SIDE, LINE, GAP, STILLS = 960, 16, 200, 20, 20, 5
-SMALL = 'font-size="11"'
+WIDTH, LINE, GAP, STILLS = 960, 20, 20, 5
 OWN = ("fill-opacity", "font-size")  # what a shape may have otherwise than its class
 
 T = TypeVar("T")
@@ -72,8 +71,7 @@ def _document(picture: Json) -> str:
     for verdict in picture["verdicts"]:
         parts.append(_verdict(24, y, verdict))
         y += LINE
-    draw = _moments if picture["panels"] or picture["stills"] else _opening
-    drawn, bottom = draw(picture, y)
+    drawn, bottom = _moments(picture, y)
     return svg.document(WIDTH, bottom + 14, picture["title"], "".join([*parts, drawn]))
 
 
@@ -89,70 +87,67 @@ def wrapped(words: str, width: float) -> list[str]:
     return lines
 
 
-def _opening(picture: Json, y: float) -> tuple[str, float]:
-    """The moment at which it opens, with what stands beside; and where that ends."""
-    scene, side, opening = picture["scene"], picture["side"], picture["opening"]
-    keyframe = at(picture, opening)
-    parts = [_placed(LEFT, y, body(scene, opening, keyframe))]
-    bottom = y + scene["height"]
-    left = LEFT + scene["width"] + 12
-    if picture["list"]:
-        parts += _list(
-            picture["list"],
-            keyframe,
-            left,
-            y + 14,
-            bottom - y - (side["height"] + 24 if side else 0),
-        )
-    if side:
-        top = bottom - side["height"]
-        parts.append(svg.text(left, top - 10, "in the whole run", INK, 'font-weight="700"'))
-        parts.append(_placed(left, top, body(side, picture["end"])))
-    if picture["keyframes"]:
-        parts += _fact(picture, keyframe, LEFT + scene["width"] / 2, bottom + 24)
-        bottom += 48
-    return "".join(parts), bottom
+def _chosen(picture: Json) -> list[tuple[int, float, str, str]]:
+    """The moments to draw, of each its keyframe, time and words.
+
+    These are the panels or stills of a picture, or else the moment at which it opens.
+    """
+    keyframes, last, found = picture["keyframes"], picture["end"], []
+    for n, words, when in picture["panels"]:
+        end = keyframes[n]["end"] if n >= 0 else picture["home"]
+        found.append((n, last if end is None else end, words, when))
+    for n, _ in picture["stills"]:
+        facts = [keyframes[n].get(key) or "" for key in ("more", "where")]
+        found.append((n, keyframes[n]["end"], keyframes[n]["who"], _joined(facts)))
+    if not found:
+        opening, n = picture["opening"], at(picture, picture["opening"])
+        keyframe = keyframes[n] if n >= 0 else {"who": picture["before"]}
+        when = "" if picture["unit"] else f"at {human_seconds(opening)}"
+        found.append((n, opening, keyframe["who"], _joined([when, keyframe.get("more", "")])))
+    return found
+
+
+def _joined(facts: Sequence[str]) -> str:
+    return " · ".join(filter(None, facts))
 
 
 def _moments(picture: Json, y: float) -> tuple[str, float]:
-    """Several moments in rows, each with a heading and verdicts; and where they end."""
+    """Moments in rows, each with a heading and verdicts, and what is beside; where they end."""
     scene, side, keyframes = picture["scene"], picture["side"], picture["keyframes"]
     hidden = {layer for _, layers in picture["layers"][1:] for layer in layers}
-    found, heights = picture["panels"], dict(picture["stills"])
-    columns = 3 if len(found) in (3, 5, 6) and scene["width"] < 640 else min(len(found), 2) or 1
-    if not found:
-        facts = [filter(None, map(keyframes[n].get, ("more", "where"))) for n in heights]
-        found = [
-            [n, keyframes[n]["who"], " · ".join(f)] for n, f in zip(heights, facts, strict=True)
-        ]
-    wide = (WIDTH - 48 - (columns - 1) * GAP) / columns if not side else scene["width"] + 6
-    fits = min((wide - 20) / scene["width"], 420 / scene["height"] if columns > 1 else 9, 1.2)
+    found, heights, n = _chosen(picture), dict(picture["stills"]), len(picture["panels"])
+    columns = 3 if n in (3, 5, 6) and scene["width"] < 640 else min(n, 2) or 1
+    wide = scene["width"] + 6 if side else (WIDTH - 48 - (columns - 1) * GAP) / columns
+    fits = min((wide - 20) / scene["width"], 420 / scene["height"] if n else 9, 1.2)
     scale = 1.0 if side else fits
     parts, top, bottom = list[str](), y, y - GAP
-    for i, (n, words, facts) in enumerate(found):
-        keyframe = keyframes[n] if n >= 0 else {"end": picture["home"]}
-        verdicts = keyframe.get("verdicts", ())
-        if i % columns == 0:
-            top = bottom + GAP
-        x, under = 24 + i % columns * (wide + GAP), top + 34 + LINE * len(verdicts)
-        bottom = under + scale * heights.get(n, scene["height"]) + 10
-        time = picture["end"] if keyframe["end"] is None else keyframe["end"]
+    for i, (keyframe, time, words, facts) in enumerate(found):
+        verdicts = keyframes[keyframe].get("verdicts", ()) if keyframe >= 0 else ()
+        top = bottom + GAP if i % columns == 0 else top
+        x, under = (
+            24 + i % columns * (wide + GAP),
+            top + 34 * bool(keyframes) + LINE * len(verdicts),
+        )
+        bottom = under + scale * heights.get(keyframe, scene["height"]) + 10
         left = x + (wide - scale * scene["width"]) / 2
         parts += [
-            svg.rect(x, top, wide, bottom - top, 'fill="#f5f6f8"', "", 10),
-            svg.heading(x + 14, top + 22, words, facts, 12.5),
+            svg.rect(x, top, wide, bottom - top, 'fill="#f5f6f8"', "", 10) if n or heights else "",
+            svg.heading(x + 14, top + 22, words, facts, 12.5) if keyframes else "",
             *(_verdict(x + 14, top + 44 + LINE * k, told) for k, told in enumerate(verdicts)),
             f'<g transform="translate({left:.1f} {under:.1f}) scale({scale:.3f})">',
-            body(scene, time, n, hidden, joined=True),
+            body(scene, time, keyframe, hidden, joined=bool(n or heights)),
             "</g>",
         ]
-    if len(heights) < len(keyframes) and not picture["panels"]:
+    if heights and len(heights) < len(keyframes):
         words = f"{len(heights)} of {len(keyframes):,} {picture['unit']}s are drawn here"
         parts.append(svg.text(24, bottom + LINE, words, GRAY))
         bottom += LINE
     if side:
-        drawn = body(side, picture["opening"], joined=True)
-        parts.append(_placed(scene["width"] + 38, y, drawn))
+        left, time = scene["width"] + 38, picture["opening"]
+        if not heights:
+            parts.append(svg.text(left, y + 22, "in the whole run", INK, 'font-weight="700"'))
+            time, y = picture["end"], y + 34
+        parts.append(_placed(left, y, body(side, time, joined=bool(heights))))
         bottom = max(bottom, y + side["height"])
     return "".join(parts), bottom + 8
 
@@ -330,43 +325,6 @@ def at(picture: Json, time: float) -> int:
     """The keyframe that has ended last; -1: none has."""
     ends = [keyframe["end"] for keyframe in picture["keyframes"] if keyframe["end"] is not None]
     return bisect_right(ends, time) - 1
-
-
-def _fact(picture: Json, keyframe: int, x: float, y: float) -> Iterator[str]:
-    found = picture["keyframes"][keyframe] if keyframe >= 0 else {"who": picture["before"]}
-    when = "" if picture["unit"] else f"at {human_seconds(picture['opening'])}"
-    more = " · ".join(filter(None, [when, found.get("more")]))
-    middle = 'text-anchor="middle"'
-    yield svg.text(x, y, found["who"], INK, f'{middle} font-size="15" font-weight="700"')
-    yield svg.text(x, y + 19, more, GRAY, middle)
-
-
-def _list(listed: Json, keyframe: int, x: float, y: float, room: float) -> Iterator[str]:
-    """The last rows of a list until a keyframe."""
-    done = [row for row in listed["rows"] if row[0] <= keyframe]
-    yield svg.text(x, y, f"{listed['name']} until now", INK, 'font-weight="700"')
-    if not done:
-        yield svg.text(x, y + LINE, "none yet", GRAY)
-    for _, _, key, part, value, who, others in done[-max(1, int((room - 34) / LINE)) :]:
-        y += LINE
-        words = f"{cut(key, 76, 11)}{part} {value}"
-        yield svg.text(x, y, words, INK, f'font-family="{svg.CODE}" font-size="11"')
-        yield from _who(who, others, x + 6.7 * len(words) + 10, y)
-
-
-def _who(who: list[tuple[int, str, str]], others: int, x: float, y: float) -> Iterator[str]:
-    """A dot for each, and what is to be said of it, as far as there is room."""
-    for i, (lane, _, more) in enumerate(who):
-        wide = 12 + (text_width(more, 12) + 6 if more else 0)
-        if x + wide > WIDTH - (LEFT if i + 1 == len(who) + others else 3 * LEFT):
-            yield svg.text(x - 4, y, f"+ {len(who) + others - i}", GRAY, SMALL)
-            return
-        yield f'<circle cx="{x:.0f}" cy="{y - 4:.0f}" r="4.2" fill="{rank_color(lane)}"/>'
-        if more:
-            yield svg.text(x + 8, y, more, WARNING_LIGHT, f'{SMALL} font-weight="700"')
-        x += wide
-    if others:
-        yield svg.text(x - 4, y, f"+ {others}", GRAY, SMALL)
 
 
 def cut(words: str, room: float, size: float) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from distkit._format import named
 from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.trace.log import grouped
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, Shape, arrow, circle, text, title
@@ -46,7 +46,8 @@ def waits(states: Iterable[RankState]) -> Json | None:
     known = {s.rank: s for s in states}
     ways = {s.rank: s.waits_for for s in known.values() if s.doing is Doing.BLOCKED}
     ranks = sorted({*ways, *(other for others in ways.values() for other in others)})
-    nodes = [(r,) for r in ranks] if len(ranks) <= MOST else _alike(ranks, ways)
+    alike = grouped(ranks, ways.get) if len(ranks) > MOST else grouped(ranks, int)
+    nodes = [tuple(some) for some in alike.values()]
     if not ways or len(nodes) > MOST_CIRCLES:
         return None
     at = dict(zip(nodes, _around(len(nodes)), strict=True))
@@ -101,14 +102,6 @@ def _row(name: str, state: RankState) -> tuple[str, str, str, str]:
     call = f"{state.call() or state.doing}  "
     tensor = f"{state.dtype}{list(state.shape)}  " if state.dtype else ""
     return f"rank{'s' * (not name.isdigit())} {name}  ", call, tensor, state.where
-
-
-def _alike(ranks: Sequence[int], ways: dict[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The ranks by whom they wait for."""
-    found: dict[tuple[int, ...] | None, list[int]] = defaultdict(list)
-    for r in ranks:
-        found[ways.get(r)].append(r)
-    return [tuple(some) for some in found.values()]
 
 
 def _around(n: int) -> list[Point]:

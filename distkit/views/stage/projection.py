@@ -239,28 +239,27 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
 
 
 def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
-    """The keyframes by their ends, numbered by rounds: each follows what its sender did before.
+    """The keyframes by their ends, numbered by rounds: each follows what its senders had before.
 
     Messages of a ring have the rounds of its schedule.
     """
-    first: dict[int, int] = {}
-    heard: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    spoke: dict[int, int] = {}
-    numbered = []
-    for keyframe in sorted(keyframes, key=lambda b: b.begin):
-        cargo, senders = keyframe.cargo, keyframe.senders
-        if cargo.ring is not None:
-            senders = found.rings[cargo.ring].members
-        before = [n for r in senders for end, n in heard[r] if end <= keyframe.begin]
-        before += [spoke[r] for r in senders if r in spoke]
-        number = 1 + max(before, default=-1)
-        if cargo.ring is not None:
-            number = first.setdefault(cargo.ring, number) + cargo.round
-        spoke.update(dict.fromkeys(keyframe.senders, number))
-        if (end := keyframe.end) is not None:
-            for r in keyframe.receivers:
-                heard[r] = [*heard[r][-3:], (end, number)]
-        numbered.append(replace(keyframe, round=number))
+    first: dict[int, int] = {}  # round of each ring
+    latest: dict[int, int] = defaultdict(lambda: -1)  # round of each rank
+    numbers: dict[int, int] = {}
+    begins = [(keyframe.begin, True, i) for i, keyframe in enumerate(keyframes)]
+    ends = [(b.end, False, i) for i, b in enumerate(keyframes) if b.end not in (None, b.begin)]
+    for time, begins_now, i in sorted([*begins, *ends]):
+        keyframe, cargo = keyframes[i], keyframes[i].cargo
+        if begins_now:
+            senders = keyframe.senders if cargo.ring is None else found.rings[cargo.ring].members
+            number = 1 + max(latest[r] for r in senders)
+            if cargo.ring is not None:
+                number = first.setdefault(cargo.ring, number) + cargo.round
+            numbers[i] = number
+            latest |= dict.fromkeys(keyframe.senders, number)
+        if keyframe.end == time:
+            latest |= {r: max(latest[r], numbers[i]) for r in keyframe.receivers}
+    numbered = [replace(keyframe, round=numbers[i]) for i, keyframe in enumerate(keyframes)]
     return sorted(numbered, key=lambda b: (b.end is None, b.end or b.begin, b.begin))
 
 
