@@ -64,7 +64,7 @@ _MOVE = """(frames) => new Promise((resolve) => {
     requestAnimationFrame(turn);
 })"""
 
-#: In the page: appends ``[patches in the picture, seconds since 1970]`` after each paint.
+#: In the page: appends ``[updates until the picture, seconds since 1970]`` after each paint.
 _WATCH_PAINTS = """() => {
     window.painted = [];
     const after = new MessageChannel();
@@ -91,11 +91,13 @@ def save_result():
         print(json.dumps(result), file=file)
 
 class Watched(dk.Timeline):
-    def _take(self, events):  # notes the events of each patch
-        patch = super()._take(events)
-        if patch is not None:
-            taken.append((self._patches, [e.time for e in events]))
-        return patch
+    seen = 0
+
+    def _look(self, trace, live):  # notes what is new in each update
+        super()._look(trace, live)
+        if live:
+            taken.append((self._updates, trace.table.time[self.seen:].tolist()))
+            self.seen = len(trace)
 
 cluster = dk.Cluster(LIVE).wait()
 submit(WARM).wait()
@@ -225,8 +227,8 @@ def lag(
     """Seconds from each event to the first picture that shows it.
 
     Args:
-        taken: the number of each patch and the times of its events on the monotonic clock.
-        painted: the number of patches in each picture, and its time in seconds since 1970.
+        taken: the number of each update and the times of its events on the monotonic clock.
+        painted: the number of updates until each picture, and its time in seconds since 1970.
         epoch: the zero of the monotonic clock in seconds since 1970.
 
     Events recorded before the first picture are left out.

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import steps
-from sheets import RESULTS, settle
+from ipywidgets.widgets.widget import _put_buffers
+from sheets import RESULTS, letters, settle
 
 from distkit.trace.info import RankInfo
 from distkit.views import Cockpit
@@ -26,7 +27,8 @@ window.lose = () => { window.gone = true; for (const f of on.comm_live_update) f
 window.taken = () => sent.splice(0);
 window.feed = ({ method, state: more, content }) => {
   Object.assign(state, more);
-  for (const f of on[method === "custom" ? "msg:custom" : "change"] ?? []) f(content);
+  const heard = method === "custom" ? ["msg:custom"] : Object.keys(more).map((k) => `change:${k}`);
+  for (const name of heard) for (const f of on[name] ?? []) f(content);
 };
 window.show = (id) => cockpit.render({model, el: document.getElementById(id)});
 window.leaked = [];
@@ -41,14 +43,22 @@ class Link:
     def __init__(self, tab: Any, stepper: Any, path: Path, monkeypatch: Any) -> None:
         self.tab, self.stepper, self.cockpit = tab, stepper, Cockpit(stepper)
         self.out: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        parts = {k: self.cockpit.get_state(k)[k] for k in ("picture", "steps")}
-        monkeypatch.setattr(self.cockpit, "_send", lambda m, buffers=None: self.out.put(m))
+        parts = {k: self.cockpit.get_state(k)[k] for k in ("picture", "steps", "sources")}
+        monkeypatch.setattr(self.cockpit, "_send", self.receive)
         script = esm("cockpit").replace("export default", "const cockpit =")
-        text = PAGE % (css("cockpit"), script, json.dumps(parts).replace("<", "\\u003c"))
+        text = PAGE % (
+            css("cockpit"),
+            script,
+            json.dumps(parts, default=letters).replace("<", "\\u003c"),
+        )
         path.write_text(text, encoding="utf-8")
         tab.page.goto(path.as_uri())
         self.root = tab.page.locator("#at .distkit-cockpit[data-cockpit=ready]")
         self.root.wait_for()
+
+    def receive(self, message: Any, buffers: Any = None) -> None:
+        _put_buffers(message.get("state", {}), message.get("buffer_paths", ()), buffers or ())
+        self.out.put(message)
 
     def carry(self) -> None:
         """Hand on what the page sent, and what the widget answers until it was done."""
@@ -64,7 +74,8 @@ class Link:
 
     def one(self) -> Any:
         message = self.out.get(timeout=60)
-        self.tab.page.evaluate("message => feed(message)", message)
+        told = json.dumps(message, default=letters)
+        self.tab.page.evaluate("told => feed(JSON.parse(told))", told)
         return message
 
     def drawn(self, act: Any) -> None:

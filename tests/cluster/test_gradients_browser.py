@@ -121,8 +121,7 @@ def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) 
     view._live, view._data = True, draw(project(first, live=True))
     sheet = Sheet(tab, view, tmp_path / "gradients.html")
     assert sheet.text(".dk-live") == "live"
-    patch = view._end(trace)
-    sheet.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
+    sheet.renew(trace)
     assert sheet.text(".dk-fact strong") == "step 6"  # it follows the run
     assert sheet.root.locator(".dk-live").count() == 0
     sheet.fine()

@@ -1,22 +1,18 @@
 """The timeline in a real browser: the stand-alone page, and a run that goes on."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import traces
 from PIL import Image, ImageChops
-from sheets import RESULTS, settle
+from sheets import RESULTS, Sheet, settle
 from traces import DEMOS, MS, Script, big, hang, odd_values, ring
 
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views import to_html
-from distkit.views.scene.theme import theme
-from distkit.views.timeline.bars import Bars
-from distkit.views.widget.assets import css, esm
+from distkit.views import Timeline, to_html
 
 
 @pytest.fixture(scope="module")
@@ -219,32 +215,20 @@ def test_a_long_run_opens_as_a_sum_and_closer_as_operations(tab: Any, pages: Pat
     assert told(tab) == "" and quiet(tab)
 
 
-LIVE = """<!DOCTYPE html><meta charset="utf-8"><style>%s</style><div id="at"></div>
-<script type="module">%s
-const state = {picture: %s}, listeners = [];
-const model = {get: (k) => state[k], on: (_, f) => listeners.push(f), off: () => {}};
-window.feed = (name, patch) => { state[name] = patch; listeners.forEach((f) => f()); };
-timeline.render({model, el: document.getElementById("at")});
-</script>"""
-
-
 def test_a_live_run_grows_until_it_ends(tab: Any, tmp_path: Path) -> None:
     trace = ring()
-    run = Bars(Trace([], traces.info(world_size=4, name="live")), live=True)
-    first = json.dumps({**run.picture(), "theme": theme(), "next": 0})
-    script = esm("timeline").replace("export default", "const timeline =")
-    page = tmp_path / "live.html"
-    page.write_text(LIVE % (css("timeline"), script, first), encoding="utf-8")
-    canvas = open_page(tab, page)
+    info = traces.info(world_size=4, name="live")
+    view = Timeline(Trace())
+    view._look(Trace((), info), True)
+    sheet = Sheet(tab, view, tmp_path / "live.html")
+    canvas = tab.page.locator("canvas[role]")
     assert tab.page.locator(".dk-live").is_visible()
-    tab.page.evaluate("patch => feed('patch0', patch)", run.take(trace.events[:70]))
+    sheet.renew(Trace(trace.events[:70], info), live=True)
     early = number_of_messages(tab.page)
     assert 0 < early < 24
     now = picture(canvas)
     assert any(differ(now, picture(canvas)) for _ in range(20))  # open bars grow by themselves
-    tab.page.evaluate(
-        "patch => feed('patch1', patch)", run.end(Trace(trace.events, run.columns.info))
-    )
+    sheet.renew(Trace(trace.events, info))
     tab.page.locator(".dk-live").wait_for(state="hidden")
     assert number_of_messages(tab.page) == 24
     assert quiet(tab)

@@ -214,10 +214,7 @@ def test_it_grows_while_the_run_goes_on(tab: Any, real: Any, tmp_path: Path) -> 
     tab.page.emulate_media(reduced_motion="reduce")
     page = Sheet(tab, view, tmp_path / "servers.html")
     assert page.text(".dk-live") == "live"
-    known = len(view._data["keyframes"])
-    patch = view._end(whole)
-    assert patch["keyframes"]["keep"] <= known
-    page.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
+    page.renew(whole)
     assert page.root.locator(".dk-live").count() == 0
     assert drawn(page, ".mark-figure")[0] == "18"  # it followed to the end
     page.fine()

@@ -214,9 +214,7 @@ def test_a_live_run_grows_until_it_ends(load: Any, real: Any) -> None:
     whole = real["ring"]
     view = load(Trace(whole.events[:60], whole.info))
     before = view.layers()
-    stage = dk.Stage(Trace(whole.events[:60], whole.info))
-    patch = stage._renew(whole)
-    view.drawn(lambda: view.page.evaluate("patch => feed({patch0: patch})", patch))
+    view.renew(whole)
     view.root.focus()
     view.press("End")
     view.at(5)

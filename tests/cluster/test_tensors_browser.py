@@ -91,8 +91,7 @@ def test_it_grows_while_the_run_goes_on(tab: Any, tmp_path: Path, trace: Trace) 
     assert sheet.text(".dk-live") == "live"
     known = len(view._data["keyframes"])
     assert sheet.text(".dk-clock") == f"operation {known} of {known}"
-    patch = view._end(trace)
-    sheet.drawn(lambda: tab.page.evaluate("p => feed({patch0: p})", patch))
+    sheet.renew(trace)
     assert sheet.text(".dk-clock") == "operation 26 of 26"
     assert sheet.root.locator(".dk-live").count() == 0
     sheet.fine()

@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { humanBytes, humanSeconds, plural, roundStep } from "../../distkit/views/js/numbers.js";
 import { Player, Script } from "../../distkit/views/js/player.js";
-import { merged, pace } from "../../distkit/views/js/scene.js";
-import { given, near } from "./given.mjs";
+import { pace } from "../../distkit/views/js/scene.js";
+import { near } from "./given.mjs";
 
 const keyframes = [{ begin: 0, end: 1 }, { begin: 1, end: 1.001 }, { begin: 2, end: 4 }];
 const script = (more = {}) =>
@@ -19,13 +19,6 @@ function player(face = script()) {
   one.load(face, { opening: 0, home: 0 });
   return Object.assign(one, { heard: told });
 }
-
-test("a patch makes the new picture of the old", () => {
-  const [old, patch, now, nothing] = given.patch;
-  assert.deepEqual(merged(old, patch), now);
-  assert.deepEqual(nothing, {});
-  assert.deepEqual(merged(old, nothing), old);
-});
 
 test("the latest keyframe that has ended is shown", () => {
   const found = script();

@@ -13,7 +13,8 @@ from steps import FOUND, FakeStepper, Found
 from distkit.diagnosis.rank_state import Doing, RankState
 from distkit.events import Op
 from distkit.views import Cockpit
-from distkit.views.cockpit.projection import Stepping, in_a_circle, remarks, sentence
+from distkit.views.cockpit.projection import in_a_circle, remarks, sentence
+from distkit.views.cockpit.projection import project as snapshot
 from distkit.views.cockpit.scene import to_svg, to_table
 from distkit.views.timeline.columns import project
 
@@ -24,35 +25,21 @@ class Browser:
     """Holds what a browser would: the model's state after every message."""
 
     def __init__(self, cockpit, monkeypatch):
-        self.state, self.told, self.changed = {}, [], threading.Condition()
-        self.patches: list[dict] = []
+        self.told, self.changed = [], threading.Condition()
+        self.state = cockpit.get_state()
         monkeypatch.setattr(cockpit, "_send", self.receive)
-        self.steps = cockpit.get_state("steps")["steps"]
-        self.next = self.steps.pop("next")
-        self.bars = {bar["id"]: bar for bar in cockpit.get_state("picture")["picture"]["bars"]}
         self.cockpit = cockpit
+
+    @property
+    def steps(self):
+        return self.state["steps"]
 
     def receive(self, message, buffers=None):
         with self.changed:
             if message["method"] == "custom":
                 self.told.append(message["content"])
-            for name, value in message.get("state", {}).items():
-                if name.startswith("patch"):
-                    self.bars |= {bar["id"]: bar for bar in value["bars"]}
-                else:
-                    self.merge(name, value)
+            self.state |= message.get("state", {})
             self.changed.notify_all()
-
-    def merge(self, name, patch):
-        assert name == f"step{self.next}"
-        self.next += 1
-        self.patches.append(patch)
-        for i, moment in patch.get("moments", ()):
-            self.steps["moments"][i:] = [[i, moment]]
-            for rank in moment["ranks"]:  # what it points at has come before it, or with it
-                assert {rank.get("now"), rank.get("last")} <= {*self.bars, None}
-        self.steps["sources"].update(patch.get("sources", {}))
-        self.steps.update({k: v for k, v in patch.items() if k not in ("moments", "sources")})
 
     def click(self, do, **more):
         """What a button sends; it returns when the command was obeyed."""
@@ -64,9 +51,7 @@ class Browser:
             assert self.changed.wait_for(condition, 5)
 
     def at(self, position, last):
-        self.wait(
-            lambda: (self.steps["position"], len(self.steps["moments"])) == (position, last + 1)
-        )
+        self.wait(lambda: (self.steps["position"], self.steps["last"]) == (position, last))
 
 
 @pytest.fixture
@@ -82,12 +67,6 @@ def opened(monkeypatch):
         cockpit.close()
 
 
-def snapshot(stepper):
-    stepping = Stepping()
-    stepping.changes(stepper, trouble="")
-    return stepping.snapshot()
-
-
 def ring(n=0):
     stepper = steps.ring()
     for _ in range(n):
@@ -101,7 +80,7 @@ def ring(n=0):
 def test_a_moment_says_where_each_rank_is_and_what_it_touches():
     stepper = ring(3)
     stepper.next(0)
-    _, moment = snapshot(stepper)["moments"][-1]
+    moment = snapshot(stepper)["moment"]
     first, second = moment["ranks"][:2]
     assert moment["choice"] == [0]
     assert first == {
@@ -122,19 +101,22 @@ def test_a_moment_says_where_each_rank_is_and_what_it_touches():
 def test_a_rank_in_a_page_stands_at_the_line_that_called_it():
     stepper = steps.called()
     stepper.next(1)
-    ranks = snapshot(stepper)["moments"][-1][1]["ranks"]
+    ranks = snapshot(stepper)["moment"]["ranks"]
     assert [(r["where"], r["inner"]) for r in ranks[:2]] == [
         ("In[5]:5", "collectives.py:17"),
         ("In[5]:5", "collectives.py:14"),  # blocked: its call alone says who called
     ]
     for _ in range(6):
         stepper.next()
-    assert "inner" not in snapshot(stepper)["moments"][-1][1]["ranks"][0]  # the barrier is fn's own
+    assert "inner" not in snapshot(stepper)["moment"]["ranks"][0]  # the barrier is fn's own
     assert stepper.trace.spans[0].label == ""
 
 
 def test_earlier_moments_keep_the_tensors_of_their_time():
-    moments = [m for _, m in snapshot(ring(7))["moments"]]
+    stepper, moments = ring(7), []
+    for position in range(8):
+        stepper.seek(position)
+        moments.append(snapshot(stepper)["moment"])
     assert [m["ranks"][0].get("now") for m in moments] == [f"0.{i}" for i in range(7)] + [None]
     # the barrier has no tensor: what was done last before it stays
     assert [m["ranks"][0].get("last") for m in moments] == [
@@ -149,33 +131,18 @@ def test_earlier_moments_keep_the_tensors_of_their_time():
     ]
 
 
-def test_only_what_changed_is_told():
-    stepper, stepping = ring(), Stepping()
-    first = stepping.changes(stepper, trouble="")
-    assert set(first["sources"]) == {"In[5]", "collectives.py"} and len(first["moments"]) == 1
-    assert stepping.changes(stepper, trouble="") == {}
-    stepper.next()
-    patch = stepping.changes(stepper, trouble="")
-    assert set(patch) == {"position", "moments"} and [i for i, _ in patch["moments"]] == [1]
-    assert len(json.dumps(patch)) < 2_000
-    stepper.back()
-    assert stepping.changes(stepper, trouble="no") == {"position": 0, "trouble": "no"}
-
-
 @settings(deadline=None, max_examples=20)
-@given(st.lists(st.sampled_from([None, 0, 1, 2, 3]), max_size=20), st.data())
-def test_any_schedule_told_in_pieces_is_the_whole(choices, data):
-    stepper, stepping, held = ring(), Stepping(), {}
+@given(st.lists(st.sampled_from([None, 0, 1, 2, 3]), max_size=20))
+def test_the_bars_of_any_moment_are_in_the_timeline(choices):
+    stepper = ring()
     for choice in choices:
         standings = stepper.moments[-1].standings
         if any(s.doing is Doing.PAUSED and choice in (None, s.rank) for s in standings):
             stepper.next(choice)
-        if data.draw(st.booleans()):
-            held.update(dict(stepping.changes(stepper).get("moments", ())))
-    held.update(dict(stepping.changes(stepper).get("moments", ())))
-    whole = snapshot(stepper)
-    assert held == dict(whole["moments"])
-    assert json.loads(json.dumps(whole, allow_nan=False)) == whole
+    told, bars = snapshot(stepper), {bar["id"] for bar in project(stepper.trace)["bars"]}
+    for rank in told["moment"]["ranks"]:
+        assert {rank.get("now"), rank.get("last")} <= {*bars, None}
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
 
 
 # -- what went wrong ------------------------------------------------------------------
@@ -277,8 +244,8 @@ def test_buttons_are_obeyed_and_the_browser_told(opened):
     browser.click("seek", position=0)
     browser.at(0, 2)
     assert stepper.calls == [("next", None), ("next", 1), ("seek", 1), ("seek", 0)]
-    assert browser.steps == snapshot(stepper)
-    assert not any("sources" in patch for patch in browser.patches)  # they were there already
+    whole = snapshot(stepper)
+    assert browser.state["sources"] == whole.pop("sources") and browser.steps == whole
 
 
 def test_one_can_look_back_and_pause_while_the_ranks_move(opened, monkeypatch):
@@ -359,7 +326,7 @@ def test_a_rank_that_died_is_said_in_words_everywhere():
     stepper = ring(1)
     stepper.fail("", 1, "signal SIGKILL; the others go on without it", "", how="died")
     told = "last seen before send(dst=2) at collectives.py:15"
-    _, moment = snapshot(stepper)["moments"][-1]
+    moment = snapshot(stepper)["moment"]
     one = moment["ranks"][1]
     assert one["doing"] == "died" and "call" not in one
     assert one["reason"].endswith(told) and one["words"].startswith("rank 1: died: signal SIGKILL")

@@ -23,9 +23,11 @@ from traces import (
 )
 
 from distkit.events import COLLECTIVES, Event, Op, State, Summary
+from distkit.trace.columns import Table
+from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
 from distkit.views.timeline import columns
-from distkit.views.timeline.bars import Bars, packed
+from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import project
 from distkit.views.timeline.static import to_svg
 from distkit.views.timeline.view import Timeline
@@ -52,7 +54,7 @@ def keyed(picture):
 
     Without what is known only when the run has ended.
     """
-    ended = ("causes", "opening", "live", "notices")
+    ended = ("opening", "live", "notices")
     lanes = [{**lane, "waiting": None} for lane in picture["lanes"]]
     return {
         **{key: value for key, value in picture.items() if key not in ended},
@@ -60,18 +62,6 @@ def keyed(picture):
         "bars": {bar["id"]: bar for bar in picture["bars"]},
         "arrows": {arrow["id"]: arrow for arrow in picture["arrows"]},
     }
-
-
-def merged(pieces):
-    """What a browser holds that has merged one patch after the other."""
-    growing = Bars(Trace(), live=True)
-    picture = keyed(growing.picture())
-    for piece in pieces:
-        patch = keyed(growing.take(piece))
-        bars, arrows = picture["bars"] | patch["bars"], picture["arrows"] | patch["arrows"]
-        picture = {**patch, "bars": bars, "arrows": arrows}
-    assert picture == keyed(growing.picture())
-    return picture
 
 
 def sent_messages(trace):
@@ -113,25 +103,24 @@ def runs(draw):
 
 
 @st.composite
-def pieces(draw, events):
-    """Events as they may arrive: each rank's in order, ranks late, some twice."""
+def arrivals(draw, events):
+    """Events as they may arrive: each rank's in order, ranks late."""
     lanes = defaultdict(list)
     for e in events:
         lanes[e.rank].append(e)
     arrived = []
     while any(lanes.values()):
         rank = draw(st.sampled_from(sorted(r for r in lanes if lanes[r])))
-        some = draw(st.integers(1, len(lanes[rank])))
-        arrived.append(lanes[rank][:some])
-        lanes[rank] = lanes[rank][some - draw(st.integers(0, 1)) * (some > 1) :]
-    return arrived
+        arrived.append(lanes[rank].pop(0))
+    return Table.of(arrived)
 
 
 @FEW
 @given(st.data())
-def test_pieces_in_any_order_make_the_same_picture(data):
+def test_events_that_arrive_in_any_order_make_the_same_picture(data):
     trace = data.draw(runs())
-    assert merged(data.draw(pieces(trace.events))) == keyed(project(trace))
+    so_far = EventLog.of(data.draw(arrivals(trace.events)), trace.info)
+    assert keyed(columns.Columns(so_far, live=True).picture()) == keyed(project(trace))
 
 
 @FEW
@@ -218,19 +207,19 @@ def step(rank, op, *states, seq=0, at=0.0, **fields):
 def test_a_paused_operation_is_no_communication_yet():
     send = step(0, Op.SEND, State.SCHEDULED, State.STARTED, peer=1, nbytes=8)
     recv = step(1, Op.RECV, State.SCHEDULED, State.STARTED, State.BLOCKED, peer=0, nbytes=8)
-    p = Bars(Trace([], traces.info(world_size=2)), live=True)
-    p.take(step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8))
-    p.take(step(1, Op.RECV, State.SCHEDULED, peer=0, nbytes=8))
-    picture = p.picture()
+    paused = [*step(0, Op.SEND, State.SCHEDULED, peer=1, nbytes=8), *recv[:1]]
+
+    def so_far(events):
+        return columns.Columns(Trace(events, traces.info(world_size=2)), live=True).picture()
+
+    picture = so_far(paused)
     assert [bar["state"] for bar in picture["bars"]] == ["scheduled", "scheduled"]
     assert picture["arrows"] == [] and picture["messages"] == 0
     assert [lane["busy"] for lane in picture["lanes"]] == [0, 0]
-    p.take(recv)
-    picture = p.picture()
+    picture = so_far([*paused, *recv])
     assert [bar["state"] for bar in picture["bars"]] == ["scheduled", "blocked"]
     assert [a["sent"] for a in picture["arrows"]] == [None] and picture["messages"] == 0
-    p.take(send)
-    picture = p.picture()
+    picture = so_far([*paused, *recv, *send])
     assert [a["sent"] for a in picture["arrows"]] == [MS] and picture["messages"] == 1
     assert picture["message_bytes"] == 8
     ended = project(Trace([*send, *recv]))
@@ -285,9 +274,8 @@ def test_an_open_operation_counts_as_communication_up_to_the_end():
     assert lanes[0]["busy"] == pytest.approx(0.75, abs=0.001) and lanes[1]["busy"] == 0
 
 
-def test_what_is_not_drawn_is_counted_and_announced(monkeypatch):
-    monkeypatch.setattr("distkit.views.timeline.bars.MAX_BARS", 30)
-    picture = Bars(big(160), live=True).picture()
+def test_what_is_not_drawn_is_counted_and_announced():
+    picture = columns.Columns(big(160), 30, live=True).picture()
     assert len(picture["bars"]) == 30 and picture["operations"] == 160
     assert picture["collectives"] == 20
     assert "the first 30 of 160 operations are drawn; the totals include all" in picture["notices"]

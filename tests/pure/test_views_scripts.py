@@ -9,16 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import traces
-from traces import DEMOS, ring
+from sheets import letters
+from traces import DEMOS
 
-from distkit.trace.log import EventLog
 from distkit.views.scene.theme import theme
-from distkit.views.timeline.bars import Bars, lettered, packed
+from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import Columns
 from distkit.views.widget.assets import FORMAT, css, esm, page_script
 from distkit.views.widget.page import VIEWS
-from distkit.views.widget.view import patch
 
 TESTS = Path(__file__).parents[1] / "js"
 SCRIPTS = (
@@ -63,7 +61,7 @@ def test_the_modules_do_what_their_unit_tests_say(tmp_path):
     if (program := node()) is None:
         pytest.skip("neither Node nor Playwright is installed: the modules of js/ are not tested")
     pictures = tmp_path / "pictures.json"
-    pictures.write_text(json.dumps(told()), encoding="utf-8")
+    pictures.write_text(json.dumps(told(), default=letters), encoding="utf-8")
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     for view in SCRIPTS:
@@ -80,17 +78,6 @@ def test_the_modules_do_what_their_unit_tests_say(tmp_path):
 
 
 def told():
-    """What Python makes for the browser: pictures in bulk and bar by bar, and patches."""
-    trace = ring()
-    live = Bars(EventLog([], traces.info(world_size=4)), live=True)
-    first = live.picture()
-    half = len(trace.events) // 2
-    patches = [live.take(trace.events[:half]), live.take(trace.events[half:])]
-    old = {"a": [1, 2, 3], "b": {"c": [1], "d": "x"}, "e": None, "f": [0]}
-    new = {"a": [1, 5], "b": {"c": [1, 2], "d": "y"}, "e": {"g": 1}, "f": [0]}
-    return {
-        "theme": theme(),
-        "bulk": {name: lettered(packed(Columns(make(), 10_000))) for name, make in DEMOS.items()},
-        "live": [first, *patches],
-        "patch": [old, patch(old, new), new, patch(old, old)],
-    }
+    """What Python makes for the browser: pictures of timelines; their arrays as letters."""
+    bulk = {name: packed(Columns(make(), 10_000)) for name, make in DEMOS.items()}
+    return {"theme": theme(), "bulk": bulk}

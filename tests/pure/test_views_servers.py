@@ -410,13 +410,7 @@ def test_any_part_of_a_run_can_be_drawn(cuts) -> None:
     assert all(b.end is None or b.end >= b.begin for b in run.keyframes)
 
 
-def test_a_patch_carries_only_what_is_new() -> None:
-    whole = traces.parameter_server()
-    view = Servers(Trace(whole[: len(whole) // 2], whole.info))
-    before = view._data
-    patch = view._renew(whole)
-    assert 0 < patch["keyframes"]["keep"] <= len(before["keyframes"])
-    assert 0 < patch["scene"]["marks"]["keep"] <= len(before["scene"]["marks"])
-    for part in ("marks", "drawings", "shapes", "holds"):
-        old, new = before["scene"][part], patch["scene"][part]
-        assert [*old[: new["keep"]], *new["more"]] == view._data["scene"][part]
+# -- workers that died --------------------------------------------------------------------
+
+
+# -- servers that died --------------------------------------------------------------------

@@ -48,11 +48,11 @@ def settle(page: Any) -> None:
 
 
 class Sheet:
-    """A view in the browser; ``waiting``: patches that its model has before it is drawn."""
+    """A view in the browser."""
 
-    def __init__(self, tab: Any, view: Any, path: Path, **waiting: Any) -> None:
+    def __init__(self, tab: Any, view: Any, path: Path) -> None:
         self.tab, self.page, self.view = tab, tab.page, view
-        state = view.get_state("picture") | waiting
+        state = view.get_state("picture")
         name = state["picture"].get("view") or type(view).__name__.lower()
         script = view._esm.replace("export default", "const view =")
         told = json.dumps(state, allow_nan=False, default=letters)
@@ -67,6 +67,12 @@ class Sheet:
         """The view, when all that was asked for until now is drawn."""
         settle(self.page)
         return self._root
+
+    def renew(self, trace: Any, live: bool = False) -> None:
+        """Let the view look at a trace, hand its picture on, and wait until it is drawn."""
+        self.view._look(trace, live)
+        state = json.dumps(self.view.get_state("picture"), default=letters)
+        self.drawn(lambda: self.page.evaluate("told => feed(JSON.parse(told))", state))
 
     def drawn(self, act: Any) -> None:
         """Do something that must be drawn, and wait until it is."""

@@ -1,15 +1,14 @@
 """A run gone through step by step as plain data: its moments, its sources, what can be done now.
 
-The tensors of a moment are those of the timeline's bars: a moment names them by their ids. So
-a step costs the browser a few hundred bytes, and looking back costs it nothing.
+The browser gets the moment shown. Its tensors are those of the timeline's bars: it names them by
+their ids.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from itertools import pairwise
 
 from distkit.diagnosis.facts import standings
 from distkit.diagnosis.findings import PAGES, Finding
@@ -35,130 +34,100 @@ FAILURES = ("raised", "died", "unused_parameter")
 _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last words:)")
 _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
 
-NOWHERE: Mapping[int, str] = MappingProxyType({})
+#: So many moments before the one shown are in the timeline.
+NEAR = 12
 
 
-class Stepping:
-    """Projects the moments of a run, each when it is new, and tells what changed.
+def project(run: Steppable, trouble: str = "") -> Json:
+    """The moment shown of a run, and what can be done now.
 
-    Example:
-        >>> Stepping().moments([], [])
-        []
+    Args:
+        run: the run.
+        trouble: why the last command could not be obeyed, if it could not.
     """
-
-    def __init__(self) -> None:
-        self._seen: list[Moment] = []
-        self._last: list[dict[int, str]] = []
-        self._callers: dict[tuple[int, int], str] = {}  # where a page was called, by operation
-        self._told: Json = {"sources": {}, "moments": []}
-
-    def changes(self, run: Steppable, **more: Any) -> Json:
-        """What is new since the last call: a patch for the browser, {} if nothing is."""
-        now, reached = _now(run), list(run.moments)
-        trace, told = run.trace, self._told  # asked last: it has the events of these moments
-        patch = {k: v for k, v in {**now, **more}.items() if told.get(k) != v}
-        sources = {
-            clean(label): clean(text[:MAX_SOURCE])
-            for label, text in trace.info.sources.items()
-            if clean(label) not in told["sources"]
-        }
-        moments = self.moments(reached, trace.events, _ends(trace))
-        told.update(patch)
-        told["sources"].update(sources)
-        return {
-            **patch,
-            **({"sources": sources} if sources else {}),
-            **({"moments": moments} if moments else {}),
-        }
-
-    def moments(
-        self, moments: Sequence[Moment], events: Sequence[Event], ends: Mapping[int, str] = NOWHERE
-    ) -> list[list[Any]]:
-        """The moments that are new or not what they were, as ``[number, moment]``.
-
-        Args:
-            moments: those so far.
-            events: of the trace.
-            ends: the lines at which ranks have failed.
-        """
-        known = self._seen
-        first = next(
-            (
-                i
-                for i, (a, b) in enumerate(zip(known, moments, strict=False))
-                if a is not b and a != b
-            ),
-            min(len(known), len(moments)),
-        )
-        del self._last[first:], self._told["moments"][first:]
-        self._seen = list(moments)
-        for i in range(first, len(moments)):
-            begin = moments[i - 1].events if i else 0
-            last = dict(self._last[-1]) if i else {}
-            new = events[begin : moments[i].events]
-            last.update(_completed(new))
-            self._last.append(last)
-            self._callers |= {
-                (e.rank, e.seq): e.attributes["caller"] for e in new if "caller" in e.attributes
-            }
-            ranks = [
-                self._rank(s, last, events[: moments[i].events], ends) for s in moments[i].standings
-            ]
-            self._told["moments"].append(_moment(moments[i], ranks))
-        return [[i, self._told["moments"][i]] for i in range(first, len(moments))]
-
-    def _rank(
-        self,
-        s: RankState,
-        last: Mapping[int, str],
-        events: Sequence[Event],
-        ends: Mapping[int, str],
-    ) -> Json:
-        """A rank in a moment; in a page of distkit's own it is at the line that called it."""
-        where = _line(s, events, ends)
-        caller = "" if s.seq is None else self._callers.get((s.rank, s.seq), "")
-        return compact(
-            rank=s.rank,
-            doing=str(s.doing),
-            words=clean(str(s)),
-            call=clean(wait_of(s) or s.call()),
-            where=clean(caller or where),
-            inner=clean(where) if caller else None,
-            reason=clean(s.reason),
-            waits=list(s.waits_for),
-            now=None if s.seq is None else f"{s.rank}.{s.seq}",
-            last=last.get(s.rank),
-        )
-
-    def snapshot(self) -> Json:
-        """Everything told so far."""
-        moments = [[i, m] for i, m in enumerate(self._told["moments"])]
-        return {**self._told, "sources": dict(self._told["sources"]), "moments": moments}
-
-
-def _now(run: Steppable) -> Json:
-    """All but the moments and the sources."""
-    hangs = any(f.hang for f in run.findings)
-    stopped = run.trace.info.interrupted and not hangs  # its error says no more
+    moments = list(run.moments)
+    trace = run.trace  # asked last: it has the events of these moments
+    last = len(moments) - 1
+    position = min(run.position, last)
+    moment = moments[position]
+    events, ends = trace.events[: moment.events], _ends(trace)
+    done = dict[int, str]()
+    for begin, end in pairwise([0, *(m.events for m in moments[: position + 1])]):
+        done |= _completed(events[begin:end])
+    callers = {(e.rank, e.seq): e.attributes["caller"] for e in events if "caller" in e.attributes}
+    hang = any(f.hang for f in run.findings)
+    stopped = trace.info.interrupted and not hang  # its error says no more
+    now, error = position == last, "" if stopped else run.error
     return {
         "name": clean(run.name),
         "ranks": list(run.ranks),
-        "position": run.position,
+        "position": position,
+        "last": last,
+        "moment": {
+            "time": round(moment.time, 7),
+            "choice": list(moment.choice),
+            "ranks": [_rank(s, done, callers, events, ends) for s in moment.standings],
+        },
+        "standings": [
+            {"rank": s.rank, "doing": str(s.doing), "words": clean(str(s))}
+            for s in moments[last].standings
+        ],
+        "until": round(moments[last].time, 7),
+        "near": _near(moments, position),
         "playing": run.playing,
         "finished": run.finished,
         "stopped": stopped,
-        "remarks": _shown(run, "" if stopped else run.error),
+        "remarks": (now and _remarks_now(run, error)) or _circle(moment.standings),
         "pages": PAGES,
+        "trouble": trouble,
+        "sources": {clean(k): clean(text[:MAX_SOURCE]) for k, text in trace.info.sources.items()},
     }
 
 
-def _shown(run: Steppable, error: str) -> list[Json]:
-    """What is wrong at the moment shown: now all that is known, else a circle of waiting ranks."""
+def _near(moments: Sequence[Moment], position: int) -> list[float] | None:
+    """From when to when the timeline of a long run shows it; None: all of it."""
+    most = len(moments) - 1
+    if most < NEAR + 4:
+        return None
+    first = max(0, min(position, most - 2) - NEAR)
+    last = min(most, max(position + 2, NEAR + 2))
+    return [moments[i].time for i in (first, last)]
+
+
+def _rank(
+    s: RankState,
+    done: Mapping[int, str],
+    callers: Mapping[tuple[int, int], str],
+    events: Sequence[Event],
+    ends: Mapping[int, str],
+) -> Json:
+    """A rank in a moment; in a page of distkit's own it is at the line that called it."""
+    where = _line(s, events, ends)
+    caller = "" if s.seq is None else callers.get((s.rank, s.seq), "")
+    return compact(
+        rank=s.rank,
+        doing=str(s.doing),
+        words=clean(str(s)),
+        call=clean(wait_of(s) or s.call()),
+        where=clean(caller or where),
+        inner=clean(where) if caller else None,
+        reason=clean(s.reason),
+        waits=list(s.waits_for),
+        now=None if s.seq is None else f"{s.rank}.{s.seq}",
+        last=done.get(s.rank),
+    )
+
+
+def _remarks_now(run: Steppable, error: str) -> list[Json]:
+    """What is known to be wrong when nobody looks back."""
     found = remarks(error, run.findings)
-    if run.position == len(run.moments) - 1 and found:
-        graph = waits(standings(run.trace)) if any(r["hang"] for r in found) else None
-        return [{**found[0], "graph": graph}, *found[1:]]
-    states = run.moments[run.position].standings
+    if any(r["hang"] for r in found):
+        found[0]["graph"] = waits(standings(run.trace))
+    return found
+
+
+def _circle(states: Sequence[RankState]) -> list[Json]:
+    """Ranks that wait in a circle, if there is one."""
     circle = in_a_circle(states)
     one = {
         "message": clean(sentence(circle)),
@@ -220,10 +189,6 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
     done = [e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype]
     done.sort(key=lambda e: e.op is not Op.SEND)
     return ((e.rank, f"{e.rank}.{e.seq}") for e in done)
-
-
-def _moment(moment: Moment, ranks: list[Json]) -> Json:
-    return compact(time=round(moment.time, 7), choice=list(moment.choice), ranks=ranks)
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:

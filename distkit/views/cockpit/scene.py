@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,21 +18,25 @@ import traitlets
 
 from distkit._format import aligned
 from distkit.errors import DistkitError
-from distkit.views.cockpit.projection import Stepping
+from distkit.trace.info import RunInfo
+from distkit.views.cockpit.projection import project
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, Shape, circle, rect, text
 from distkit.views.scene.painter import body, cut, wrapped
 from distkit.views.scene.svg import text_width
-from distkit.views.timeline.static import MAX_BARS, WIDTH, paint
+from distkit.views.timeline.static import WIDTH, paint
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
-from distkit.views.widget.live import Notifier, Steppable, Worker
+from distkit.views.widget.live import Live, Notifier, Steppable, Worker
+from distkit.views.widget.view import Look
 
 #: At most so many lines of source, of ranks' cards, of cells of a strip.
 MAX_LINES, MAX_CARDS, MAX_CELLS = 20, 8, 32
 LINE, CARD, LEFT, SPLIT = 18, 96, 24, 560
 COLUMNS = ("rank", "state", "call", "line", "waits for")
+#: Seconds between two updates.
+PERIOD = 0.016
 #: How a rank's marker looks, where it is not filled: its circle and its number.
 PINS = {
     "blocked": ("held", "count"),
@@ -46,7 +50,7 @@ def to_svg(steps: Json, picture: Json) -> str:
     """The moment shown as an SVG document.
 
     Args:
-        steps: a snapshot of :class:`~distkit.views.cockpit.projection.Stepping`.
+        steps: what :func:`~distkit.views.cockpit.projection.project` returns.
         picture: a snapshot of the timeline's projection.
     """
     return _Moment(steps, picture).document()
@@ -56,7 +60,8 @@ def to_table(steps: Json, picture: Json) -> str:
     """The moment shown as a table to read in a terminal."""
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
     rows = [COLUMNS]
-    for r in shown(steps)["ranks"]:
+    ranks = steps["moment"]["ranks"]
+    for r in ranks:
         waits = ", ".join(names.get(w, f"rank {w}") for w in r.get("waits", ()))
         rows.append(
             (
@@ -67,7 +72,6 @@ def to_table(steps: Json, picture: Json) -> str:
                 waits,
             )
         )
-    ranks = shown(steps)["ranks"]
     why = [
         f"{row[0]}: {r['reason']}"
         for row, r in zip(rows[1:], ranks, strict=True)
@@ -85,15 +89,9 @@ def to_table(steps: Json, picture: Json) -> str:
     )
 
 
-def shown(steps: Json) -> Json:
-    """The moment shown."""
-    moment: Json = steps["moments"][steps["position"]][1]
-    return moment
-
-
 def step(steps: Json) -> str:
     """Which moment that is, in words."""
-    position, last = steps["position"], len(steps["moments"]) - 1
+    position, last = steps["position"], steps["last"]
     told = f"step {position} of {last}" if last else "before the first step"
     told += " · You stopped it here." * bool(steps["stopped"] and position == last)
     return told + (", looking back" if position < last else "")
@@ -103,7 +101,7 @@ class _Moment:
     """Marks of one moment, from the top down."""
 
     def __init__(self, steps: Json, picture: Json) -> None:
-        self.steps, self.picture, self.ranks = steps, picture, shown(steps)["ranks"]
+        self.steps, self.picture, self.ranks = steps, picture, steps["moment"]["ranks"]
         self.bars = {bar["id"]: bar for bar in picture["bars"]}
         self.lanes = {lane["rank"]: lane for lane in picture["lanes"]}
         self.order = {rank: i for i, rank in enumerate(self.lanes)}
@@ -120,7 +118,7 @@ class _Moment:
             parts.append(drawn)
             y += tall + 12
         y += max(self._source(y), self._cards(y)) + 8
-        until = shown(steps)["time"] if "looking" in step(steps) else None
+        until = steps["moment"]["time"] if "looking" in step(steps) else None
         timeline, height = paint({**self.picture, "title": ""}, until)
         below = f'<g transform="translate(0 {y:.0f})">{timeline}</g>'
         parts += [body(scene.plain(), 0.0), below]
@@ -258,10 +256,6 @@ BUTTONS = {
 }
 
 
-def _snapshot(_: object, cockpit: Cockpit) -> Json:
-    return cockpit._steps()
-
-
 class Cockpit(Timeline):
     """Steps through a distributed program: its source with a marker per rank, and the buttons.
 
@@ -274,42 +268,39 @@ class Cockpit(Timeline):
 
     _esm = esm("cockpit")
     _css = css("cockpit")
-    _unwatch: Callable[[], None] | None = None
-    #: Made when the browser asks, so that a page opened late gets everything so far.
-    steps = traitlets.Any().tag(sync=True, to_json=_snapshot)
+    #: What is wrong and can be done at the moment shown, and the files of the program.
+    steps = traitlets.Any().tag(sync=True)
+    sources = traitlets.Any().tag(sync=True)
 
     def __init__(self, source: Steppable) -> None:
-        self._source, self._trouble, self._stepped, self._seen = source, "", 0, 0
-        self._stepping = Stepping()
-        self._stepping.changes(source, trouble="")
+        self._source, self._trouble = source, ""
         self._moves, self._looks = Worker(), Worker()  # one may look around while ranks move
-        self._stays = False  # the picture in the notebook is that of the end
-        self._notifier = Notifier(self._refresh)
+        self._notifier = Notifier(self._refresh, PERIOD)
+        steps = project(source)
+        self.sources, self.steps = steps.pop("sources"), steps
         super().__init__(source)
         self.on_msg(self._hear)
-        self._unwatch = source.watch(self._notifier.notify)
-        self._notifier.notify()
+        notify = self._notifier.notify
+        ends = [thread.close for thread in (self._moves, self._looks, self._notifier)]
+        watched = source.watch(notify), source.subscribe(lambda _: notify())
+        self._unsubscribes = (*watched, *ends)
 
     # -- to the browser -----------------------------------------------------------
 
-    def _refresh(self) -> None:
-        """Tell what changed, and what was said until then, in one message."""
-        with self._lock:
-            changes = self._stepping.changes(self._source, trouble=self._trouble)
-            events = self._source.trace.events if "moments" in changes else ()
-            patch = self._bars.take(events[self._seen :])
-            self._seen = max(self._seen, len(events))
-            if changes:
-                more = {f"step{self._stepped}": changes}
-                self._stepped += 1
-                self._publish(patch, **more)
-        if self._source.finished and (changes or not self._stays):
-            self._stays = True
-            self._still.renew()
+    def _follow(self, run: Live, info: RunInfo, look: Look) -> None:
+        self._following = 1  # and _refresh looks at it whenever it has changed
 
-    def _steps(self) -> Json:
+    def _refresh(self) -> None:
+        """Tell what was said until now, and what has changed."""
+        before, finished = self.steps, self._source.finished
         with self._lock:
-            return {**self._stepping.snapshot(), "next": self._stepped}
+            steps = project(self._source, self._trouble)
+            self._look(self._source.trace, not finished)  # has all that these point at
+            self._publish()
+            self.sources, self.steps = steps.pop("sources"), steps
+            self._following = int(not finished)
+        if finished and self.steps != before:
+            self._still.renew()
 
     # -- from the browser ---------------------------------------------------------
 
@@ -339,19 +330,10 @@ class Cockpit(Timeline):
             raise ValueError(f"the cockpit has no button {button!r}")
         getattr(self._source, button)(*map(command.get, BUTTONS[button]))
 
-    def close(self) -> None:
-        """Take the widget off the page; the run stays as it is."""
-        unwatch, self._unwatch = self._unwatch, None
-        if unwatch is not None:
-            unwatch()
-            for thread in (self._moves, self._looks, self._notifier):
-                thread.close()
-        super().close()
-
     # -- elsewhere ------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return to_table(self._steps(), self._bars.columns.picture(3 * MAX_BARS))
+        return to_table(self.steps, self._drawn())
 
     def _svg(self) -> str:
-        return to_svg(self._steps(), self._bars.columns.picture(3 * MAX_BARS))
+        return to_svg({**self.steps, "sources": self.sources}, self._drawn())

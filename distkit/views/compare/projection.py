@@ -1,7 +1,6 @@
 """Several traces side by side as plain data: what each adds up to, and how they differ.
 
-``project`` makes it of whole traces. A :class:`Side` is one trace of the comparison, and grows
-with its run.
+``project`` makes it of whole traces. A :class:`Side` is one trace of the comparison.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import TypeGuard
 import numpy as np
 
 from distkit._format import aligned, count, human_bytes, human_seconds, joined
-from distkit.events import Event
 from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
 from distkit.trace.training import read
@@ -25,8 +23,6 @@ from distkit.views.scene.frame import Json, clean, flagged
 from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
 
-#: The figures of a run that goes on are renewed each time it has grown by this part.
-GROWN = 0.1
 MAX_NOTICES = 6
 #: Ranks that finish so far apart, as a part of the time, are told.
 APART = 0.25
@@ -107,29 +103,10 @@ class Side:
     """
 
     def __init__(self, name: str, trace: EventLog, live: bool = False) -> None:
-        self.name, self.live = name, live
-        self.info, self._events = trace.info, list(trace.events) if live else []
-        self.start = trace.start
-        self.settle(trace)
-
-    def settle(self, trace: EventLog) -> None:
-        """Look at the whole trace so far."""
-        self.info, self._seen, self.trace = trace.info, len(trace), trace
-        self.columns = Columns(trace, live=self.live)
-        self.told = about(self.name, trace, self.columns, live=self.live)
-
-    def take(self, events: list[Event]) -> None:
-        """Take in events of the run; its figures are renewed if it has grown enough."""
-        self.start = self.start or events[0].time
-        self._events += events
-        if len(self._events) > (1 + GROWN) * self._seen:
-            self.settle(EventLog(self._events, self.info))
-
-    def end(self, trace: EventLog) -> None:
-        """The run is over: take in its whole trace."""
-        self.live = False
-        self.start = trace.start
-        self.settle(trace)
+        self.name, self.live, self.trace = name, live, trace
+        self.start = float(trace.table.time.min()) if len(trace) else 0.0
+        self.columns = Columns(trace, live=live)
+        self.told = about(name, trace, self.columns, live=live)
 
 
 def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -> Json:
@@ -462,8 +439,9 @@ def training(trace: EventLog) -> Json | None:
     None where no loss was told. ``last`` is the last one, ``nan`` the first step at which it is
     no finite number (None: never), ``seconds`` the time per step.
     """
-    marks = [e for e in trace.events if e.attributes.get("watched") == "step"]
-    steps = sorted(read(EventLog(marks)).steps.items())
+    table = trace.table
+    marks = table.each(look.attributes.get("watched") == "step" for look in table.looks)
+    steps = sorted(read(EventLog(table.part(marks.astype(bool)))).steps.items())
     told = [(n + 1, list(step.told.values())) for n, step in steps]
     points = [
         (n, _average([t.time for t in by]) - trace.start, _average([t.loss for t in by]))

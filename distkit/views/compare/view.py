@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from distkit._format import human_bytes, ticks
-from distkit.events import WORLD, Event
+from distkit.events import WORLD
 from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
@@ -37,9 +37,11 @@ from distkit.views.scene.painter import body, cut
 from distkit.views.scene.summaries import figure as in_digits
 from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
-from distkit.views.timeline.bars import Bars, lettered, packed
+from distkit.views.timeline.bars import packed
 from distkit.views.timeline.causes import causes
+from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, whole
+from distkit.views.timeline.view import MAX_LIVE
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import View, trace_of
@@ -73,7 +75,7 @@ class Compare(View):
         TypeError: something has no trace.
         ValueError: fewer than two traces or more than eight, no such clock, no such baseline.
 
-    >>> from distkit.events import Op, State
+    >>> from distkit.events import Event, Op, State
     >>> def run(seconds):
     ...     return EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...                   Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, nbytes=4),
@@ -112,36 +114,24 @@ class Compare(View):
         self._sides = [Side(name, trace, live is not None) for name, (trace, live) in found.items()]
         self._join()
         self._open()
-        for n, (_, live) in enumerate(found.values()):
+        for n, (trace, live) in enumerate(found.values()):
             if live is not None:
-                self._follow(live, partial(self._grow, n), partial(self._finish, n))
+                self._follow(live, trace.info, partial(self._look_at, n))
+
+    def _look_at(self, n: int, trace: EventLog, live: bool) -> None:
+        self._sides[n] = Side(self._sides[n].name, trace, live)
+        self._join()
 
     def _join(self) -> None:
         """Make one timeline of all runs."""
         sides = self._sides
-        tables = [self._among_all(n, side.trace.table) for n, side in enumerate(sides)]
-        live = any(side.live for side in sides)
-        self._bars = Bars(EventLog.of(joined(tables), facts(sides)), live, thin=True)
+        live, n = any(side.live for side in sides), len(sides)
+        table = joined([relabelled(side, i, n) for i, side in enumerate(sides)])
+        whole = Columns(EventLog.of(table, facts(sides)), MAX_LIVE if live else None, live=live)
         if not live:
-            whole, end = self._bars.columns, max(side.told["figures"]["seconds"] for side in sides)
-            whole.causes = causes(whole.ops, whole.pairs, end, len(sides))
-
-    def _among_all(self, n: int, events: Table) -> Table:
-        return relabelled(events, n, self._sides[n], len(self._sides))
-
-    def _grow(self, n: int, events: list[Event]) -> Json | None:
-        self._sides[n].take(events)
-        patch = self._bars.take(self._among_all(n, Table.of(events)))
-        return {**patch, **self._around(patch)} if patch["bars"] else None
-
-    def _finish(self, n: int, trace: EventLog) -> Json:
-        self._sides[n].end(trace)
-        if any(side.live for side in self._sides):
-            patch = self._bars.take(self._among_all(n, trace.table))
-        else:
-            self._join()
-            patch = lettered(packed(self._bars.columns, thin=True))
-        return {**patch, **self._around(patch)}
+            end = max(side.told["figures"]["seconds"] for side in sides)
+            whole.causes = causes(whole.ops, whole.pairs, end, n)
+        self._columns = whole
 
     def _told(self) -> Json:
         return summary([side.told for side in self._sides], self._baseline)
@@ -174,11 +164,11 @@ class Compare(View):
         return first, left_out * (len(first) < ranks)
 
     def _picture(self) -> Json:
-        picture = self._bars.picture()
+        picture = packed(self._columns, thin=True)
         return {**picture, **self._around(picture)}
 
     def _svg(self) -> str:
-        picture = self._bars.columns.picture(3 * MAX_BARS)
+        picture = self._columns.picture(3 * MAX_BARS)
         picture |= {**self._around(picture), "bare": True}
         picture["title"] = cut(picture["title"], 600, 16)
         return svg.fitting(self._document(picture, *size) for size in SIZES)
@@ -245,8 +235,9 @@ def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
     return named
 
 
-def relabelled(table: Table, n: int, side: Side, sides: int) -> Table:
+def relabelled(side: Side, n: int, sides: int) -> Table:
     """Events of the n-th run, with the ranks, groups and times that they have among all."""
+    table = side.trace.table
     looks = [
         look._replace(
             peer=None if look.peer is None else look.peer * sides + n,
@@ -288,12 +279,14 @@ def facts(sides: Sequence[Side]) -> RunInfo:
     for n, side in enumerate(sides):
         for lane in side.told["figures"]["ranks"]:
             rank = lane["rank"]
-            ranks[rank * len(sides) + n] = replace(side.info.rank(rank), name=called[rank], host="")
-        for rank, end in side.info.ends.items():
+            ranks[rank * len(sides) + n] = replace(
+                side.trace.info.rank(rank), name=called[rank], host=""
+            )
+        for rank, end in side.trace.info.ends.items():
             time = None if end.time is None else end.time - side.start
             ends[rank * len(sides) + n] = replace(end, time=time)
-    until = max((side.info.until or 0.0) - side.start for side in sides)
-    stopped = any(side.info.interrupted for side in sides)
+    until = max((side.trace.info.until or 0.0) - side.start for side in sides)
+    stopped = any(side.trace.info.interrupted for side in sides)
     return RunInfo(ranks=ranks, ends=ends, until=until, interrupted=stopped)
 
 

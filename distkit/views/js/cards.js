@@ -22,7 +22,7 @@ export class Cards {
     const scale = scales(ranks, this.store);
     for (const rank of ranks) {
       const card = this.cards.get(rank.rank);
-      const [now, last] = [this.store.bars.get(rank.now), this.store.bars.get(rank.last)];
+      const [now, last] = [this.store.find(rank.now), this.store.find(rank.last)];
       const key = JSON.stringify([rank, now?.values, last?.values, scale]);
       if (!card || card.key === key) continue;
       if (card.key) flash(card.root);
@@ -87,7 +87,7 @@ function range({ values, size, min, max }) {
 function scales(ranks, store) {
   const scale = {};
   for (const id of ranks.flatMap(({ now, last }) => [now, last])) {
-    const { shape, values = [] } = store.bars.get(id) ?? {};
+    const { shape, values = [] } = store.find(id) ?? {};
     const most = largest(values.flatMap((s) => s?.values ?? []));
     scale[shape] = Math.max(scale[shape] ?? 0, most);
   }

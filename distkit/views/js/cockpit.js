@@ -1,5 +1,5 @@
 // The cockpit in the browser: controls, source, a card per rank, and the timeline underneath.
-// Moments arrive as numbered patches; looking back draws one of them again.
+// What it shows is one moment; the kernel is asked for another one.
 
 import { Cards } from "./cards.js";
 import { dress } from "./colors.js";
@@ -15,21 +15,17 @@ import { Timeline } from "./timeline.js";
 const SILENT = "The kernel does not answer. It is busy with a cell, or it has ended: " +
   "then run the cell again.";
 const GONE = "The kernel has ended: run the cell again.";
-const NEAR = 12; // so many moments before the one shown are in the timeline
 // pixels of the timeline's lanes, where there is room, and of their parts
 const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 14, axis: 22 };
 
 export class Cockpit extends Follower {
   constructor(model, el) {
-    const { moments, sources, next, ...state } = model.get("steps");
-    super(model, next, "step");
-    Object.assign(this, { drawn: 0, wanted: null, absent: "" });
-    this.state = { ...state, moments: moments.map(([, moment]) => moment) };
+    super(model, "steps");
+    Object.assign(this, { state: model.get("steps"), drawn: 0, wanted: null, absent: "" });
     this.talk = new Talk(model, (how) => this.#miss(how));
     this.#build(el);
-    this.source.add(sources);
+    this.source.add(model.get("sources"));
     this.#listen();
-    this.drain();
     this.frame();
     this.root.dataset.cockpit = "ready";
   }
@@ -72,29 +68,26 @@ export class Cockpit extends Follower {
     });
   }
 
-  merge({ moments = [], sources = {}, ...rest }) {
-    const known = this.state.moments;
-    for (const [i, moment] of moments) known[i] = moment;
-    if (moments.length) known.length = moments.at(-1)[0] + 1;
-    Object.assign(this.state, rest);
-    this.source.add(sources);
+  take(steps) {
+    this.state = steps;
+    this.source.add(this.model.get("sources"));
   }
 
   // -- drawing ----------------------------------------------------------------------------
 
   frame() {
     const { state, parts } = this;
-    const last = state.moments.length - 1;
-    const position = Math.min(state.position, last);
-    const moment = state.moments[position];
-    const past = position < last;
+    const { position, moment } = state;
+    const past = position < state.last;
     const absent = { silent: SILENT, gone: GONE }[this.absent] ?? "";
-    this.controls.show({ ...state, position, absent });
+    this.controls.show({ ...state, absent });
     parts.trouble.textContent = absent || state.trouble;
     const silent = state.finished ? "It has no communication calls to step through."
       : "It has not reached a communication call yet.";
     this.source.explain(this.timeline.store.count ? "The program's source is not known." : silent);
-    if (moment !== this.moment || past !== this.past) this.#show(moment, position, past);
+    const shown = JSON.stringify([past, moment]);
+    if (shown !== this.shown) this.#show(past);
+    this.shown = shown;
     const key = JSON.stringify(state.remarks);
     if (key !== this.told) this.#find(state.remarks, moment, key);
     this.root.dataset.position = position;
@@ -102,29 +95,21 @@ export class Cockpit extends Follower {
     this.root.dataset.state = absent ? "absent" : past ? "past" : now;
   }
 
-  #show(moment, position, past) {
-    const old = this.moment;
-    Object.assign(this, { moment, past, told: null });
+  #show(past) {
+    const { moment: old, state, timeline: { store } } = this;
+    const { moment, near, until } = state;
+    Object.assign(this, { moment, told: null });
     this.cards.show(moment.ranks);
-    this.timeline.until(past ? moment.time : null, this.#around(position));
-    this.parts.step.textContent = stepOf({ ...this.state, position });
+    // how long the ranks stand after the last moment takes no room
+    const { start, end } = store.frame;
+    const short = end - start > 1.1 * (until - start) ? [start, until] : null;
+    this.timeline.until(past ? moment.time : null, near ?? short);
+    this.parts.step.textContent = stepOf(state);
     this.parts.step.dataset.past = past ? "looking back" : "";
     this.chips.replaceChildren(...chips(moment));
-    if (old) this.#speak(old, moment, position, past);
+    if (old) this.#speak(old, moment, past);
     this.drawn += 1;
     this.root.dataset.moment = this.drawn;
-  }
-
-  // Of a long run only the moments around this one are in the picture; how long the ranks stand
-  // after the last one takes no room.
-  #around(position) {
-    const { moments } = this.state;
-    const { start, end } = this.timeline.store.frame;
-    const last = moments.at(-1).time;
-    const most = moments.length - 1;
-    if (most < NEAR + 4) return end - start > 1.1 * (last - start) ? [start, last] : null;
-    const at = (i) => moments[clamp(i, 0, most)].time;
-    return [at(Math.min(position, most - 2) - NEAR), at(Math.max(position + 2, NEAR + 2))];
   }
 
   #find(shown, moment, key) {
@@ -135,11 +120,11 @@ export class Cockpit extends Follower {
     if (shown.length) this.#say(shown.map(({ message }) => message).join(" "));
   }
 
-  #speak(old, moment, position, past) {
+  #speak(old, moment, past) {
     const before = new Map(old.ranks.map(({ rank, words }) => [rank, words]));
     const changed = moment.ranks.filter(({ rank, words }) => before.get(rank) !== words);
     const what = changed.slice(0, 8).map(({ words }) => words).join("; ");
-    this.#say(`${past ? "looking back, " : ""}${stepOf({ ...this.state, position })}. ${what}`);
+    this.#say(`${past ? "looking back, " : ""}${stepOf(this.state)}. ${what}`);
   }
 
   #say(text) {
@@ -153,8 +138,8 @@ export class Cockpit extends Follower {
     const [, reason] = name !== "go" ? [name, why[name]]
       : why.letGo.find(([rank]) => rank === value) ?? [value, `There is no rank ${value}.`];
     if (reason) return this.#say(reason);
-    const { position, moments, playing } = this.state;
-    const past = position < moments.length - 1;
+    const { position, last, playing } = this.state;
+    const past = position < last;
     const commands = {
       go: { do: "next", rank: value },
       next: past ? { do: "seek", position: position + 1 } : { do: "next" },
@@ -185,12 +170,11 @@ export class Cockpit extends Follower {
     if (modified(e) || ["Tab", "Escape"].includes(e.key)) return;
     if (e.key !== "Enter" || !e.shiftKey) e.stopPropagation(); // JupyterLab has uses for these keys
     if (e.target.closest("canvas, select, input")) return;
-    const last = this.state.moments.length - 1;
     const press = e.target.closest("button, summary") && e.key === " "; // a button's own
     const act = {
       n: ["next"], ArrowRight: ["next"], b: ["back"], ArrowLeft: ["back"], p: ["play"],
       " ": press ? null : ["play"], f: ["finish"], "?": ["help"],
-      Home: ["seek", 0], End: ["seek", last],
+      Home: ["seek", 0], End: ["seek", this.state.last],
       ...(/^\d$/.test(e.key) ? { [e.key]: ["go", Number(e.key)] } : {}),
     }[e.key];
     obey(e, act && (() => this.#act(...act)));

@@ -47,9 +47,8 @@ export class Controls {
   }
 
   // Why each button makes no sense now; "" where it does.
-  reasons({ position, moments, playing, finished, absent }) {
-    const last = moments.length - 1;
-    const [past, { ranks }] = [position < last, moments[last]];
+  reasons({ position, last, standings: ranks, playing, finished, absent }) {
+    const past = position < last;
     const busy = playing ? "It is playing: pause it first." : "";
     const over = finished ? "The program has ended." : "";
     const paused = ranks.some(({ doing }) => doing === "paused");
@@ -77,8 +76,8 @@ export class Controls {
 
   show(state) {
     const why = this.why = this.reasons(state);
-    const { position, moments, playing, absent } = state;
-    const past = position < moments.length - 1;
+    const { position, last, playing, absent } = state;
+    const past = position < last;
     const titles = {
       back: "one step back (b)",
       play: playing ? "pause (p)" : past ? "replay (p)" : "play (p)",
@@ -93,10 +92,9 @@ export class Controls {
     }
     this.buttons.play.lastChild.textContent = playing ? "Pause" : "Play";
     this.buttons.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
-    const last = moments.length - 1;
-    this.scrub.max = Math.max(0, last);
+    this.scrub.max = last;
     if (!this.scrubbing) this.scrub.value = position;
-    this.scrub.disabled = moments.length < 2 || playing || absent !== "";
+    this.scrub.disabled = !last || playing || absent !== "";
     this.scrub.setAttribute("aria-valuetext", `step ${position} of ${last}`);
     this.scrub.style.setProperty("--part", clamp(position / Math.max(1, last), 0, 1));
   }
@@ -118,8 +116,7 @@ export function chips({ ranks }) {
     some.length === ranks.length && ranks.length > 1 ? `all ${word}` : `${some.length} ${word}`));
 }
 
-export function stepOf({ position, moments, stopped }) {
-  const last = moments.length - 1;
+export function stepOf({ position, last, stopped }) {
   return (last ? `step ${position} of ${last}` : "before the first step") +
     (stopped && position === last ? " · You stopped it here." : "");
 }

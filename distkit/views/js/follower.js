@@ -1,16 +1,20 @@
-// A view that follows its model and the page: it takes in patches, and draws once a frame at most.
+// A view that follows its model and the page: it takes in what there is, and draws once a frame at
+// most.
 
 // Front ends change attributes of the body; a transition tells only what is on the screen.
 const SIGNS = ["class", "style", "data-jp-theme-light", "data-jp-theme-name",
   "data-vscode-theme-kind"];
 
-// A subclass has merge(patch), frame(), and a root on the page.
+// A subclass has take(value), frame(), and a root on the page.
 export class Follower {
-  // kind: of the patches, "patch" or "step"; next: the number of the first one.
-  constructor(model, next, kind = "patch") {
-    Object.assign(this, { model, next, kind, stop: new AbortController() });
-    this.changed = () => this.drain();
-    model.on("change", this.changed);
+  // name: of what it follows on the model.
+  constructor(model, name = "picture") {
+    Object.assign(this, { model, name, stop: new AbortController() });
+    this.changed = () => {
+      this.take(model.get(name));
+      this.later();
+    };
+    model.on(`change:${name}`, this.changed);
   }
 
   on(target, type, act, options) {
@@ -32,18 +36,6 @@ export class Follower {
     });
   }
 
-  // Patches lie on the model under a number each, so that none is lost before we look.
-  drain() {
-    const first = this.next;
-    let patch;
-    while ((patch = this.model.get(`${this.kind}${this.next}`))) {
-      this.merge(patch);
-      this.next += 1;
-    }
-    if (this.next > first) this.later();
-    return this.next > first;
-  }
-
   later() {
     if (this.gone) return;
     this.pending ??= requestAnimationFrame(() => {
@@ -55,7 +47,7 @@ export class Follower {
   dispose() {
     this.gone = true;
     this.stop.abort();
-    this.model.off("change", this.changed);
+    this.model.off(`change:${this.name}`, this.changed);
     this.root.remove();
   }
 }

@@ -8,9 +8,6 @@ export function initialize({ model }) {
 
 function listen(raw) {
   const { _handle_comm_msg: handle } = Object.getPrototypeOf(Object.getPrototypeOf(raw));
-  raw.comm?.on_msg(async (message) => {
-    await handle.call(raw, message);
-    if (message.content.data.state?._esm) raw.trigger("restated");
-  });
+  raw.comm?.on_msg((message) => handle.call(raw, message));
   raw.comm?.send({ method: "request_state" }); // messages are lost
 }

@@ -14,18 +14,12 @@ export function renders(View, known) {
       el.append(newer(format, known));
       return () => el.replaceChildren();
     }
-    let view = new View(model, el);
-    const again = () => { // the state is another one, of which no patch tells
-      view.dispose();
-      view = new View(model, el);
-    };
-    model.on("restated", again);
+    const view = new View(model, el);
     // JupyterLab would make this cell the active one, and Shift+Enter would run it again
     for (const type of ["mousedown", "focusin"]) el.addEventListener(type, keep);
-    const forget = onEnd(model, el, () => view);
+    const forget = onEnd(model, el, view);
     return () => {
       for (const type of ["mousedown", "focusin"]) el.removeEventListener(type, keep);
-      model.off("restated", again);
       forget();
       view.dispose();
     };
@@ -34,18 +28,18 @@ export function renders(View, known) {
 
 // Has a view say when its kernel has ended; one that has words of its own for it says them in
 // ended(). Returns what ends this.
-function onEnd(model, el, current) {
+function onEnd(model, el, view) {
   const say = () => {
     for (const live of el.querySelectorAll(LIVE)) {
       if (live.textContent !== KERNEL_ENDED) live.textContent = KERNEL_ENDED;
     }
-    if (current().ended || el.querySelector(`${LIVE}, .dk-ended`)) return;
+    if (view.ended || el.querySelector(`${LIVE}, .dk-ended`)) return;
     el.querySelector("figure")?.prepend(h("p", { class: "dk-ended", role: "note" }, KERNEL_ENDED));
   };
   const again = new MutationObserver(say); // what the kernel had said before may be drawn later
   const ended = () => {
     el.dataset.kernel = "ended";
-    current().ended?.();
+    view.ended?.();
     say();
     again.observe(el, { childList: true, subtree: true });
   };

@@ -4,9 +4,9 @@ import { plural } from "./numbers.js";
 import { Store } from "./store.js";
 
 export class Runs extends Store {
-  merge(patch) {
-    this.stretch(false);
-    super.merge(patch);
+  load(picture) {
+    super.load(picture);
+    this.numbers = this.factors = this.spans = null; // the times are those measured
     this.lanes = this.frame.lanes.map((lane) => ({ ...lane, called: lane.name }));
     this.arrange(this.shows);
   }
@@ -107,7 +107,7 @@ export class Runs extends Store {
 
   // What each operation is, and those of each run that are the same, in their order.
   #numbered() {
-    if (this.numbersOf?.version === this.version) return this.numbersOf;
+    if (this.numbers) return this.numbers;
     const own = (rank) => Math.floor(rank / this.frame.runs.length);
     const [keys, lists] = [[], new Map()];
     for (let i = 0; i < this.count; i++) {
@@ -118,6 +118,6 @@ export class Runs extends Store {
       lists.set(key, [...lists.get(key) ?? [], i]);
     }
     for (const list of lists.values()) list.sort((a, b) => this.seq[a] - this.seq[b]);
-    return (this.numbersOf = { version: this.version, keys, lists });
+    return (this.numbers = { keys, lists });
   }
 }

@@ -39,14 +39,6 @@ export function pace({ unit, keyframes, ends, start, end, last }) {
   };
 }
 
-// Of what grows comes how much is as it was, and what follows; patch() in widget/scene.py.
-export function merged(old, patch) {
-  if (!(patch instanceof Object) || Array.isArray(patch) || !old) return patch;
-  if (patch.more && Array.isArray(old)) return [...old.slice(0, patch.keep), ...patch.more];
-  const parts = Object.entries(patch).map(([key, value]) => [key, merged(old[key], value)]);
-  return { ...old, ...Object.fromEntries(parts) };
-}
-
 const verdict = ({ word, text, expected }) =>
   h("li", { class: word === "same" ? "dkv-same" : expected ? "dkv-wrong" : null },
     h("b", { "aria-hidden": "true" }, word === "same" ? "=" : "≠"), h("span", {}, text));
@@ -153,11 +145,6 @@ export class Scene extends Sheet {
   get panel() {
     const { picture, clock, player: { keyframe } } = this;
     return picture.clocks[clock]?.keyframes ? this.script.keyframes[keyframe]?.also ?? -1 : keyframe;
-  }
-
-  merge(patch) {
-    this.picture = merged(this.picture, patch);
-    this.load();
   }
 
   // Everything, at rest.

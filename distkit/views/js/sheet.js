@@ -4,11 +4,11 @@ import { dress, lookOf } from "./colors.js";
 import { h, spoken } from "./dom.js";
 import { Follower } from "./follower.js";
 
-// A subclass has build(), merge(patch) and draw().
+// A subclass has build(), load() and draw().
 export class Sheet extends Follower {
   constructor(model, el, name, aria) {
     const picture = model.get("picture");
-    super(model, picture.next ?? 0);
+    super(model);
     Object.assign(this, { picture, theme: picture.theme });
     this.head = h("div", { class: "dk-head" });
     this.tools = h("div", { class: "dkv-values-tools" });
@@ -22,8 +22,12 @@ export class Sheet extends Follower {
     el.append(this.root);
     this.build();
     this.watch();
-    this.drain();
     this.later();
+  }
+
+  take(picture) {
+    this.picture = picture;
+    this.load();
   }
 
   frame() {

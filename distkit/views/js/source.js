@@ -50,6 +50,7 @@ export class Source {
   // Files that are new.
   add(sources) {
     for (const [label, text] of Object.entries(sources)) {
+      if (this.files.has(label)) continue;
       const dots = h("span", { class: "dk-dots" });
       const tab = h("button", { type: "button", role: "tab", class: "dk-tab", "data-file": label,
         onclick: () => this.#open(label) }, label, dots);

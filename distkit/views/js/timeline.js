@@ -34,17 +34,17 @@ export class Timeline extends Follower {
   // Data: the class of its store.
   constructor(model, el, { stepped = false, onlook = null, Data = Store } = {}) {
     const picture = model.get("picture");
-    super(model, picture.next ?? 0);
+    super(model);
     Object.assign(this, { stepped, onlook, theme: picture.theme, opens: [] });
     [this.veil, this.range, this.whole] = [null, null, false];
     this.store = new Data(picture);
-    this.merged = performance.now();
+    [this.updates, this.taken] = [picture.updates, performance.now()];
     [this.chosen, this.hovered, this.pointer] = [null, null, null];
     this.viewport = new Viewport(this, { all: () => this.#all(),
       rest: () => this.#followed() ?? this.#all(), reset: () => this.#reset() });
     this.#build(el);
     this.#listen();
-    this.drain();
+    this.later();
     const { start, opening, end } = this.store.frame;
     const part = opening && !stepped ? end - opening : 0;
     if (!part) return;
@@ -111,7 +111,7 @@ export class Timeline extends Follower {
   #now() {
     const { frame } = this.store;
     if (!this.#runs() || frame.end === null) return frame.end ?? 0;
-    return frame.end + (still() ? 0 : (performance.now() - this.merged) / 1000);
+    return frame.end + (still() ? 0 : (performance.now() - this.taken) / 1000);
   }
 
   #runs() {
@@ -153,7 +153,7 @@ export class Timeline extends Follower {
 
   // Open bars grow by themselves, until a kernel must be supposed dead.
   #grows() {
-    return this.#runs() && !still() && performance.now() - this.merged < PATIENCE;
+    return this.#runs() && !still() && performance.now() - this.taken < PATIENCE;
   }
 
   #sizes() {
@@ -187,7 +187,7 @@ export class Timeline extends Follower {
     this.gestures.follow(this.layout, view, this.#all());
     if (!this.store.count && !this.store.frame.losses) emptiness(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
-    this.root.dataset.taken = this.next; // so many patches are in the picture
+    this.root.dataset.taken = this.updates;
   }
 
   // -- the reader ------------------------------------------------------------------------
@@ -202,15 +202,12 @@ export class Timeline extends Follower {
     this.watch(this.stage);
   }
 
-  merge(patch) {
-    this.store.merge(patch);
-    this.merged = performance.now();
-  }
-
-  drain() {
-    if (!super.drain() || !this.look) return;
+  take(picture) {
+    this.store.load(picture);
+    [this.updates, this.taken] = [picture.updates, performance.now()];
+    if (!this.look) return;
     const { id } = this.chosen ?? {};
-    if (id) this.chosen = this.store.find(id) ?? null; // numbers may be new
+    if (id) this.chosen = this.store.find(id) ?? null; // numbers are new
     const wait = this.#runs() ? (this.told ?? -RETELL) + RETELL - performance.now() : 0;
     if (wait <= 0) this.#retell();
     else this.telling ??= setTimeout(() => this.#retell(), wait);

@@ -1,4 +1,4 @@
-"""The operations of a trace as bars: one by one while its run goes on, then in columns.
+"""The operations of a trace for the browser.
 
 Columns are a few arrays in one buffer, which a browser takes in at once: ``columns`` holds what has
 words, and ``bytes`` the arrays named in ``parts``, one behind the other, each
@@ -7,76 +7,15 @@ words, and ``bytes`` the arrays named in ``parts``, one behind the other, each
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Event, State, Summary
-from distkit.trace.columns import Table
-from distkit.trace.log import EventLog
-from distkit.trace.training import is_note
+from distkit.events import Summary
 from distkit.views.scene.frame import Json
 from distkit.views.timeline.columns import MAX_VALUES, Columns
-
-#: Up to so many operations are told one by one, more of them in columns.
-FEW = 1_000
-
-#: At most so many operations are drawn while a run goes on; a whole trace has no such limit.
-MAX_BARS = 20_000
-
-
-class Bars:
-    """Bars and arrows of one trace, which may still grow.
-
-    Args:
-        trace: so far.
-        live: whether its run goes on.
-        thin: tell fewer values.
-
-    >>> from distkit.events import Op
-    >>> bars = Bars(EventLog(), live=True)
-    >>> len(bars.take([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4)])["bars"])
-    1
-    """
-
-    def __init__(self, trace: EventLog, live: bool, *, thin: bool = False) -> None:
-        self._thin, self._live = thin, live
-        self._known: set[tuple[int, int, State]] = set()
-        self._table = Table.of(())
-        self.columns = Columns(EventLog((), trace.info) if live else trace, live=live)
-        if live:
-            self.take(trace.events)
-
-    def take(self, events: Iterable[Event]) -> Json:
-        """Take in events, each rank's in time order; what they change in the picture."""
-        if not self._live:  # all of it is known
-            return {"bars": [], "arrows": [], **self.columns.frame}
-        told = {(e.rank, e.seq, e.state): e for e in events if not is_note(e)}
-        fresh = [e for key, e in told.items() if key not in self._known]
-        before = self.columns
-        if fresh:
-            self._known |= told.keys()
-            self._table = Table.of(fresh, self._table)
-            self.columns = Columns(EventLog.of(self._table, before.info), MAX_BARS, live=True)
-        return self.columns.changes(before)
-
-    def end(self, trace: EventLog) -> Json:
-        """The run is over: take in its whole trace; what that changes, and what caused what."""
-        patch, whole = self.take(trace.events), self.columns.whole
-        self._live, self.columns = False, Columns(trace)
-        if whole:
-            return {**patch, **self.columns.frame, "causes": self.columns.explained()}
-        return lettered(packed(self.columns, thin=self._thin))  # more than was drawn: all anew
-
-    def picture(self) -> Json:
-        """All of them, as the painter of the timeline takes them."""
-        few = self._live or len(self.columns.ops) <= FEW
-        return self.columns.picture() if few else packed(self.columns, thin=self._thin)
-
 
 #: So many operations have their values along in a page, and so many of each.
 PAGE_VALUES, PAGE_CELLS = 400, 32
@@ -109,8 +48,6 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
         for name, some in columns.caused().items()
     }
     return {
-        "bars": [],
-        "arrows": [],
         **columns.frame,
         "columns": {
             "looks": columns.looks,
@@ -121,13 +58,6 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
             ),
         },
     }
-
-
-def lettered(picture: Json) -> Json:
-    """A packed picture whose arrays are letters (base64), for where bytes do not get through."""
-    columns = picture["columns"]
-    letters = base64.b64encode(columns["bytes"]).decode("ascii")
-    return {**picture, "columns": {**columns, "bytes": letters}}
 
 
 def _values(

@@ -3,7 +3,7 @@
 An operation is a number here, and what is known of it an element of some arrays. Operations are
 numbered lane by lane and row by row in the order of their starts, so that the painter finds by
 bisection those in sight. What many operations have in common, their look, is told once. While a
-run goes on its columns are made anew with each batch of events, and what changed is told.
+run goes on its columns are made anew with each batch of events.
 """
 
 from __future__ import annotations
@@ -92,32 +92,7 @@ class Columns:
             picture["entries"] = int(pairs.begun.sum()) + pairs.ties
             picture["coverage"] = coverage(self.frame, self.communication)
             picture["waited"] = coverage(self.frame, self.waiting)
-        elif not self._live:
-            picture["causes"] = self.explained()
         return picture
-
-    def changes(self, before: Columns) -> Json:
-        """What is not as it was: ``before`` had the first of these events."""
-        fresh = self._drawn & (self.ops.last >= len(before._table))
-        other = ~np.isin(self._ends, before._ends)
-        drawn = self._touching(self._drawn)
-        arrows = np.union1d(self._touching(fresh), drawn[other[drawn]])
-        return self._told(fresh, arrows)
-
-    @property
-    def whole(self) -> bool:
-        """True if every operation is drawn."""
-        return bool(self._drawn.all())
-
-    @cached_property
-    def _ends(self) -> NDArray[Any]:
-        """A number for each arrow: its ends, called by their first events, and its place.
-
-        A receive from any source moves later messages back when it is known from whom it was.
-        """
-        pairs, first = self.pairs, np.append(self.ops.begin, -1)  # for an end that is not there
-        facts = np.stack([first[pairs.send], first[pairs.recv], pairs.place], axis=1)
-        return facts.view("i8,i8,i8").ravel()
 
     def _told(self, chosen: Bools, arrows: Ints) -> Json:
         bars = np.flatnonzero(chosen)
@@ -144,13 +119,6 @@ class Columns:
             "waited": found.waited[waits].round(7),
             "path": path[drawn[path]],
             "via": via[drawn[via]],
-        }
-
-    def explained(self) -> Json:
-        """The same with the names of operations, where they are objects."""
-        return {
-            key: some.tolist() if some.dtype == float else [*map(self._name, some.tolist())]
-            for key, some in self.caused().items()
         }
 
     def _touching(self, chosen: Bools) -> Ints:

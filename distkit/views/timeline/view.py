@@ -5,14 +5,17 @@ The projection is in columns.py, the browser's painter in js/, the static one in
 
 from __future__ import annotations
 
-from distkit.events import Event
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.scene.text import table
-from distkit.views.timeline.bars import Bars
+from distkit.views.timeline.bars import packed
+from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
+
+#: At most so many operations are drawn while a run goes on; a whole trace has no such limit.
+MAX_LIVE = 20_000
 
 
 class Timeline(View):
@@ -29,7 +32,7 @@ class Timeline(View):
     Raises:
         TypeError: ``source`` has no trace.
 
-    >>> from distkit.events import Op, State
+    >>> from distkit.events import Event, Op, State
     >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Timeline(t)
@@ -42,21 +45,18 @@ class Timeline(View):
     _esm = esm("timeline")
     _css = css("timeline")
 
-    def _begin(self, trace: EventLog, live: bool) -> None:
-        self._bars = Bars(trace, live)
-
-    def _take(self, events: list[Event]) -> Json | None:
-        patch = self._bars.take(events)
-        return patch if patch["bars"] else None
-
-    def _end(self, trace: EventLog) -> Json:
-        return self._bars.end(trace)
+    def _look(self, trace: EventLog, live: bool) -> None:
+        self._columns = Columns(trace, MAX_LIVE if live else None, live=live)
 
     def _picture(self) -> Json:
-        return self._bars.picture()
+        return packed(self._columns)
+
+    def _drawn(self) -> Json:
+        """The operations of the static picture, as objects."""
+        return self._less(self._columns.picture(3 * MAX_BARS))
 
     def _svg(self) -> str:
-        return to_svg(self._less(self._bars.columns.picture(3 * MAX_BARS)))
+        return to_svg(self._drawn())
 
     def __repr__(self) -> str:
-        return table(self._less(self._bars.columns.picture(3 * MAX_BARS)))
+        return table(self._drawn())

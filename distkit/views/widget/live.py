@@ -19,7 +19,7 @@ from distkit.trace.log import EventLog
 #: Seconds between two updates of a live view, and in which the ranks' events come together.
 PERIOD, GATHER = 0.06, 0.025
 #: And so many times as long as the last update took: the ranks need the processor, too.
-PAUSE = 5
+PAUSE = 4
 
 
 @runtime_checkable
@@ -35,7 +35,9 @@ class Live(Protocol):
         """True if the trace is complete."""
 
     def subscribe(self, callback: Callable[[list[Event]], None], /) -> Callable[[], None]:
-        """Call back with events as they arrive, from any thread, and with [] at the end.
+        """Call back with the events so far, with others as they arrive, and with [] at the end.
+
+        From any thread.
 
         Returns:
             A function that ends the subscription.
@@ -123,52 +125,6 @@ class Steppable(Live, Protocol):
         """
 
 
-class Throttle:
-    """Gathers events and hands them on in batches, at most one per ``period``.
-
-    After a batch that took long it pauses longer: the larger a picture, the fewer its updates.
-
-    Args:
-        act: called with a batch, never twice at once; from whichever thread.
-        period: seconds between two batches.
-    """
-
-    def __init__(self, act: Callable[[list[Event]], None], *, period: float = PERIOD) -> None:
-        self._act, self._period = act, period
-        self._lock, self._acting = threading.Lock(), threading.Lock()
-        self._waiting: list[Event] = []
-        self._timer: threading.Timer | None = None
-        self._last, self._took = -period, 0.0
-
-    def add(self, events: list[Event]) -> None:
-        """Take in events; they are handed on a little later."""
-        with self._lock:
-            self._waiting += events
-            if self._timer is not None or not self._waiting:
-                return
-            pause = max(self._period, PAUSE * self._took)
-            delay = max(GATHER, self._last + pause - time.monotonic())
-            self._timer = threading.Timer(delay, self.flush)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def flush(self) -> None:
-        """Hand on what is waiting, now."""
-        with self._acting:
-            with self._lock:
-                events, self._waiting = self._waiting, []
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer, self._last = None, time.monotonic()
-            if events:
-                self._act(events)
-                self._took = time.monotonic() - self._last
-
-
-#: Seconds between two calls of a notifier while much happens.
-REST = 0.016
-
-
 class Worker:
     """Calls functions one after the other in a thread of its own."""
 
@@ -190,24 +146,35 @@ class Worker:
 
 
 class Notifier:
-    """Calls ``act`` soon after it was notified, once for all that came at the same time."""
+    """Calls ``act`` soon after it was notified, once for all that came at the same time.
 
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act, self._due = act, threading.Event()
-        self._worker = Worker()
+    After a call that took long it pauses longer: the larger a picture, the fewer its updates.
+
+    Args:
+        act: called in a thread of its own.
+        period: seconds between two calls.
+    """
+
+    def __init__(self, act: Callable[[], None], period: float) -> None:
+        self._act, self._period = act, period
+        self._due, self._closed = threading.Event(), threading.Event()
+        threading.Thread(target=self._work, daemon=True).start()
 
     def notify(self) -> None:
         """Something has changed. From any thread; never waits."""
-        if not self._due.is_set():
-            self._due.set()
-            self._worker.do(self._run)
+        self._due.set()
 
     def close(self) -> None:
         """End the thread."""
+        self._closed.set()
         self._due.set()
-        self._worker.close()
 
-    def _run(self) -> None:
-        self._due.clear()
-        self._act()
-        time.sleep(REST)
+    def _work(self) -> None:
+        pause = 0.0
+        while not self._closed.wait(pause) and self._due.wait():
+            if self._closed.wait(min(GATHER, self._period)):
+                return
+            self._due.clear()
+            began = time.monotonic()
+            self._act()
+            pause = max(self._period, PAUSE * (time.monotonic() - began))

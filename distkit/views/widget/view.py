@@ -7,7 +7,9 @@ All scenes share theirs.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,17 @@ import anywidget
 import traitlets
 
 from distkit.events import Event
+from distkit.trace.columns import Table
+from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json
 from distkit.views.scene.painter import to_svg, to_table
 from distkit.views.widget.assets import css, esm, with_theme
-from distkit.views.widget.live import PERIOD, Live, Throttle
+from distkit.views.widget.live import PERIOD, Live, Notifier
 from distkit.views.widget.snapshot import NotebookSnapshot, save
 
-#: Takes in events; returns what changed in the picture, None for nothing.
-Take = Callable[[list[Event]], Json | None]
+#: Takes in the trace so far; True: the run goes on.
+Look = Callable[[EventLog, bool], None]
 
 
 def _snapshot(_: object, view: View) -> Json:
@@ -45,22 +49,22 @@ class View(anywidget.AnyWidget):
     period = PERIOD
     _unsubscribes: tuple[Callable[[], None], ...] = ()
     _following = 0  # runs that have not ended
+    _updates = 0  # sent to the browser
     _bare = False
-    #: Made when the browser asks, so that a page opened late gets everything so far.
+    #: Made when it is sent, and always whole: a page opened late gets everything so far.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
     def __init__(self, source: EventLog | Live, *, bare: bool = False) -> None:
         trace, live = trace_of(source, type(self).__name__)
         self._bare = bare
-        self._begin(trace, live is not None)
+        self._look(trace, live is not None)
         self._open()
         if live is not None:
-            self._follow(live, self._take, self._end)
+            self._follow(live, trace.info, self._look)
 
     def _open(self) -> None:
         """Become a widget; what there is to draw is known by now."""
         self._lock = threading.RLock()
-        self._patches = 0
         self._still = NotebookSnapshot(self._draw, lambda: self._following > 0)
         super().__init__()
 
@@ -71,16 +75,8 @@ class View(anywidget.AnyWidget):
 
     # -- what each view defines -----------------------------------------------------
 
-    def _begin(self, trace: EventLog, live: bool) -> None:
-        """Take in the trace so far."""
-        raise NotImplementedError
-
-    def _take(self, events: list[Event]) -> Json | None:
-        """Take in events; return what changed in the picture, None for nothing."""
-        raise NotImplementedError
-
-    def _end(self, trace: EventLog) -> Json:
-        """The run is over: take in its whole trace, return what changed."""
+    def _look(self, trace: EventLog, live: bool) -> None:
+        """Take in the trace so far; while the run goes on events are in the order of arrival."""
         raise NotImplementedError
 
     def _picture(self) -> Json:
@@ -96,41 +92,47 @@ class View(anywidget.AnyWidget):
 
     # -- live -----------------------------------------------------------------------
 
-    def _follow(self, run: Live, take: Take, end: Callable[[EventLog], Json]) -> None:
-        """Publish what ``take`` makes of a run's events as they come, and ``end`` of its trace."""
+    def _follow(self, run: Live, info: RunInfo, look: Look) -> None:
+        """Look at a run's events as they come, and at its trace when it has ended."""
         self._following += 1
-        throttle = Throttle(lambda events: self._feed(events, take), period=self.period)
-        first = threading.Lock()  # is taken once, by whoever hears of the end first
+        arrived, table = deque[list[Event]](), Table.of(())
+        end = threading.Lock()  # is taken once, by whoever hears of the end first
+
+        def grow() -> None:
+            nonlocal table
+            with self._lock:
+                if not end.locked():
+                    new = chain.from_iterable(arrived.popleft() for _ in range(len(arrived)))
+                    table = Table.of([*new], table)
+                    look(EventLog.of(table, info), True)
+                    self._publish()
+
+        notifier = Notifier(grow, self.period)
 
         def receive(events: list[Event]) -> None:
             if events:
-                throttle.add(events)
-            elif run.finished and first.acquire(blocking=False):
-                throttle.flush()
+                arrived.append(events)
+                notifier.notify()
+            elif run.finished and end.acquire(blocking=False):
+                notifier.close()
                 with self._lock:
-                    self._publish(end(run.trace))
+                    look(run.trace, False)
+                    self._publish()
                 self._following -= 1
                 self._still.renew()
 
-        self._unsubscribes = (*self._unsubscribes, run.subscribe(receive))
+        self._unsubscribes = (*self._unsubscribes, run.subscribe(receive), notifier.close)
         if run.finished:
             receive([])
 
-    def _feed(self, events: list[Event], take: Take | None = None) -> None:
-        with self._lock:
-            patch = (take or self._take)(events)
-            if patch is not None:
-                self._publish(patch)
-
-    def _publish(self, patch: Json, **more: Json) -> None:
-        """Put a patch on the model under a number of its own, so that no reader misses one."""
-        state = {f"patch{self._patches}": patch, **more}
-        self._patches += 1
-        self._send({"method": "update", "state": state, "buffer_paths": []})
+    def _publish(self, *more: str) -> None:
+        """Send the picture to the browser, and other traits with it."""
+        self._updates += 1
+        self.send_state(["picture", *more])
 
     def _snapshot(self) -> Json:
         with self._lock:
-            return {**with_theme(self._less(self._picture())), "next": self._patches}
+            return {**with_theme(self._less(self._picture())), "updates": self._updates}
 
     def _less(self, picture: Json) -> Json:
         """The picture, without the words and sums around it if it is bare."""
@@ -196,23 +198,9 @@ class SceneView(View):
         """What ``scene.marks.picture`` makes; ``self._live`` tells whether the run goes on."""
         raise NotImplementedError
 
-    def _begin(self, trace: EventLog, live: bool) -> None:
+    def _look(self, trace: EventLog, live: bool) -> None:
         self._live = live
-        self._info, self._events = trace.info, list(trace.events) if not live else []
-        self._data = self._project(trace)
-
-    def _take(self, events: list[Event]) -> Json | None:
-        self._events += events
-        return self._renew(EventLog(self._events, self._info))
-
-    def _end(self, trace: EventLog) -> Json:
-        self._live = False
-        return self._renew(trace)
-
-    def _renew(self, trace: EventLog) -> Json:
-        before, self._data = self._data, self._project(trace)
-        changed: Json = patch(before, self._data)
-        return changed
+        self._data = self._project(EventLog(trace, trace.info) if live else trace)
 
     def _picture(self) -> Json:
         return self._data
@@ -237,18 +225,3 @@ def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]
             f"Use {view}(run.trace), or {view}(Trace.load(path))."
         )
     return trace, source if goes_on else None
-
-
-def patch(before: Any, now: Any) -> Any:
-    """The patch that makes ``before`` into ``now`` in a browser; js/scene.js applies it.
-
-    >>> patch({"a": [1, 2], "b": 3, "c": 4}, {"a": [1, 2, 5], "b": 3, "c": 6})
-    {'a': {'keep': 2, 'more': [5]}, 'c': 6}
-    """
-    if isinstance(before, dict) and isinstance(now, dict):
-        return {k: patch(before.get(k), v) for k, v in now.items() if before.get(k) != v}
-    if isinstance(before, list) and isinstance(now, list):
-        pairs = enumerate(zip(before, now, strict=False))
-        keep = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
-        return {"keep": keep, "more": now[keep:]}
-    return now
