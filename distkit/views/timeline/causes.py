@@ -125,39 +125,68 @@ def _critical(
     What a server does is explained by the request that made it do so; any other operation by what
     its rank did before, and by marks meanwhile.
     """
-    told = ~_around(ops)
-    if not told.any():
-        return [], []
-    arrived = np.where(waited > SOON, since + waited, math.inf)
-    flat, first, before, late = _order_of_ends(ops, told, arrived, final)
-    slow, blamed = ((waited > SOON) & ~late).tolist(), _blamed(ops, pairs).tolist()
-    prompt, marked = _prompts(ops, pairs).tolist(), _Marked(ops, final, ~told)
+    around, blamed, prompt = _around(ops), _blamed(ops, pairs), _prompts(ops, pairs)
+    lanes = {r: _Lane(ops, mine, around, final) for r, mine in _lanes(ops.rank)}
     path: dict[int, None] = {}
     via: dict[int, None] = {}
+
+    def begun(at: int) -> tuple[int, bool]:
+        """How many operations of its rank ended before one began, and True if it waited."""
+        ends, start = lanes[ops.rank[at]].ends, ops.start[at]
+        before = int(np.searchsorted(ends, start + SOON, "right"))
+        if waited[at] <= SOON:
+            return before, False
+        sooner = int(np.searchsorted(ends, final[at]))
+        freed = ends[sooner - 1] if sooner else -math.inf
+        late = freed > since[at] + waited[at] + SOON and freed > start + SOON
+        if late and final[at] - freed <= LATE * (final[at] - start):
+            return sooner, False
+        return before, True
+
     for run in range(runs):
-        ends = np.where(told & (ops.rank % runs == run), final, -math.inf)
+        ends = np.where(~around & (ops.rank % runs == run), final, -math.inf)
         at = int(ends.argmax()) if ends.max() > -math.inf else -1
         while at >= 0 and at not in path:
-            if slow[at] and blamed[at] >= 0:
+            if begun(at)[1] and blamed[at] >= 0:
                 via[at] = None
-                at = blamed[at]
+                at = int(blamed[at])
                 if at in path or at in via:
                     break
             path[at] = None
             if prompt[at] >= 0:
-                via[prompt[at]] = None
-                at = blamed[prompt[at]]
+                via[int(prompt[at])] = None
+                at = int(blamed[prompt[at]])
                 if at in path:
                     break
                 if at not in via:
                     path[at] = None
-            n = before[at]
-            while n > first[at] and (flat[n - 1] in path or flat[n - 1] in via):
+            lane, (n, _) = lanes[ops.rank[at]], begun(at)
+            while n and (lane.told[n - 1] in path or lane.told[n - 1] in via):
                 n -= 1  # what takes no time ends when it starts
-            later, at = at, flat[n - 1] if n > first[at] else -1
-            if (mark := marked.before(later, final[at] if at >= 0 else -math.inf)) is not None:
+            later, at = at, int(lane.told[n - 1]) if n else -1
+            mark = lane.mark_before(ops.start[later], final[at] if at >= 0 else -math.inf)
+            if mark is not None:
                 path[mark] = None
     return list(path), list(via)
+
+
+class _Lane:
+    """What a rank did: the operations in the order of their ends, and the marks around them."""
+
+    def __init__(self, ops: Operations, mine: slice, around: Bools, final: Floats) -> None:
+        all_ = np.arange(mine.start, mine.stop)
+        ends = np.where(ops.ended[mine], ops.end[mine], math.inf)
+        self.told = all_[np.argsort(ends, kind="stable")]
+        self.told = self.told[~around[self.told]]
+        self.ends = np.where(ops.ended[self.told], ops.end[self.told], math.inf)
+        marks = all_[around[mine]]
+        self._marks = marks[np.argsort(ops.start[marks], kind="stable")]
+        self._begins, self._ends = ops.start[self._marks], final[self._marks]
+
+    def mark_before(self, start: float, since: float) -> int | None:
+        """The last mark that began before ``start``, if it went on later than ``since`` [s]."""
+        n = int(np.searchsorted(self._begins, start)) - 1
+        return int(self._marks[n]) if n >= 0 and self._ends[n] > since + SOON else None
 
 
 def _prompts(ops: Operations, pairs: Pairs) -> Ints:
@@ -168,77 +197,29 @@ def _prompts(ops: Operations, pairs: Pairs) -> Ints:
     """
     whole = np.flatnonzero((pairs.send >= 0) & (pairs.recv >= 0))
     asks = whole[~ops.among([Op.SEND])[pairs.send[whole]]]
-    own = np.full(len(ops) + 1, -1)  # where the request of each operation arrived; the last: none
-    own[pairs.send[asks]] = pairs.recv[asks]
+    arrived = np.full(len(ops), -1)
+    arrived[pairs.send[asks]] = pairs.recv[asks]
     answered = np.full(len(ops), -1)
-    answered[pairs.send[whole]] = own[pairs.recv[whole]]
+    answered[pairs.send[whole]] = arrived[pairs.recv[whole]]
+    changes = np.zeros(len(ops), bool)
+    changes[pairs.recv[asks[~ops.among([Op.PULL])[pairs.send[asks]]]]] = True
+    order = np.lexsort((~changes, ops.start, ops.rank))
+    last = np.maximum.accumulate(np.where(changes[order], np.arange(len(ops)), -1))
     found = np.full(len(ops), -1)
-    changes = pairs.recv[asks[~ops.among([Op.PULL])[pairs.send[asks]]]]
-    for server in np.unique(ops.rank[pairs.recv[asks]]):
-        mine = np.flatnonzero(ops.rank == server)
-        came = np.sort(changes[ops.rank[changes] == server])
-        came = came[np.argsort(ops.start[came], kind="stable")]
-        last = np.searchsorted(ops.start[came], ops.start[mine], "right") - 1
-        found[mine] = np.where(last >= 0, np.append(came, -1)[last], -1)
+    found[order] = np.where(last >= 0, order[last], -1)
+    found[ops.rank[found] != ops.rank] = -1
     later = (answered >= 0) & ((found < 0) | (ops.start[answered] > ops.start[found]))
     found[later] = answered[later]
     return found
 
 
-class _Marked:
-    """The marks around communication, by their ranks."""
-
-    def __init__(self, ops: Operations, final: Floats, around: Bools) -> None:
-        self._ops, self._final = ops, final
-        self._of: dict[int, Ints] = {}
-        for rank in np.unique(ops.rank[around]).tolist():
-            mine = np.flatnonzero(around & (ops.rank == rank))
-            self._of[rank] = mine[np.argsort(ops.start[mine], kind="stable")]
-
-    def before(self, operation: int, since: float) -> int | None:
-        """The last one that began before an operation, if it went on later than ``since`` [s]."""
-        marks = self._of.get(int(self._ops.rank[operation]))
-        if marks is None:
-            return None
-        n = int(np.searchsorted(self._ops.start[marks], self._ops.start[operation]))
-        return int(marks[n - 1]) if n and self._final[marks[n - 1]] > since + SOON else None
-
-
-def _order_of_ends(
-    ops: Operations, told: Bools, arrived: Floats, final: Floats
-) -> tuple[list[int], list[int], list[int], Bools]:
-    """The told operations, rank by rank in the order of their ends.
-
-    And for each operation: where its rank's begin, and where those begin that had not ended when
-    it started, or, True in the last array, when its rank asked for it late.
-    """
-    end = np.where(ops.ended, ops.end, math.inf)
-    order = np.lexsort((end, ops.rank))
-    order = order[told[order]]
-    first, before = np.zeros((2, len(ops)), np.int64)
-    late = np.zeros(len(ops), bool)
-    told_of = dict(_lanes(ops.rank[order]))
-    for r, mine in _lanes(ops.rank):
-        lane = told_of.get(r, slice(0, 0))
-        ends, start = end[order[lane]], ops.start[mine]
-        sooner = np.searchsorted(ends, final[mine])  # what ended before it did
-        freed = np.append(ends, -math.inf)[sooner - 1]  # the last place: nothing did
-        late[mine] = (freed > np.maximum(start, arrived[mine]) + SOON) & (
-            final[mine] - freed <= LATE * (final[mine] - start)
-        )
-        since = np.searchsorted(ends, start + SOON, "right")
-        first[mine], before[mine] = lane.start, lane.start + np.where(late[mine], sooner, since)
-    return order.tolist(), first.tolist(), before.tolist(), late
-
-
 def _around(ops: Operations) -> Bools:
     """True if an operation is a mark around communication: it explains nothing that they do not."""
-    found = np.zeros(len(ops), bool)
-    for rank in np.unique(ops.rank[ops.mark]):
-        mine = np.flatnonzero(ops.rank == rank)
-        marks, talk = mine[ops.mark[mine]], np.sort(ops.start[mine[~ops.mark[mine]]])
-        later = np.append(talk, math.inf)[np.searchsorted(talk, ops.start[marks])]
-        found[marks] = later < np.where(ops.ended[marks], ops.end[marks], math.inf)
+    final, found = np.where(ops.ended, ops.end, math.inf), np.zeros(len(ops), bool)
+    for _, mine in _lanes(ops.rank):
+        mark, start = ops.mark[mine], ops.start[mine]
+        talk = np.append(np.sort(start[~mark]), math.inf)
+        found[mine] = mark & (talk[np.searchsorted(talk, start)] < final[mine])
     return found
 
 
