@@ -7,8 +7,8 @@ dark pages too, and no style sheet, script or id, so that several fit on one pag
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby, pairwise
+from collections.abc import Iterator
+from itertools import groupby, pairwise
 
 from distkit._format import count, human_bytes, human_seconds, ticks
 from distkit.trace.columns import Floats
@@ -21,7 +21,11 @@ from distkit.views.scene.theme import GRAY, INK, SIZES, TRACES_LIGHT, WARNING_LI
 MAX_BARS, MAX_LANES = 200, 48
 #: On so many ranks at most a long run is drawn twice: as a whole, and its first operations.
 MAX_BOTH = 16
-WIDTH = 960
+#: The picture's width and where its lanes end, the height of a host's name above them [pixels].
+WIDTH, RIGHT, HEAD = 960, 926.0, 22
+#: So far into a bar an arrow reaches that another row would hide [pixels].
+INSIDE = 10
+GAP, PAD = SIZES["gap"], SIZES["pad"]
 
 
 def to_svg(picture: Json) -> str:
@@ -37,23 +41,15 @@ def to_svg(picture: Json) -> str:
 
 
 def _document(picture: Json, limit: int) -> str:
-    """All of a short run; of a long one how busy the ranks were, and its first operations."""
+    """All of a run; of a long one on few ranks, its first operations below it."""
+    body, height = whole(picture, limit)
     part = _part(picture, limit)
-    name = picture["title"] or "Timeline"
-    if part["cut"] == picture["end"] or not picture["coverage"]:
-        painter = _Painter(part)
-        return svg.document(WIDTH, painter.height, name, painter.body())
-    *notices, cut = part["notices"]
-    if len(part["lanes"]) > MAX_BOTH:
-        told = f"{count(picture['operations'], 'operation')}: too many to draw individually"
-        whole = _Overview({**part, "notices": [*notices, told]})
-        below = 66 if part["compared"] else 44
-        body = whole.body() + "".join(whole._foot())
-        return svg.document(WIDTH, whole.height + below, name, body)
-    whole = _Overview({**part, "notices": notices})
-    first = _Painter({**part, "title": cut, "facts": [], "notices": []})
-    body = f'{whole.body()}<g transform="translate(0 {whole.height:.0f})">{first.body()}</g>'
-    return svg.document(WIDTH, whole.height + first.height, name, body)
+    if part["long"] and len(part["lanes"]) <= MAX_BOTH:
+        first = {**part, "title": part["long"], "facts": [], "notices": [], "bare": True}
+        drawn, more = _Painter(first).drawn()
+        body += f'<g transform="translate(0 {height:.0f})">{drawn}</g>'
+        height += more
+    return svg.document(WIDTH, height, picture["title"] or "Timeline", body)
 
 
 def whole(picture: Json, limit: int) -> tuple[str, float]:
@@ -63,10 +59,8 @@ def whole(picture: Json, limit: int) -> tuple[str, float]:
         picture: a projection's snapshot.
         limit: if it has more operations, how busy the ranks were is drawn instead of them.
     """
-    part, notices = _part(picture, limit), picture["notices"]
-    whole = part["cut"] == picture["end"] or not picture["coverage"]
-    painter = _Painter(part) if whole else _Overview({**part, "notices": notices})
-    return painter.body(), painter.height
+    part = _part(picture, limit)
+    return _Overview(part).drawn() if part["long"] else _Painter(part).drawn()
 
 
 def paint(picture: Json, until: float | None = None) -> tuple[str, float]:
@@ -76,63 +70,126 @@ def paint(picture: Json, until: float | None = None) -> tuple[str, float]:
         picture: a projection's snapshot.
         until: what is later lies under a veil [s].
     """
-    painter = _Painter(_part(picture, MAX_BARS // 2), until)
-    return painter.body(), painter.height
+    return _Painter(_part(picture, MAX_BARS // 2), until).drawn()
 
 
 def _part(picture: Json, limit: int) -> Json:
-    """The first operations on the first ranks, with a notice of what that leaves out."""
+    """The first operations on the first ranks; ``long``: which these are, where there are more."""
     lanes = picture["lanes"][:MAX_LANES]
     ranks = {lane["rank"] for lane in lanes}
     bars = sorted((b for b in picture["bars"] if b["rank"] in ranks), key=lambda b: b["start"])
-    more, notices, end = bars[limit:], list(picture["notices"]), picture["end"]
-    if len(picture["lanes"]) > MAX_LANES:
+    notices, end, long = list(picture["notices"]), picture["end"], ""
+    if len(lanes) < len(picture["lanes"]):
         notices.append(f"only the first {MAX_LANES} ranks are drawn here")
-    if more:
-        end = more[0]["start"]
-        cut = human_seconds(end - picture["start"])
-        notices.append(f"the first {cut}: {limit} of {count(picture['operations'], 'operation')}")
-    return {**picture, "lanes": lanes, "bars": bars[:limit], "notices": notices, "cut": end}
+    if len(bars) > limit and picture["coverage"]:
+        end = bars[limit]["start"]
+        operations = count(picture["operations"], "operation")
+        long = f"the first {human_seconds(end - picture['start'])}: {limit} of {operations}"
+    drawn = {"lanes": lanes, "bars": bars[:limit], "notices": notices, "cut": end, "long": long}
+    return {**picture, **drawn}
+
+
+class _Lane:
+    """A lane: its rows of communication, and of marked computation under them [pixels]."""
+
+    top = 0.0
+    begins = False  # a host's lanes
+
+    def __init__(self, told: Json, number: int) -> None:
+        self.told, self.color = told, rank_color(told.get("color", number))
+        rows = max(1, told["rows"]) * (SIZES["row"] + GAP) - GAP
+        marks = told["marks"] * (SIZES["mark"] + GAP)
+        self.rows = min(rows, SIZES["max_rows"])
+        self.marks = min(marks, SIZES["max_rows"] / 2 + GAP)
+        self.height: float = 2 * PAD + self.rows + self.marks
+
+    @property
+    def middle(self) -> float:
+        return self.top + self.height / 2
+
+    def edge(self, *, bottom: bool) -> float:
+        """Where its communication begins or ends."""
+        return self.top + PAD + (self.rows if bottom else 0)
+
+    def row(self, bar: Json) -> tuple[float, float]:
+        """The top and the height of a bar."""
+        top, high, rows = self.top + PAD, self.rows, self.told["rows"]
+        if bar["kind"] == "mark":
+            top, high, rows = top + self.rows + GAP, self.marks - GAP, self.told["marks"]
+        pitch = (high + GAP) / max(1, rows)
+        return top + bar["row"] * pitch, pitch - min(GAP, pitch * 0.2)
+
+    def hides(self, bar: Json, *, above: bool) -> bool:
+        """True if another row is before a bar, seen from above or below."""
+        first, last = bar["row"] == 0, bar["row"] == self.told["rows"] - 1 and not self.marks
+        return not (first if above else last)
 
 
 class _Painter:
     room = SIZES["height"]  # for the lanes, if they need no more
 
     def __init__(self, picture: Json, until: float | None = None) -> None:
-        self.picture, self.view, self.until = picture, _view(picture), until
-        self.notices = flagged(picture)
+        self.picture, self.until, self.notices = picture, until, flagged(picture)
+        self.lanes = {lane["rank"]: _Lane(lane, i) for i, lane in enumerate(picture["lanes"])}
         self.bars = {bar["id"]: bar for bar in picture["bars"]}
-        self.at = Geometry(picture, self.view, WIDTH, 62 + 22 * len(self.notices), self.room)
-        self.colors = {
-            rank: rank_color(lane.get("color", i))
-            for i, (rank, lane) in enumerate(self.at.lanes.items())
-        }
+        lanes, n = self.lanes.values(), max(1, len(self.lanes))
+        names = (text_width(lane.told["name"], 14) for lane in lanes)
+        details = (text_width(lane.told["detail"], 12) for lane in lanes)
+        self.left = min(62 + max([22.0, *names, *details]), 230)
+        free = min(self.room, n * SIZES["pitch"]) - sum(lane.height for lane in lanes)
+        gap = min(max(free / n, SIZES["min_gap"]), SIZES["max_gap"])
+        y, host = 62.0 + 22 * len(self.notices), None
+        for lane in lanes:
+            lane.begins = lane.told.get("host") not in (None, host)
+            host = lane.told.get("host")
+            lane.top = y + HEAD * lane.begins
+            y = lane.top + lane.height + gap
+        self.bottom = y + (10 - gap if lanes else 60)
+        below = 40 if picture.get("bare") else 96 if picture["compared"] else 74
+        self.height = self.bottom + below
+        self.top = min((lane.top for lane in lanes), default=0.0) - 6
+        end = picture["cut"] or 0.0
+        opening = picture["opening"] or end
+        start = opening if opening < end else picture["start"] or 0.0
+        span = max(end - start, 1e-6)
+        stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
+        self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
 
-        self.height = self.at.bottom + (96 if picture["compared"] else 74)
-        if picture.get("bare"):
-            self.height = self.at.bottom + 40
+    def drawn(self) -> tuple[str, float]:
+        parts = [*self._head(), *self._lanes(), *self._inside(), *self._veil()]
+        if not self.picture.get("bare"):
+            parts += self._foot()
+        return "".join(parts), self.height
 
-    def body(self) -> str:
-        parts = [*self._head(), *self._lanes()]
+    def _inside(self) -> Iterator[str]:
+        """What is in the lanes."""
         if not self.bars:
-            parts.append(svg.text(24, self.at.bottom - 8, "nothing was recorded", GRAY))
-        else:
-            parts += self._axis()
-            shafts, heads = self._arrows()
-            marks = [bar for bar in self.bars.values() if bar["kind"] == "mark"]
-            parts += [*map(self._bar, marks), *self._ribbons(), *shafts]
-            parts += [self._bar(b) for b in self.bars.values() if b["kind"] != "mark"] + heads
-            parts += self._deaths()
-        return "".join([*parts, *self._veil(), *([] if self.picture.get("bare") else self._foot())])
+            yield svg.text(24, self.bottom - 8, "nothing was recorded", GRAY)
+            return
+        yield from self._axis()
+        arrows = [*map(self._arrow, self._whole_arrows())]
+        marks = [bar for bar in self.bars.values() if bar["kind"] == "mark"]
+        yield from map(self._bar, marks)
+        yield from self._ribbons()
+        yield from (shaft for shaft, _ in arrows)  # the heads lie on the bars
+        yield from (self._bar(bar) for bar in self.bars.values() if bar["kind"] != "mark")
+        yield from (head for _, head in arrows)
+        yield from self._deaths()
+
+    def x(self, time: float) -> float:
+        """The horizontal place of a time, within the picture."""
+        first, last = self.view
+        part = (time - first) / (last - first)
+        return self.left + min(max(part, 0.0), 1.0) * (RIGHT - self.left)
 
     # -- around -------------------------------------------------------------------
 
     def _head(self) -> Iterator[str]:
         title = self.picture["title"] or "Timeline"
         yield svg.heading(24, 32, title, " · ".join(self.picture["facts"]))
-        x = WIDTH - 24.0
-        for kind, word in reversed(_LEGEND):
-            if any(bar["kind"] == kind for bar in self.bars.values()):
+        kinds, x = {bar["kind"] for bar in self.bars.values()}, WIDTH - 24.0
+        for kind, word in reversed(LEGEND.items()):
+            if kind in kinds:
                 x -= text_width(word, 12)
                 yield svg.text(x, 32, word, GRAY)
                 yield svg.rect(x - 29, 22, 22, 12, *_fill(kind, GRAY))
@@ -141,63 +198,48 @@ class _Painter:
             yield svg.text(24, 56 + 22 * i, notice, svg.notice_color(notice))
 
     def _lanes(self) -> Iterator[str]:
-        for (rank, lane), head in zip(self.at.lanes.items(), self.at.heads, strict=True):
-            if head:
-                yield from self._host(lane["host"], self.at.tops[rank] - 8)
-        for (rank, lane), height in zip(self.at.lanes.items(), self.at.heights, strict=True):
-            top = self.at.tops[rank]
-            middle = top + height / 2
-            width = self.at.right - self.at.left + 8
-            yield svg.rect(self.at.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
-            if "run" in lane:
-                yield from self._run(lane, top, height)
-            if "memory" in lane:
-                yield self._memory(lane, top, height)
-            yield f'<circle cx="29" cy="{middle:.1f}" r="5" fill="{self.colors[rank]}"/>'
-            up = 4 if lane["detail"] else 0
-            yield svg.text(
-                42, middle + 4.5 - up * 1.5, lane["name"], INK, 'font-size="13" font-weight="700"'
-            )
+        for lane in self.lanes.values():
+            told, top, height = lane.told, lane.top, lane.height
+            if lane.begins:
+                yield svg.text(24, top - 8, told["host"], GRAY, 'font-weight="700"')
+                x = 36 + text_width(told["host"], 13.5)
+                yield svg.line(x, top - 12, RIGHT + 4, top - 12, "#d3d9df", 1)
+            width = RIGHT - self.left + 8
+            yield svg.rect(self.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
+            if "run" in told:  # its colour before the lane, and where it ends
+                fill = f'fill="{TRACES_LIGHT[told["run"] % len(TRACES_LIGHT)]}"'
+                yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
+                yield svg.rect(self.x(told["end"]), top, 2, height, fill, "", 1)
+            if "memory" in told:
+                yield self._memory(lane)
+            yield f'<circle cx="29" cy="{lane.middle:.1f}" r="5" fill="{lane.color}"/>'
+            up = 6 if told["detail"] else 0
+            bold = 'font-size="13" font-weight="700"'
+            yield svg.text(42, lane.middle + 4.5 - up, told["name"], INK, bold)
             if up:
-                yield svg.text(42, middle + 14, lane["detail"], GRAY)
+                yield svg.text(42, lane.middle + 14, told["detail"], GRAY)
 
-    def _run(self, lane: Json, top: float, height: float) -> Iterator[str]:
-        """The colour of the run of a lane before it, and where that run ends."""
-        fill = f'fill="{TRACES_LIGHT[lane["run"] % len(TRACES_LIGHT)]}"'
-        yield svg.rect(self.at.left - 8, top, 3, height, fill, "", 1)
-        yield svg.rect(self.at.x(lane["end"]), top, 2, height, fill, "", 1)
-
-    def _memory(self, lane: Json, top: float, height: float) -> str:
+    def _memory(self, lane: _Lane) -> str:
         """Steps behind the bars: the memory that a rank has in use on its GPU."""
-        times, shares = zip(*lane["memory"], strict=True)
-        edge = self.at.right + 4
-        xs = [min(max(self.at.x(time), self.at.left - 4), edge) for time in times]
+        edge, bottom = RIGHT + 4, lane.top + lane.height
+        xs = [min(max(self.x(t), self.left - 4), edge) for t, _ in lane.told["memory"]]
         steps = "".join(
-            f"V{top + height - share * (height - 2):.1f}H{until:.1f}"
-            for share, until in zip(shares, [*xs[1:], edge], strict=True)
+            f"V{bottom - share * (lane.height - 2):.1f}H{until:.1f}"
+            for (_, share), until in zip(lane.told["memory"], [*xs[1:], edge], strict=True)
         )
-        path = f"M{xs[0]:.1f} {top + height:.1f}{steps}V{top + height:.1f}z"
-        return f'<path d="{path}" fill="{self.colors[lane["rank"]]}" fill-opacity=".22"/>'
-
-    def _host(self, name: str, y: float) -> Iterator[str]:
-        """A host's name, and a rule above its lanes."""
-        yield svg.text(24, y, name, GRAY, 'font-weight="700"')
-        x = 36 + text_width(name, 13.5)
-        yield svg.line(x, y - 4, self.at.right + 4, y - 4, "#d3d9df", 1)
+        path = f"M{xs[0]:.1f} {bottom:.1f}{steps}V{bottom:.1f}z"
+        return f'<path d="{path}" fill="{lane.color}" fill-opacity=".22"/>'
 
     def _axis(self) -> Iterator[str]:
-        at, zero = self.at, self.picture["start"] or 0.0
-        top = min(at.tops.values()) - 6
-        first, last = self.view[0] - zero, self.view[1] - zero
-        for time, label in ticks(first, last):
-            x = at.x(zero + time)
-            yield svg.line(x, top, x, at.bottom, "#e9ecef", 1)
-            yield svg.text(x, at.bottom + 18, label, GRAY, 'text-anchor="middle"')
-        yield svg.line(at.left - 4, at.bottom, at.right + 4, at.bottom, "#aab2ba", 1)
+        zero = self.picture["start"] or 0.0
+        for time, label in ticks(*(t - zero for t in self.view)):
+            x = self.x(zero + time)
+            yield svg.line(x, self.top, x, self.bottom, "#e9ecef", 1)
+            yield svg.text(x, self.bottom + 18, label, GRAY, 'text-anchor="middle"')
+        yield svg.line(self.left - 4, self.bottom, RIGHT + 4, self.bottom, "#aab2ba", 1)
 
     def _foot(self) -> Iterator[str]:
-        p, y = self.picture, self.at.bottom + 50
-        parts = []
+        p, y, parts = self.picture, self.bottom + 50, []
         if p["messages"] or not p["collectives"]:
             parts.append(f"{count(p['messages'], 'message')}, {human_bytes(p['message_bytes'])}")
         if p["collectives"]:
@@ -216,38 +258,46 @@ class _Painter:
 
     def _veil(self) -> Iterator[str]:
         """Over what is later than the moment shown."""
-        at, first = self.at, min(self.at.tops.values(), default=0) - 6
-        if self.until is None or self.until >= self.view[1]:
-            return
-        x, height = at.x(self.until), at.bottom - first
-        yield svg.rect(x, first, at.right + 5 - x, height, 'fill="#fff" fill-opacity=".8"', "", 0)
-        yield svg.line(x, first, x, at.bottom, INK, 1.2)
+        if self.until is not None and self.until < self.view[1]:
+            x, height = self.x(self.until), self.bottom - self.top
+            white = 'fill="#fff" fill-opacity=".8"'
+            yield svg.rect(x, self.top, RIGHT + 5 - x, height, white, "", 0)
+            yield svg.line(x, self.top, x, self.bottom, INK, 1.2)
 
     # -- the picture ----------------------------------------------------------------
 
+    def _box(self, bar: Json) -> tuple[float, float, float, float]:
+        """x, y, width and height of a bar; an open one reaches to the right edge or a death."""
+        lane, left = self.lanes[bar["rank"]], self.x(bar["start"])
+        end = lane.told.get("died") if bar["end"] is None else bar["end"]
+        right = RIGHT + 3 if end is None else self.x(end)
+        y, height = lane.row(bar)
+        least = 14 if bar["op"] == "touch" else 2.5
+        return left, y, max(right - left - 1, least), height
+
     def _bar(self, bar: Json) -> str:
-        x, y, width, height = self.at.box(bar)
-        color = WARNING_LIGHT if bar["state"] == "failed" else self.colors[bar["rank"]]
-        fill, stroke = _fill(_look(bar), color)
+        x, y, width, height = self._box(bar)
+        lane, look = self.lanes[bar["rank"]], _look(bar)
+        color = WARNING_LIGHT if look == "failed" else lane.color
         radius = height / 2 if bar["kind"] == "request" else 3
-        box = svg.rect(x, y, width, height, fill, stroke, radius)
-        dead = "died" in self.at.lanes[bar["rank"]]
-        words = _words(bar, self.at.lanes, "died in" if dead else self.picture["open"])
-        fitting = (t for t in words if t and text_width(t, 11.5) < width - 8)
-        label = next(fitting, "") if height >= 11 else ""
+        box = svg.rect(x, y, width, height, *_fill(look, color), radius)
+        open_ = "died in" if "died" in lane.told else self.picture["open"]
+        peer = self.lanes.get(bar.get("peer", -1))
+        words = _words(bar, peer.told["name"] if peer else "", open_) if height >= 11 else []
+        label = next((t for t in words if t and text_width(t, 11.5) < width - 8), "")
         if not label:
             return box
-        ink, size = _ink(bar, color), 'font-size="11.5"'
-        return box + svg.text(x + 5, y + height / 2 + 4, label, ink, size)
+        ink = svg.readable(color) if look in SOLID else INKS.get(look, INK)
+        return box + svg.text(x + 5, y + height / 2 + 4, label, ink, 'font-size="11.5"')
 
     def _deaths(self) -> Iterator[str]:
         """A cross where a rank died, and the word."""
-        for (rank, lane), height in zip(self.at.lanes.items(), self.at.heights, strict=True):
-            died, (first, last) = lane.get("died"), self.view
+        for lane in self.lanes.values():
+            died, (first, last) = lane.told.get("died"), self.view
             if died is None or not first <= died <= last:
                 continue
-            x, y = self.at.x(died), self.at.tops[rank] + height / 2
-            right = x + 48 < self.at.right
+            x, y = self.x(died), lane.middle
+            right = x + 48 < RIGHT
             side = "" if right else ' text-anchor="end"'
             bold = f'font-weight="700" font-size="12"{side}'
             for rise in (-5, 5):
@@ -260,17 +310,17 @@ class _Painter:
             if "tie" in bar and _look(bar) != "paused":
                 ties[bar["tie"]].append(bar)
         for members in ties.values():
-            members.sort(key=lambda bar: self.at.tops[bar["rank"]])
+            members.sort(key=lambda bar: self.lanes[bar["rank"]].top)
             mixed = len({bar["op"] for bar in members}) > 1
             for above, below in pairwise(members):
                 yield self._ribbon(above, below, WARNING_LIGHT if mixed else INK)
 
     def _ribbon(self, above: Json, below: Json, color: str) -> str:
         """A band from lane to lane; past the lanes of others only its edges."""
-        x1, y1, w1, h1 = self.at.box(above)
-        x2, y2, w2, _ = self.at.box(below)
+        x1, y1, w1, h1 = self._box(above)
+        x2, y2, w2, _ = self._box(below)
         top, middle = y1 + h1, (y1 + h1 + y2) / 2
-        order = list(self.at.lanes)
+        order = list(self.lanes)
         next_ = order.index(below["rank"]) == order.index(above["rank"]) + 1
         path = (
             f"M{x1:.1f} {top:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
@@ -281,20 +331,43 @@ class _Painter:
         fill = f'fill="{color}" fill-opacity=".08"' if next_ else 'fill="none"'
         return f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if next_ else 4}"/>'
 
-    def _arrows(self) -> tuple[list[str], list[str]]:
-        """The shafts, which run behind the bars, and the heads, which lie on them."""
-        shafts, heads = [], []
-        for arrow in self.picture["arrows"]:
-            if arrow.get("send") not in self.bars and arrow.get("recv") not in self.bars:
-                continue
-            path = self.at.path(arrow, self.bars)
-            whole = arrow["sent"] is not None and arrow["received"] is not None
-            color = self.colors.get(arrow["src"], GRAY) if whole else WARNING_LIGHT
-            shafts.append(svg.line(*path, color, 1.6, "" if whole else ' stroke-dasharray="4"'))
-            x, y = path[2:] if arrow["sent"] is not None else path[:2]
-            dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#fff" stroke="{color}"/>'
-            heads.append(svg.arrow_head(*path, color) if whole else dot)
-        return shafts, heads
+    def _whole_arrows(self) -> list[Json]:
+        """The arrows of which an end is drawn."""
+        arrows = self.picture["arrows"]
+        return [a for a in arrows if a.get("send") in self.bars or a.get("recv") in self.bars]
+
+    def _arrow(self, arrow: Json) -> tuple[str, str]:
+        """The shaft of an arrow, and its head."""
+        send, recv = self.bars.get(arrow.get("send")), self.bars.get(arrow.get("recv"))
+        order = [rank for rank in self.lanes if rank in (arrow["src"], arrow["dst"])]
+        down = order.index(arrow["dst"]) >= order.index(arrow["src"]) if len(order) == 2 else True
+        y1 = self._edge(send, arrow["src"], bottom=down)
+        y2 = self._edge(recv, arrow["dst"], bottom=not down)
+        if recv and self.lanes[recv["rank"]].hides(recv, above=down):
+            y2 += INSIDE if down else -INSIDE
+        if arrow["sent"] is None or send is None:  # a missing end is cut short
+            x1 = x2 = self.x(recv["start"] if recv else self.view[0]) + 4
+        else:
+            x1 = self.x(arrow["sent"])
+            x2 = x1 + 26 if arrow["received"] is None else self.x(arrow["received"])
+        if arrow["sent"] is not None and arrow["received"] is not None:
+            lane = self.lanes.get(arrow["src"])
+            color = lane.color if lane else GRAY
+            shaft = svg.line(x1, y1, x2, y2, color, 1.6)
+            return shaft, svg.arrow_head(x1, y1, x2, y2, color)
+        shaft = svg.line(x1, y1, x2, y2, WARNING_LIGHT, 1.6, ' stroke-dasharray="4"')
+        x, y = (x1, y1) if arrow["sent"] is None else (x2, y2)
+        place = f'cx="{x:.1f}" cy="{y:.1f}" r="4"'
+        return shaft, f'<circle {place} fill="#fff" stroke="{WARNING_LIGHT}"/>'
+
+    def _edge(self, bar: Json | None, rank: int, *, bottom: bool) -> float:
+        """The edge of a bar, or of the lane in which it would be."""
+        if rank not in self.lanes:
+            return self.bottom
+        if bar is None:
+            return self.lanes[rank].edge(bottom=bottom)
+        y, height = self.lanes[rank].row(bar)
+        return y + height if bottom else y
 
 
 class _Overview(_Painter):
@@ -302,94 +375,70 @@ class _Overview(_Painter):
 
     room = 0
 
-    def __init__(self, picture: Json) -> None:
-        lanes = [{**lane, "rows": 1, "marks": 0} for lane in picture["lanes"]]
-        whole = {"bars": [], "cut": picture["end"], "opening": None}
-        super().__init__({**picture, "lanes": lanes, **whole})
-        self.height = self.at.bottom + 30
+    def __init__(self, part: Json) -> None:
+        told = f"{count(part['operations'], 'operation')}: too many to draw individually"
+        lanes = [{**lane, "rows": 1, "marks": 0} for lane in part["lanes"]]
+        notices = part["notices"] + [told] * (len(lanes) > MAX_BOTH)
+        whole = {"bars": [], "cut": part["end"], "opening": None}
+        super().__init__({**part, "lanes": lanes, "notices": notices, **whole})
 
-    def body(self) -> str:
-        told = svg.text(
-            WIDTH - 24, 32, "how busy each rank was with communication", GRAY, 'text-anchor="end"'
-        )
-        return "".join(
-            [
-                *self._head(),
-                told,
-                *self._lanes(),
-                *self._axis(),
-                *map(self._area, self.at.lanes),
-                *self._deaths(),
-            ]
-        )
+    def _inside(self) -> Iterator[str]:
+        end, words = 'text-anchor="end"', "how busy each rank was with communication"
+        yield svg.text(WIDTH - 24, 32, words, GRAY, end)
+        yield from self._axis()
+        for rank, lane in self.lanes.items():  # pale where it only waited
+            busy, waited = (self.picture[part][rank] for part in ("coverage", "waited"))
+            yield self._steps(lane, busy, 0.36)
+            yield self._steps(lane, busy - waited, 1)
+        yield from self._deaths()
 
-    def _area(self, rank: int) -> str:
-        """As high as the rank was busy; pale above the part in which it only waited."""
-        busy, waited = (self.picture[part][rank] for part in ("coverage", "waited"))
-        return self._steps(rank, busy, 0.36) + self._steps(rank, busy - waited, 1)
-
-    def _steps(self, rank: int, shares: Floats, opacity: float) -> str:
+    def _steps(self, lane: _Lane, shares: Floats, opacity: float) -> str:
         """Steps from the bottom of the lane."""
-        at = self.at
-        top, height = at.tops[rank], at.heights[list(at.lanes).index(rank)]
-        left, right = at.x(self.picture["start"]), at.x(self.picture["end"])
-        width, base = (right - left) / len(shares), round(top + height)
-        tops = groupby(round(share * (height - 2)) for share in shares.tolist())
+        left, right = self.x(self.picture["start"]), self.x(self.picture["end"])
+        width, base = (right - left) / len(shares), round(lane.top + lane.height)
+        tops = groupby(round(share * (lane.height - 2)) for share in shares.tolist())
         steps = "".join(f"V{base - max(0, tall)}h{len([*same]) * width:.2f}" for tall, same in tops)
-        fill = f'fill="{self.colors[rank]}" fill-opacity="{opacity:g}"'
+        fill = f'fill="{lane.color}" fill-opacity="{opacity:g}"'
         return f'<path d="M{left:.1f} {base}{steps}V{base}z" {fill}/>'
 
 
-_LEGEND = (
-    ("send", "send"),
-    ("recv", "receive"),
-    ("collective", "collective"),
-    ("request", "request"),
-    ("store", "store"),
-    ("mark", "step or computation"),
-)
+LEGEND = {
+    "send": "send",
+    "recv": "receive",
+    "collective": "collective",
+    "request": "request",
+    "store": "store",
+    "mark": "step or computation",
+}
+#: How strongly bars are tinted, and their words' colours, where these are not the usual ones.
+SOLID = ("send", "collective")
+TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06}
+INKS = {"touch": "#fff", "mark": GRAY, "paused": GRAY, "open": WARNING_LIGHT}
 
 
-def _view(picture: Json) -> tuple[float, float]:
-    """The first and the last time to draw, with a margin; a wider one for what is still open."""
-    end = picture["cut"] or 0.0
-    start = picture["opening"] if (picture["opening"] or end) < end else picture["start"] or 0.0
-    span = max(end - start, 1e-6)
-    stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
-    return start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
-
-
-def _words(bar: Json, lanes: dict[int, Json], open_: str) -> list[str]:
+def _words(bar: Json, peer: str, open_: str) -> list[str]:
     """What may stand in a bar, the longest first."""
-    op, peer = bar["op"], lanes.get(bar.get("peer", -1), {}).get("name", "")
-    called = f"{op}({bar.get('label', '')})" if bar["kind"] == "store" else op
-    if bar["kind"] == "mark":
-        label = bar.get("label", "")
-        return [label, label.partition(" (")[0], "!" if op == "touch" else ""]
-    if bar["state"] == "failed":
-        return [f"✕ {op} failed", "✕"]
-    if bar["state"] == "scheduled":
-        return [f"paused before {op}", "paused", op]
-    if bar["end"] is None:
-        from_peer = [f"{open_} {op} from {peer}"] if peer and op == "recv" else []
-        return [*from_peer, f"{open_} {called}", f"{open_} {op}", op]
-    if bar["kind"] == "send":
-        return [f"send to {peer}", "send"]
-    if bar["kind"] == "recv":
-        return [f"recv from {peer}", "recv"]
-    if bar["kind"] == "store":
-        return [called, op]
+    op, label, look = bar["op"], bar.get("label", ""), _look(bar)
+    called = f"{op}({label})" if bar["kind"] == "store" else op
     size = human_bytes(bar["nbytes"]) if bar["nbytes"] else ""
-    detail = f"{op} {bar.get('label', '')}".rstrip()
-    return [f"{detail} {size}".rstrip(), detail, op]
+    whole = f"{op} {label}".rstrip()
+    from_peer = f"{open_} {op} from {peer}" if peer and op == "recv" else ""
+    return {
+        "mark": [label, label.partition(" (")[0]],
+        "touch": [label, "!"],
+        "failed": [f"✕ {op} failed", "✕"],
+        "paused": [f"paused before {op}", "paused", op],
+        "open": [from_peer, f"{open_} {called}", f"{open_} {op}", op],
+        "send": [f"send to {peer}", "send"],
+        "recv": [f"recv from {peer}", "recv"],
+        "store": [called, op],
+    }.get(look, [f"{whole} {size}".rstrip(), whole, op])
 
 
 def _look(bar: Json) -> str:
     """What decides how a bar is filled: its state, or what it is."""
-    if bar["op"] == "touch":
-        return "touch"
     if bar["kind"] == "mark":
-        return "mark"
+        return "touch" if bar["op"] == "touch" else "mark"
     if bar["end"] is None:
         return "paused" if bar["state"] == "scheduled" else "open"
     return "failed" if bar["state"] == "failed" else str(bar["kind"])
@@ -399,153 +448,8 @@ def _fill(look: str, color: str) -> tuple[str, str]:
     """How a bar is filled and outlined."""
     if look == "mark":
         return f'fill="{INK}" fill-opacity=".09"', ""
-    if look == "touch":
-        return f'fill="{WARNING_LIGHT}"', ""
-    if look in ("send", "collective"):
-        return f'fill="{color}"', ""
-    tint = svg.tint(color, {"request": 0.42, "open": 0.2, "paused": 0.06}.get(look, 0.16))
+    if look in ("touch", *SOLID):
+        return f'fill="{WARNING_LIGHT if look == "touch" else color}"', ""
     dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""
+    tint = svg.tint(color, TINTS.get(look, 0.16))
     return f'fill="{tint}"', f'stroke="{color}" stroke-width="1.4"{dash}'
-
-
-def _ink(bar: Json, color: str) -> str:
-    if bar["kind"] == "mark":
-        return "#fff" if bar["op"] == "touch" else GRAY
-    if bar["state"] == "scheduled":
-        return GRAY
-    if bar["end"] is None:
-        return WARNING_LIGHT
-    if bar["kind"] not in ("send", "collective") or bar["state"] == "failed":
-        return INK
-    return svg.readable(color)
-
-
-#: The length of an arrow's head [pixels].
-INSIDE = 10
-#: The height of a host's name above its lanes [pixels].
-HEAD = 22
-
-
-def hosts_begin(lanes: Sequence[Json]) -> list[bool]:
-    """True for the lanes that are the first of a host, where ranks are on several.
-
-    >>> hosts_begin([{"host": "a"}, {"host": "a"}, {"host": "b"}])
-    [True, False, True]
-    """
-    names = [lane.get("host") for lane in lanes]
-    return [
-        name is not None and name != before
-        for before, name in zip([None, *names], names, strict=False)
-    ]
-
-
-class Geometry:
-    """Times and lanes to pixels.
-
-    Args:
-        picture: a projection's snapshot.
-        view: first and last time [s].
-        width: of the whole picture, in pixels.
-        top: where the lanes begin, in pixels.
-        room: how high all lanes may be together, in pixels, if they need no more.
-    """
-
-    def __init__(
-        self,
-        picture: Json,
-        view: tuple[float, float],
-        width: float,
-        top: float,
-        room: float = SIZES["height"],
-    ) -> None:
-        self.view = view
-        self.lanes: dict[int, Json] = {lane["rank"]: lane for lane in picture["lanes"]}
-        names = [
-            max(text_width(lane["name"], 14), text_width(lane["detail"], 12))
-            for lane in self.lanes.values()
-        ]
-        self.left = min(max(84.0, 62 + max(names, default=0)), 230)
-        self.right = width - 34.0
-        self.heights = [
-            2 * SIZES["pad"] + _rows(lane) + _marks(lane) for lane in self.lanes.values()
-        ]
-        n = len(self.heights)
-        free = min(room, n * SIZES["pitch"]) - sum(self.heights)
-        self.gap = min(max(free / max(1, n), SIZES["min_gap"]), SIZES["max_gap"])
-        #: Above the first lane of each host.
-        self.heads = [HEAD if begins else 0 for begins in hosts_begin(picture["lanes"])]
-        pitches = (h + self.gap + head for h, head in zip(self.heights, self.heads, strict=True))
-        tops = list(accumulate(pitches, initial=top))
-        self.bottom = tops.pop() + (10 - self.gap if n else 60)
-        tops = [top + head for top, head in zip(tops, self.heads, strict=True)]
-        self.tops = dict(zip(self.lanes, tops, strict=True))
-
-    def x(self, time: float) -> float:
-        """The horizontal place of a time, within the picture."""
-        first, last = self.view
-        part = (time - first) / (last - first)
-        return self.left + min(max(part, 0.0), 1.0) * (self.right - self.left)
-
-    def box(self, bar: Json) -> tuple[float, float, float, float]:
-        """x, y, width and height of a bar; an open one reaches to the right edge or a death."""
-        lane = self.lanes[bar["rank"]]
-        mark = bar["kind"] == "mark"
-        top, whole = self.tops[bar["rank"]] + SIZES["pad"], _rows(lane)
-        if mark:
-            top, whole = top + whole + SIZES["gap"], _marks(lane) - SIZES["gap"]
-        pitch = (whole + SIZES["gap"]) / max(1, lane["marks" if mark else "rows"])
-        left = self.x(bar["start"])
-        end = lane.get("died") if bar["end"] is None else bar["end"]
-        right = self.right + 3 if end is None else self.x(end)
-        height = pitch - min(SIZES["gap"], pitch * 0.2)
-        least = 14 if bar["op"] == "touch" else 2.5
-        return left, top + bar["row"] * pitch, max(right - left - 1, least), height
-
-    def path(self, arrow: Json, bars: dict[str, Json]) -> tuple[float, float, float, float]:
-        """From the sender's bar to the receiver's; a missing end is cut short."""
-        send, recv = bars.get(arrow.get("send", "")), bars.get(arrow.get("recv", ""))
-        order = list(self.lanes)
-        down = _index(order, arrow["dst"]) >= _index(order, arrow["src"])
-        y1 = self._edge(send, arrow["src"], bottom=down)
-        y2 = self._tip(recv, arrow["dst"], down=down)
-        if arrow["sent"] is None or send is None:
-            begin = self.x((recv or {"start": self.view[0]})["start"]) + 4
-            return begin, y1, begin, y2
-        x1 = self.x(arrow["sent"])
-        return x1, y1, x1 + 26 if arrow["received"] is None else self.x(arrow["received"]), y2
-
-    def _tip(self, bar: Json | None, rank: int, *, down: bool) -> float:
-        """Where an arrow ends: at its bar's edge; within it, where another row is before that."""
-        y = self._edge(bar, rank, bottom=not down)
-        if bar is None:
-            return y
-        lane = self.lanes[rank]
-        hidden = bar["row"] > 0 if down else bar["row"] < lane["rows"] - 1 or lane["marks"] > 0
-        inside = min(INSIDE, self.box(bar)[3]) if hidden else 0
-        return y + (inside if down else -inside)
-
-    def _edge(self, bar: Json | None, rank: int, *, bottom: bool) -> float:
-        if bar is not None:
-            _, y, _, height = self.box(bar)
-            return y + height if bottom else y
-        if rank not in self.lanes:
-            return self.bottom
-        return self.tops[rank] + SIZES["pad"] + (_rows(self.lanes[rank]) if bottom else 0)
-
-
-def _index(order: list[int], rank: int) -> int:
-    return order.index(rank) if rank in order else 0
-
-
-def _rows(lane: Json) -> float:
-    """The height of a lane's communication."""
-    rows: int = max(1, lane["rows"]) * (SIZES["row"] + SIZES["gap"]) - SIZES["gap"]
-    return min(rows, SIZES["max_rows"])
-
-
-def _marks(lane: Json) -> float:
-    """The height of a lane's marked computation."""
-    if not lane["marks"]:
-        return 0
-    rows: int = lane["marks"] * (SIZES["mark"] + SIZES["gap"]) - SIZES["gap"]
-    return SIZES["gap"] + min(rows, SIZES["max_rows"] / 2)
