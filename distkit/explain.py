@@ -20,7 +20,7 @@ Every mistake that distkit finds in a run has a code. It stands at the end of th
 """
 
 
-def find(word: str) -> type[Rule] | None:
+def find(word: str) -> Rule | None:
     """The rule with this code or name.
 
     >>> [find(word).code for word in ("dk303", "wrong_tag")]
@@ -30,17 +30,17 @@ def find(word: str) -> type[Rule] | None:
     return RULES.get(word.upper()) or by_name.get(word.lower())
 
 
-def nearest(word: str) -> type[Rule]:
+def nearest(word: str) -> Rule:
     """The rule whose code or name is most like a word."""
     known = {**{rule.name: rule for rule in RULES.values()}, **RULES}
     return known[get_close_matches(word, known, 1, 0)[0]]
 
 
-def page(rule: type[Rule]) -> str:
+def page(rule: Rule) -> str:
     """A rule's page in Markdown, with a program of :mod:`distkit.hangs`."""
     from distkit.hangs import ALL
 
-    title, meaning, rest = inspect.cleandoc(rule.__doc__ or "").split("\n\n", 2)
+    title, meaning, rest = inspect.cleandoc(rule.page).split("\n\n", 2)
     cases = [case for case in ALL.values() if case.kind == rule.name]
     example = ""
     if cases:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, fill, with_tensor
+from distkit.diagnosis.findings import Finding, with_tensor
 from distkit.events import Span
 from distkit.trace.calls import CUT, call
 from distkit.trace.log import grouped
@@ -39,18 +39,18 @@ def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
         found: what was found in it.
     """
     limits = facts.trace.info.limits
-    rule = rules.NotJudged
+    rule = rules.not_judged
     for what, limit in limits.items():
         finding = rule.finding(text=limit.text, advice=limit.remedy)
         if what == "completions" and not found and "matching" not in limits:
-            finding = replace(finding, message=fill(rule.even, text=limit.text))
+            finding = replace(finding, message=rule.say("even", text=limit.text))
         yield finding
 
 
 def _dump(facts: Evidence, rank: int) -> str:
     """How to look at a rank, if its process is known."""
     known = facts.trace.info.rank(rank)
-    return fill(rules.Behind.dump, pid=known.pid, host=known.host) if known.pid else ""
+    return rules.behind.say("dump", pid=known.pid, host=known.host) if known.pid else ""
 
 
 def _collectives(facts: Evidence) -> Iterator[Gap]:
@@ -72,11 +72,11 @@ def _collectives(facts: Evidence) -> Iterator[Gap]:
 def _behind(
     facts: Evidence, some: list[int], ahead: list[int], last: list[Span], then: Span
 ) -> Finding:
-    rule, n = rules.Behind, len(facts.calls[then.group].get(some[0], ()))
+    rule, n = rules.behind, len(facts.calls[then.group].get(some[0], ()))
     its, have = ("their", "have") if len(some) > 1 else ("its", "has")
-    made = fill(rule.made_none, have=have)
+    made = rule.say("made_none", have=have)
     if last:
-        made = fill(rule.made, its=its, n=n, call=with_tensor(last[0]), where=last[0].where)
+        made = rule.say("made", its=its, n=n, call=with_tensor(last[0]), where=last[0].where)
     return rule.finding(
         *last,
         then,
@@ -99,7 +99,7 @@ def _messages(facts: Evidence) -> Iterator[Gap]:
     known = (s for s in alone if s.peer in facts.ranks)
     for (rank, peer), spans in grouped(known, lambda s: (s.rank, s.peer or 0)).items():
         if len(spans) > _lost(facts, peer):
-            finding = rules.MessageBehind.finding(
+            finding = rules.message_behind.finding(
                 spans[0],
                 culprits=[peer],
                 missing=[peer],

@@ -55,7 +55,7 @@ def _tag_or_group(facts: Evidence, mine: Span) -> Finding | None:
         if send.group != recv.group:
             return _wrong_group(facts, send, recv)
         if send.tag != recv.tag:
-            return rules.WrongTag.finding(
+            return rules.wrong_tag.finding(
                 send,
                 recv,
                 culprits=sorted({send.rank, recv.rank}),
@@ -75,7 +75,7 @@ def _would_meet(one: Span, other: Span) -> bool:
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     alike = len({tuple(facts.members(s.group)) for s in spans}) == 1
-    rule = rules.GroupsAlike if alike else rules.WrongGroup
+    rule = rules.groups_alike if alike else rules.wrong_group
     ranks = sorted({s.rank for s in spans})
     return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
 
@@ -95,7 +95,7 @@ def _taken(facts: Evidence, mine: Span) -> Finding | None:
     ]
     if not taken:
         return None
-    rule = rules.MessageTaken
+    rule = rules.message_taken
     return rule.finding(
         mine,
         *left[:1],
@@ -103,7 +103,7 @@ def _taken(facts: Evidence, mine: Span) -> Finding | None:
         missing=[mine.peer],
         mine=mine,
         early=taken[-1],
-        left=fill(rule.left, left=left[0]) if left else "",
+        left=rule.say("left", left=left[0]) if left else "",
     )
 
 
@@ -113,7 +113,7 @@ def _source(facts: Evidence, mine: Span) -> Finding | None:
         return None
     for send in facts.alone:
         if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
-            return rules.WrongSource.finding(
+            return rules.wrong_source.finding(
                 mine,
                 send,
                 culprits=[mine.rank],
@@ -133,7 +133,7 @@ def _destination(facts: Evidence, mine: Span) -> Finding | None:
         send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
         meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
         if other.op is wants and meant and not _in_conversation(facts, send):
-            return rules.WrongDestination.finding(
+            return rules.wrong_destination.finding(
                 send,
                 recv,
                 culprits=[send.rank],
@@ -210,7 +210,7 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
         done = sum(r.rank == mine.rank and s.rank in gone for s, r in facts.pairs)
     else:
         done = sum(_ends(s, r) == _ends(mine, mine) for s, r in facts.pairs)
-    rule = rules.NoReceiver if mine.op is Op.SEND else rules.NoSender
+    rule = rules.no_receiver if mine.op is Op.SEND else rules.no_sender
     return rule.finding(
         mine,
         culprits=gone,
@@ -239,10 +239,10 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     more, fewer = facts.called(min(here), mine), facts.called(gone[0], mine)
     rule, remedy = _why_not_called(facts, mine, here, gone)
     often = mine.where and more > fewer > 0
-    if often and rule in (rules.Skipped, rules.MissingBarrier):
-        rule, remedy = rules.UnevenEnd, uneven(facts, mine)
+    if often and rule in (rules.skipped, rules.missing_barrier):
+        rule, remedy = rules.uneven_end, uneven(facts, mine)
     culprits = minority([sorted(here), gone])
-    if rule is rules.NewGroup or len(here) == len(gone):
+    if rule is rules.new_group or len(here) == len(gone):
         culprits = tuple(gone)
     return rule.finding(
         *here.values(),
@@ -265,7 +265,7 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     mine = here[min(here)]
     text = facts.program.text(mine.where)
     inside = bool(text) and "backward" not in text  # the call of an autograd function
-    rule = rules.SkippedFunction if inside else rules.UnevenBackwardEnd
+    rule = rules.skipped_function if inside else rules.uneven_backward_end
     return rule.finding(
         *here.values(),
         remedy=rule.remedy if inside else uneven(facts, mine, gradients=True),
@@ -280,13 +280,13 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
 
 def _why_not_called(
     facts: Evidence, mine: Span, here: Stuck, gone: list[int]
-) -> tuple[type[rules.Rule], str]:
+) -> tuple[rules.Rule, str]:
     """The rule, and its remedy; "" for the rule's own."""
     if mine.op is Op.NEW_GROUP:
-        return rules.NewGroup, ""
+        return rules.new_group, ""
     if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
-        return rules.MemberMissing, ""
-    rule = rules.MissingBarrier if mine.op is Op.BARRIER else rules.Skipped
+        return rules.member_missing, ""
+    rule = rules.missing_barrier if mine.op is Op.BARRIER else rules.skipped
     remedy = not_coming(facts, mine, gone) or fill(rule.remedy, gone=gone)
     return rule, remedy + _of_a_group(facts, here)
 
@@ -295,7 +295,7 @@ def _of_a_group(facts: Evidence, here: Stuck) -> str:
     """That those who wait are the members of a group, and may have meant it."""
     theirs = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
     alone = len(here) > 1 and all(s.group == "world" for s in here.values())
-    return fill(rules.Divergence.meant, ranks=[*here]) if theirs and alone else ""
+    return rules.divergence.say("meant", ranks=[*here]) if theirs and alone else ""
 
 
 def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
@@ -311,7 +311,7 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
     meant = [similar(key, facts.board.keys.set) for key in wanted]
     near = [facts.board.keys.set[key] for key in meant if key]
     theirs = [facts.span(facts.stuck[rank]) for rank in others if rank in facts.stuck]
-    rule = rules.MissingKey
+    rule = rules.missing_key
     finding = rule.finding(
         *here.values(),
         *theirs,
@@ -319,7 +319,7 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
         missing=others,
         here=Calls(here.values()),
         keys=keys(wanted),
-        near="".join(fill(rule.near, set=e, call=call(e)) for e in near),
+        near="".join(rule.say("near", set=e, call=call(e)) for e in near),
         others=_elsewhere_now(facts, others),
     )
     return finding, {*here}
@@ -335,7 +335,7 @@ def _elsewhere_now(facts: Evidence, ranks: list[int]) -> str:
 
 def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
     away = [r for r in others if r not in facts.board.keys.came(here[min(here)])]
-    return rules.StoreBarrier.finding(
+    return rules.store_barrier.finding(
         *here.values(),
         culprits=away or sorted(here),
         missing=away,
@@ -365,8 +365,8 @@ def circle(facts: Evidence, stuck: Stuck) -> Told | None:
 
 def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
     ops = {s.op for s in ring}
-    remedies = {Op.RECV: rules.RecvCycle.remedy, Op.SEND: rules.Cycle.sends}
-    rule = rules.RecvCycle if ops == {Op.RECV} and len(ring) == 2 else rules.Cycle
+    remedies = {Op.RECV: rules.recv_cycle.remedy, Op.SEND: rules.cycle.say("sends")}
+    rule = rules.recv_cycle if ops == {Op.RECV} and len(ring) == 2 else rules.cycle
     ranks = sorted(s.rank for s in ring)
     return rule.finding(
         *ring,
@@ -389,11 +389,11 @@ def gone(how: str) -> str:
 def search(how: str) -> str:
     """The remedy for a process that has ended."""
     if ASKED in how:
-        return rules.Died.asked
+        return rules.died.say("asked")
     if SILENT in how:
         return STOPPED
-    found = (remedy for words, remedy in rules.Died.remedies.items() if words in how)
-    return next(found, rules.Died.remedy)
+    found = (remedy for words, remedy in rules.ENDINGS.items() if words in how)
+    return next(found, rules.died.remedy)
 
 
 #: DDP's words for two ranks that wrap different models.
@@ -402,9 +402,9 @@ _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) h
 
 def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
     """DDP's complaint in the next forward pass that gradients have been missing."""
-    rule = rules.UnusedBefore
+    rule = rules.unused_before
     where = sorted(places.values())[0] if any(places.values()) else ""
-    before = fill(rule.before, where=where) if where else ""
+    before = rule.say("before", where=where) if where else ""
     lacking = facts.left_out("unreduced", facts.ranks) or {r: [] for r in ranks}
     return unused(rule, lacking, [], lines=places, before=before)
 
@@ -418,7 +418,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
             return _prior_iteration(facts, ranks, places)
         line = facts.program.text(where)
         odd = _OTHER_MODEL.search(text)
-        return rules.Raised.finding(
+        return rules.raised.finding(
             remedy=advice(text, line),
             culprits=ranks if odd is None else sorted(map(int, odd.groups())),
             missing=ranks,
@@ -427,7 +427,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
             raised=raised(text, where, line),
         )
     who = f"{named([last[0].rank])} was " if last and len(ranks) > 1 else ""
-    return rules.Died.finding(
+    return rules.died.finding(
         remedy=search(text),
         culprits=ranks,
         missing=ranks,
@@ -464,9 +464,9 @@ _LONGEST = 200  # characters of an exception's first line that are shown
 
 def first(finding: Finding) -> Finding:
     """The finding of a rank that raised, where others wait for it."""
-    if finding.rule is not rules.Raised:
+    if finding.rule is not rules.raised:
         return finding
     if " called sys.exit(" in finding.message:
-        return replace(finding, remedy=rules.Raised.leave_together)
-    known = "" if finding.remedy == rules.Raised.remedy else f"{finding.remedy} "
-    return replace(finding, remedy=f"{known}{rules.Raised.first}")
+        return replace(finding, remedy=rules.raised.say("leave_together"))
+    known = "" if finding.remedy == rules.raised.remedy else f"{finding.remedy} "
+    return replace(finding, remedy=known + rules.raised.say("first"))

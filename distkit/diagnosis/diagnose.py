@@ -81,7 +81,7 @@ class _Diagnosis:
         for rank, how in sorted(info.stopped.items()):
             known = info.rank(rank)
             serves = known.role in ("server", "scheduler")
-            yield (rules.StoppedServer if serves else rules.Stopped).finding(
+            yield (rules.stopped_server if serves else rules.stopped).finding(
                 culprits=[] if serves else [rank],
                 who=known.name if serves else f"rank {rank}",
                 how=how,
@@ -94,7 +94,7 @@ class _Diagnosis:
         since, until = self.facts.trace.info.silent_since.get(rank), self.facts.trace.info.until
         if since is None or until is None:
             return ""
-        return fill(rules.Stopped.silent, seconds=max(0.0, until - since))
+        return rules.stopped.say("silent", seconds=max(0.0, until - since))
 
     # -- exceptions under way -----------------------------------------------------
 
@@ -130,7 +130,7 @@ class _Diagnosis:
     def _hangs(self, finding: Finding, span: Span) -> bool:
         """True if a rank is stuck in this very call, or behind one where the order broke."""
         standing = self.facts.stuck.get(span.rank)
-        if standing is None or finding.rule is rules.DifferentReduction:
+        if standing is None or finding.rule is rules.different_reduction:
             return False
         its = self.facts.span(standing)
         same = its.group == span.group and its.match is None

@@ -11,7 +11,7 @@ from typing import Any
 
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, fill
+from distkit.diagnosis.findings import Calls, Finding
 from distkit.diagnosis.program import Guard, Path, Place, Program
 from distkit.events import Op, Span
 from distkit.trace.calls import raised_at
@@ -79,15 +79,15 @@ def _only(
     """Some ranks make a call under a condition, and the others go on without."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
     did = [facts.before(r, there[0].where, column[r]) for r in (inside[0], outside[0])]
-    rule = rules.OnlySome
+    rule = rules.only_some
     return rule.finding(
         *column.values(),
         remedy=all_or_none(facts, here[0], guard),
         culprits=minority([inside, outside]) if len(inside) != len(outside) else inside,
         here=Calls(here),
         there=Calls(there),
-        under="" if guard.leads_away else fill(rule.under, guard=guard.place),
-        again=fill(rule.again, n=did[1] + 1, ranks=inside, m=did[0]) if did[0] else "",
+        under="" if guard.leads_away else rule.say("under", guard=guard.place),
+        again=rule.say("again", n=did[1] + 1, ranks=inside, m=did[0]) if did[0] else "",
     )
 
 
@@ -104,7 +104,7 @@ def one_more(
     """
     here, there = ([column[r] for r in side] for side in sides)
     gradients = "gradients" in here[0].attributes
-    rule = rules.UnevenBackward if gradients else rules.Uneven
+    rule = rules.uneven_backward if gradients else rules.uneven
     return rule.finding(
         *column.values(),
         remedy=uneven(facts, here[0], gradients),
@@ -112,7 +112,7 @@ def one_more(
         here=Calls(here),
         there=Calls(there),
         n=did[0] + 1,
-        after=fill(rule.after, n=did[1]) if did[1] else rule.without,
+        after=rule.say("after", n=did[1]) if did[1] else rule.say("without"),
     )
 
 
@@ -151,42 +151,42 @@ def _has_more(one: list[Span], other: list[Span]) -> bool:
 
 def all_or_none(facts: Evidence, span: Span, guard: Guard) -> str:
     """The remedy for a call that only some ranks make, by what keeps the others away."""
-    rule, place = rules.Divergence, guard.place
+    rule, place = rules.divergence, guard.place
     if place.loops:
-        what = fill(rule.same_number, what=f"iterations of {place}").lower() + "."
+        what = rule.say("same_number", what=f"iterations of {place}").lower() + "."
     elif guard.leads_away:
-        what = fill(rule.keeps_away, guard=place)
+        what = rule.say("keeps_away", guard=place)
         what += _hidden(facts, span) if "raise" in place.words else ""
     else:
-        what = fill(rule.all_or_none if guard.names_rank else rule.alike, guard=place)
-    return rule.same_calls + what
+        what = rule.say("all_or_none" if guard.names_rank else "alike", guard=place)
+    return rule.say("same_calls") + what
 
 
 def _hidden(facts: Evidence, span: Span) -> str:
     """The handler that lets a rank go on which has raised, if there is one."""
     handlers = facts.program.hides(facts.path(span))
-    return " " + fill(rules.Divergence.hides, handler=handlers[0]) if handlers else ""
+    return " " + rules.divergence.say("hides", handler=handlers[0]) if handlers else ""
 
 
 def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
     """The remedy where some ranks reach a line more often than others."""
-    rule, path = rules.Divergence, facts.path(span)
+    rule, path = rules.divergence, facts.path(span)
     exits, loops = facts.program.exits(path), facts.program.loops(path)
     guard = facts.program.keeps_away(path)
     decides = guard is not None and not (guard.place.loops or guard.leads_away)
     if guard is not None and decides and guard.names_rank:
         return all_or_none(facts, span, guard)
-    even = fill(rule.same_number, what=f"iterations of {_either(loops)}" if loops else "batches")
+    even = rule.say("same_number", what=f"iterations of {_either(loops)}" if loops else "batches")
     if gradients and any("no_sync" in e.words for e in exits):
-        even += rule.no_sync
+        even += rule.say("no_sync")
     if not exits and loops and loops[0].words.startswith("while "):
-        return f"{even}: {rule.agree}"
-    even += rule.stream if facts.program.mentions("IterableDataset") else rule.batches
+        return f"{even}: " + rule.say("agree")
+    even += rule.say("stream" if facts.program.mentions("IterableDataset") else "batches")
     if exits:
-        return f"{fill(rule.same_branch, exits=_either(exits))}{rule.agree} {even}."
+        return rule.say("same_branch", exits=_either(exits)) + rule.say("agree") + f" {even}."
     if guard is not None and decides:
-        return even + fill(rule.look_at, guard=guard.place)
-    return f"{even}." if loops else even + rule.look
+        return even + rule.say("look_at", guard=guard.place)
+    return f"{even}." if loops else even + rule.say("look")
 
 
 def not_coming(facts: Evidence, mine: Span, gone: Iterable[int]) -> str:
@@ -197,10 +197,10 @@ def not_coming(facts: Evidence, mine: Span, gone: Iterable[int]) -> str:
     if guard is not None:
         return all_or_none(facts, mine, guard)
     if exits := facts.program.exits(path):
-        may = fill(rules.Divergence.may_keep_away, exits=_either(exits))
-        return fill(rules.Divergence.reach, exits=may)
+        may = rules.divergence.say("may_keep_away", exits=_either(exits))
+        return rules.divergence.say("reach", exits=may)
     hidden = _hidden(facts, mine)
-    return fill(rules.Divergence.reach, exits="") + hidden if hidden else ""
+    return rules.divergence.say("reach", exits="") + hidden if hidden else ""
 
 
 def _either(exits: Iterable[Place]) -> str:
@@ -215,21 +215,21 @@ def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Fi
     """Backward passes that have ended without all gradients, so that the others wait for them."""
     some = [*ranks]
     if lacking := facts.left_out("unreduced", some):
-        return unused(rules.UnusedParameter, lacking, spans)
+        return unused(rules.unused_parameter, lacking, spans)
     if modules := facts.left_out("unused", some):
-        return unused(rules.UnusedModule, modules, spans)
+        return unused(rules.unused_module, modules, spans)
     return None
 
 
 def unused(
-    rule: type[rules.UnusedParameter],
+    rule: rules.Rule,
     lacking: dict[int, list[str]],
     spans: Iterable[Span],
     **more: Any,
 ) -> Finding:
     """Ranks that have left something out, by its names, and those who wait for its gradients."""
     names = ", ".join(sorted({n for found in lacking.values() for n in found} - {"?"}))
-    if rule is not rules.UnusedModule:
+    if rule is not rules.unused_module:
         names = f" ({names})" if names else ""
     waiting = [*spans]
     ranks = [*lacking]
@@ -249,7 +249,7 @@ def in_flight(facts: Evidence, span: Span) -> Finding | None:
     text, where = facts.raising(span)
     if not text:
         return None
-    return rules.RaisedInFlight.finding(
+    return rules.raised_in_flight.finding(
         culprits=[span.rank],
         lines={span.rank: where or span.where},
         rank=span.rank,

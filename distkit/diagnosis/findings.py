@@ -38,7 +38,7 @@ class Finding:
         victims: the ranks that raised or died because of it.
     """
 
-    rule: type[Rule]
+    rule: Rule
     message: str
     remedy: str
     culprits: tuple[int, ...] = ()

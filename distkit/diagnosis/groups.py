@@ -39,7 +39,7 @@ def _left_behind(facts: Evidence) -> Iterator[Finding]:
     for where, spans in lost.items():
         ranks = sorted(spans)
         said = {call(s) for s in spans.values()}
-        yield rules.LeakedGroup.finding(
+        yield rules.leaked_group.finding(
             *spans.values(),
             culprits=ranks,
             ranks=ranks,
@@ -60,7 +60,7 @@ def _not_by_all(facts: Evidence) -> Iterator[Finding]:
     if not here:
         return
     gone = [r for r in world if r not in here]
-    yield rules.NewGroupCounts.finding(
+    yield rules.new_group_counts.finding(
         *here.values(), culprits=gone, missing=gone, here=Calls(here.values()), gone=gone
     )
 
@@ -82,7 +82,7 @@ def _used_after(facts: Evidence) -> Iterator[Finding]:
         if end is not None and end.seq < s.seq and s.op not in COMPUTATION and s.group != WORLD:
             found[end.where, s.where].setdefault(s.rank, s)
     for (where, _), spans in found.items():
-        yield rules.UsedAfterDestroy.finding(
+        yield rules.used_after_destroy.finding(
             *spans.values(),
             culprits=sorted(spans),
             here=Calls(spans.values()),
@@ -102,7 +102,7 @@ def _open(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]
             found[end.where].append((end, still[0]))
     for where, pairs in found.items():
         ranks = sorted(end.rank for end, _ in pairs)
-        yield rules.DestroyedTooEarly.finding(
+        yield rules.destroyed_too_early.finding(
             *(end for end, _ in pairs),
             culprits=ranks,
             ranks=ranks,
@@ -121,7 +121,7 @@ def destroyed(facts: Evidence, stuck: dict[int, Span]) -> tuple[Finding, set[int
         if by:
             here = {r: s for r, s in stuck.items() if (s.group, s.op) == (mine.group, mine.op)}
             who = sorted({s.rank for s in by})
-            finding = rules.DestroyedGroup.finding(
+            finding = rules.destroyed_group.finding(
                 *by,
                 *here.values(),
                 culprits=who,
@@ -143,7 +143,7 @@ def explained(facts: Evidence, failure: Finding) -> Finding:
     if not by or not all(any(words in text for words in _GONE) for text in texts):
         return failure
     message = f"{failure.message[:-1]}: the group was destroyed{at(by[-1].where)}."
-    return replace(failure, message=message, remedy=rules.UsedAfterDestroy.remedy)
+    return replace(failure, message=message, remedy=rules.used_after_destroy.remedy)
 
 
 #: How torch refuses a group that was destroyed.

@@ -8,7 +8,7 @@ from distkit._format import ordinal, times
 from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import minority
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, fill, listed, verb
+from distkit.diagnosis.findings import Calls, Finding, listed, verb
 from distkit.events import Op, Span, State
 from distkit.trace.calls import at, keys
 from distkit.trace.log import grouped
@@ -48,7 +48,7 @@ def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> F
     return rule.finding(
         *here.values(),
         *(facts.span(facts.stuck[w]) for w in absent if w in facts.stuck),
-        message=rules.Unanswered.message,
+        message=rules.unanswered.message,
         remedy=remedy,
         culprits=culprits,
         missing=absent,
@@ -87,28 +87,28 @@ def _instead(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
     return "have", f"finished without {do}ing it{known}"
 
 
-def _why(facts: Evidence, mine: Span, absent: list[int]) -> tuple[type[rules.Rule], str]:
+def _why(facts: Evidence, mine: Span, absent: list[int]) -> tuple[rules.Rule, str]:
     """The mistake of the workers that a request waits for, and its remedy if not the rule's."""
     ops = {facts.stuck[w].op for w in absent if w in facts.stuck} - {Op.BARRIER}
     if ops:
         pulls = ops == {Op.PULL} and mine.op is Op.PULL
-        return rules.Cycle, rules.Cycle.pulls if pulls else ""
+        return rules.cycle, rules.cycle.say("pulls") if pulls else ""
     if mine.op is not Op.PULL:
         return _OTHERS[mine.op], ""
-    missing, awaited = rules.MissingPush, facts.board.awaiting.rule
+    missing, awaited = rules.missing_push, facts.board.awaiting.rule
     if awaited.backup:
-        return missing, missing.late
+        return missing, missing.say("late")
     if awaited.halts:
         return missing, ""
     wait = all(w in facts.stuck for w in absent)
-    return missing, missing.barrier if wait else missing.bound
+    return missing, missing.say("barrier" if wait else "bound")
 
 
 #: The mistake where not a pull waits.
-_OTHERS: dict[Op, type[rules.Rule]] = {
-    Op.INIT: rules.MissingInit,
-    Op.REGISTER: rules.MissingWorker,
-    Op.BARRIER: rules.MissingBarrier,
+_OTHERS: dict[Op, rules.Rule] = {
+    Op.INIT: rules.missing_init,
+    Op.REGISTER: rules.missing_worker,
+    Op.BARRIER: rules.missing_barrier,
 }
 
 
@@ -139,7 +139,7 @@ def _too_many(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) 
         else f"{verb(ws, 'have')} not pushed it"
         for n, ws in sorted(alike.items(), reverse=True)
     ]
-    return rules.IncompleteRound.finding(
+    return rules.incomplete_round.finding(
         *more.values(),
         culprits=minority([*alike.values()]),
         pushes=listed(said),
@@ -149,6 +149,6 @@ def _too_many(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) 
 
 def way_on(failure: Finding, waiting: Iterable[Span]) -> str:
     """The remedy of a failure, with how the others could have gone on without who failed."""
-    if failure.rule is not rules.Died or all(s.match is None for s in waiting):
+    if failure.rule is not rules.died or all(s.match is None for s in waiting):
         return failure.remedy
-    return f"{failure.remedy} {fill(rules.Died.go_on, ranks=failure.culprits)}"
+    return f"{failure.remedy} " + rules.died.say("go_on", ranks=failure.culprits)

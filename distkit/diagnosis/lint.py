@@ -9,7 +9,7 @@ from statistics import median
 
 from distkit.diagnosis import groups, requests, rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, fill
+from distkit.diagnosis.findings import Calls, Finding
 from distkit.diagnosis.kvstore import incomplete
 from distkit.diagnosis.rank_state import Doing
 from distkit.events import P2P, Op, Span, State
@@ -60,13 +60,13 @@ def _left_behind(facts: Evidence, mine: Span) -> Finding | None:
     other = next((b if a is mine else a for a, b in facts.pairs if mine in (a, b)), None)
     if other is None or not _waits_long(facts, other):
         return None
-    return rules.LeftBehind.finding(
+    return rules.left_behind.finding(
         mine, culprits=[mine.rank], waiting=[other.rank], hang=True, mine=mine, other=other
     )
 
 
 def _without_end(mine: Span) -> Finding:
-    rule = rules.NeverReceived if mine.op is Op.SEND else rules.NeverSent
+    rule = rules.never_received if mine.op is Op.SEND else rules.never_sent
     gone = [mine.peer] if mine.peer is not None else []
     return rule.finding(mine, culprits=[mine.rank], missing=gone, mine=mine, gone=gone, one_of="")
 
@@ -76,7 +76,7 @@ def _strangers(facts: Evidence) -> Iterator[Finding]:
     calls = {(s.rank, s.op, s.where): s for s in facts.strangers}.values()
     ranks = sorted({s.rank for s in calls})
     if ranks:
-        yield rules.NotAMember.finding(*calls, culprits=ranks, here=Calls(calls), ranks=ranks)
+        yield rules.not_a_member.finding(*calls, culprits=ranks, here=Calls(calls), ranks=ranks)
 
 
 # -- slow ranks --------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def _awaited(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
                 waiting[other].append(facts.span(standing))
     slow = {r: s for r, s in waiting.items() if facts.runs(r) and r not in in_backend}
     for rank, spans in slow.items():
-        yield rules.Straggler.finding(
+        yield rules.straggler.finding(
             *spans,
             culprits=[rank],
             waiting=[s.rank for s in spans],
@@ -129,7 +129,7 @@ def _late(facts: Evidence) -> Iterator[Finding]:
         return
     if came < max(_OFTEN, _MOSTLY * total) or seconds < max(_LONG, _SHARE * facts.trace.seconds):
         return
-    yield rules.LateAgain.finding(
+    yield rules.late_again.finding(
         culprits=[slowest], rank=slowest, came=came, total=total, seconds=sum(lost[slowest])
     )
 
@@ -147,7 +147,7 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             if match is not None and facts.runs(rank) and _waits_long(facts, mine):
                 together[match].append(mine)
     for spans in together.values():
-        yield rules.InBackend.finding(
+        yield rules.in_backend.finding(
             *spans,
             waiting=[s.rank for s in spans],
             here=Calls(spans, facts.call),
@@ -169,7 +169,7 @@ def _cut(facts: Evidence, spans: list[Span]) -> str:
     hosts = sorted({known[rank] for rank in peers | {s.rank for s in spans} if rank in known})
     if len(hosts) < 2:
         return ""
-    return fill(rules.InBackend.network, hosts=",".join(hosts))
+    return rules.in_backend.say("network", hosts=",".join(hosts))
 
 
 def _waits_long(facts: Evidence, span: Span) -> bool:

@@ -40,9 +40,9 @@ from distkit.trace.log import grouped
 Mismatch = tuple[Finding, list[Span]]
 
 #: Calls that every rank must make: the mistake when one does not, and their name.
-_WAIT_FOR_ALL: dict[Op, tuple[type[rules.Rule], str]] = {
-    Op.NEW_GROUP: (rules.NewGroup, "new_group"),
-    Op.BARRIER: (rules.MissingBarrier, "the barrier"),
+_WAIT_FOR_ALL: dict[Op, tuple[rules.Rule, str]] = {
+    Op.NEW_GROUP: (rules.new_group, "new_group"),
+    Op.BARRIER: (rules.missing_barrier, "the barrier"),
 }
 
 _WINDOW = 8  # so far apart may calls be that changed places
@@ -61,7 +61,7 @@ def collectives(facts: Evidence) -> Iterator[Mismatch]:
             if place not in seen:
                 yield _among_threads(facts, group, finding), list(column.values())
             seen.add(place)
-            if finding.rule is not rules.DifferentReduction:
+            if finding.rule is not rules.different_reduction:
                 break  # what comes after it is its consequence
 
 
@@ -70,7 +70,7 @@ def _among_threads(facts: Evidence, group: str, finding: Finding) -> Finding:
     ranks = [rank for rank, groups in facts.trace.info.threads.items() if group in groups]
     if not ranks:
         return finding
-    remedy = fill(rules.Mismatch.threads, ranks=ranks)
+    remedy = rules.mismatch.say("threads", ranks=ranks)
     return replace(finding, remedy=remedy)
 
 
@@ -136,7 +136,7 @@ def _shares(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
 def _split(
     send: Span, recv: Span, splits: tuple[Sequence[int], Sequence[int]], rows: tuple[int, int]
 ) -> Finding:
-    return rules.SplitMismatch.finding(
+    return rules.split_mismatch.finding(
         send,
         recv,
         culprits=sorted({send.rank, recv.rank}),
@@ -166,7 +166,7 @@ def _classes(column: Column) -> list[list[int]]:
 
 
 def _finding(
-    rule: type[rules.Rule],
+    rule: rules.Rule,
     column: Column,
     write: Callable[[Span], str] = call,
     *,
@@ -190,10 +190,10 @@ def _op(facts: Evidence, column: Column) -> Finding:
         without = [r for r, s in column.items() if s.op is not op]
         missing = [r for r in without if not _comes_to(facts, column, r, op)]
         if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
-            message = rules.Divergence.waits_for_all
+            message = rules.divergence.sentences["waits_for_all"]
             return _finding(rule, column, message=message, culprits=missing, name=name)
-    remedy = rules.AnotherOrder.remedy if _changes_places(facts, column) else ""
-    return _finding(rules.DifferentCollective, column, remedy=remedy)
+    remedy = rules.another_order.remedy if _changes_places(facts, column) else ""
+    return _finding(rules.different_collective, column, remedy=remedy)
 
 
 def _comes_to(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
@@ -222,45 +222,45 @@ def _changes_places(facts: Evidence, column: Column) -> bool:
 
 
 def _members(facts: Evidence, column: Column) -> Finding:
-    return _finding(rules.NewGroupMembers, column)
+    return _finding(rules.new_group_members, column)
 
 
 def _root(facts: Evidence, column: Column) -> Finding:
     op = next(iter(column.values())).op
     root = "destination" if op in (Op.REDUCE, Op.GATHER) else "source"
-    return _finding(rules.DifferentRoot, column, root=root)
+    return _finding(rules.different_root, column, root=root)
 
 
 def _reduction(facts: Evidence, column: Column) -> Finding:
     return _finding(
-        rules.DifferentReduction, column, lambda s: call(s) if s.attributes else f"{s.op}(sum)"
+        rules.different_reduction, column, lambda s: call(s) if s.attributes else f"{s.op}(sum)"
     )
 
 
 def _tensor(facts: Evidence, column: Column) -> Finding:
     remedy = _same_tensor(facts, column)
-    return _finding(rules.DifferentTensor, column, with_tensor, remedy=remedy)
+    return _finding(rules.different_tensor, column, with_tensor, remedy=remedy)
 
 
 def _same_tensor(facts: Evidence, column: Column) -> str:
     """The remedy for tensors that differ, by what differs and where the calls stand."""
-    rule, order = rules.DifferentTensor, rules.AnotherOrder.remedy
+    rule, order = rules.different_tensor, rules.another_order.remedy
     spans = [*column.values()]
     dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
     one_call = len(places) == 1
     unlike = len({s.attributes.get("reduction") for s in spans}) > 1
     if not one_call and (unlike or _changes_places(facts, column)):
-        return order + rule.one_call
+        return order + rule.say("one_call")
     path = facts.path(spans[0])
     if one_call and (loop := facts.program.reordered(path)) is not None:
-        return order + fill(rule.reordered, loop=loop)
+        return order + rule.say("reordered", loop=loop)
     if len({*dtypes}) > 1:
-        return fill(rule.dtype, dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_room(d))))
+        return rule.say("dtype", dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_room(d))))
     cause = ""
     if one_call and facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
-        cause = rule.last_batch
+        cause = rule.say("last_batch")
     elif one_call and (names := facts.program.unordered(path)) is not None:
-        cause = fill(rule.unordered, loop=names)
+        cause = rule.say("unordered", loop=names)
     return fill(rule.remedy, cause=cause)
 
 
@@ -369,7 +369,7 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
         return f"{with_tensor(first)}{at(first.where)} and then {with_tensor(span)}"
 
     rows = grouped(after, lambda rank: both(after[rank]))
-    return rules.AnotherOrder.finding(
+    return rules.another_order.finding(
         *column.values(), culprits=minority(list(rows.values())), here=Calls(after.values(), both)
     )
 
@@ -398,7 +398,7 @@ def _alike(one: Span, other: Span) -> bool:
 
 
 def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) -> Finding:
-    rule, more = rules.WrongTensor, len(spans) // 2 - 1
+    rule, more = rules.wrong_tensor, len(spans) // 2 - 1
     return rule.finding(
         remedy=_same_message(facts, send, recv),
         culprits=sorted({s.rank for s in spans}),
@@ -407,7 +407,7 @@ def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) ->
         recv=recv,
         sent=tensor(send),
         got=tensor(recv),
-        others=fill(rule.others, n=more) if more else "",
+        others=rule.say("others", n=more) if more else "",
     )
 
 
@@ -423,7 +423,7 @@ def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
         and _alike(s, other)
     ]
     if meant:
-        return rules.CrossedMessages.remedy
+        return rules.crossed_messages.remedy
     ahead = [facts.program.ahead(facts.path(s)) for s in (send, recv)]
     more = all(any(w in name for name in a) for a, w in zip(ahead, ("send", "recv"), strict=True))
-    return fill(rules.WrongTensor.remedy, other=rules.WrongTensor.other if more else "")
+    return fill(rules.wrong_tensor.remedy, other=rules.wrong_tensor.say("other") if more else "")

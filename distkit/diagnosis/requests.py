@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from distkit._format import named
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding, fill
+from distkit.diagnosis.findings import Finding
 from distkit.events import P2P, Op, Span, State
 from distkit.trace.calls import at, call
 from distkit.trace.log import grouped
@@ -57,17 +57,17 @@ def _is_changed(span: Span) -> bool:
 
 def _early(spans: list[Span], writes: bool, where: str) -> Finding:
     ranks = sorted({s.rank for s in spans})
-    rule: type[rules.BufferInUse] = rules.BufferInUse
+    rule = rules.buffer_in_use
     if writes:
         received = spans[0].op is Op.RECV
-        rule = rules.BufferOverwritten if received else rules.BufferChanged
+        rule = rules.buffer_overwritten if received else rules.buffer_changed
     begun = " and".join(dict.fromkeys(at(s.where) for s in spans))
     return rule.finding(
         culprits=ranks,
         lines={s.rank: where or s.where for s in spans},
         ranks=ranks,
         calls=f"{_its(ranks)} {_called(spans)}{begun}",
-        early=fill(rule.early, where=where) if where else "",
+        early=rule.say("early", where=where) if where else "",
         name=name(spans[0]),
     )
 
@@ -87,14 +87,14 @@ def forgotten(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
     uses = {_request(touch): touch.where for touch in facts.trace.spans if touch.op is Op.TOUCH}
     for (_, op), some in together.items():
         used = next((uses[s.rank, s.seq] for s in some if (s.rank, s.seq) in uses), "")
-        rule: type[rules.Rule] = rules.NotWaited
+        rule = rules.not_waited
         if op is not None:
-            rule = rules.BarrierNotWaited if op is Op.BARRIER else rules.ResultNotWaited
+            rule = rules.barrier_not_waited if op is Op.BARRIER else rules.result_not_waited
         yield rule.finding(
             *some,
             culprits=sorted({s.rank for s in some}),
             calls=_clauses(some),
-            used=fill(rules.NotWaited.used, where=used) if used else "",
+            used=rules.not_waited.say("used", where=used) if used else "",
             where=used,
         )
 

@@ -1,49 +1,74 @@
-"""Every kind of mistake that a diagnosis finds: one class each, with its sentences and its page.
+"""Every kind of mistake that a diagnosis finds: one row each, with its page and its sentences.
 
-To add one, write its class here and make its findings where they are discovered. A class without a
-code is a variant of its parent: the same mistake in another situation. ``docs/findings`` and
-``distkit explain`` are made from the docstrings, and from the programs of :mod:`distkit.hangs`.
+To add one, write its row here and make its findings where they are discovered. A variant of a rule
+is the same mistake in another situation. ``docs/findings`` and ``distkit explain`` are made from
+the pages, and from the programs of :mod:`distkit.hangs`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 from distkit.diagnosis.findings import Finding, fill, lines_of
 from distkit.events import Span
+
+#: Every kind of mistake, by its code.
+RULES: dict[str, Rule] = {}
 
 
 class Rule:
     """A kind of mistake: its code, and the sentences of its findings.
 
-    A subclass with a code is in ``RULES``, and its docstring is its page in ``docs/findings``. A
-    subclass of that is a variant: another sentence for the same mistake. What may stand in a
-    sentence's braces: see :func:`distkit.diagnosis.findings.fill`.
+    Args:
+        code: permanent; "" for sentences that several rules share.
+        name: in findings and commands.
+        page: in ``docs/findings``: a title, what it means, and what to do.
+        message: the template of what happened; for its braces see
+            :func:`distkit.diagnosis.findings.fill`.
+        remedy: the template of what to do.
+        shifts: whether the ranks' sequences of collectives no longer belong together after it.
+        sentences: others, of which :meth:`say` fills one.
     """
 
-    code: ClassVar[str] = ""
-    name: ClassVar[str] = ""
-    message: ClassVar[str] = ""
-    remedy: ClassVar[str] = ""
-    #: Whether the ranks' sequences of collectives no longer belong together after it.
-    shifts: ClassVar[bool] = False
-
-    def __init_subclass__(cls, code: str = "") -> None:
+    def __init__(
+        self,
+        code: str,
+        name: str,
+        page: str,
+        *,
+        message: str = "",
+        remedy: str = "",
+        shifts: bool = False,
+        **sentences: str,
+    ) -> None:
+        self.code, self.name, self.page = code, name, page
+        self.message, self.remedy = message, remedy
+        self.shifts, self.sentences = shifts, sentences
         if code:
-            cls.code = code
-            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-            RULES[code] = cls
+            RULES.setdefault(code, self)  # its variants come later
 
-    @classmethod
-    def title(cls) -> str:
+    def variant(self, *, message: str = "", remedy: str = "", **sentences: str) -> Rule:
+        """The same mistake in other sentences."""
+        return Rule(
+            self.code,
+            self.name,
+            self.page,
+            message=message or self.message,
+            remedy=remedy or self.remedy,
+            shifts=self.shifts,
+            **{**self.sentences, **sentences},
+        )
+
+    def title(self) -> str:
         """The first line of its page."""
-        return (cls.__doc__ or "").partition("\n")[0]
+        return self.page.partition("\n")[0]
 
-    @classmethod
+    def say(self, sentence: str, **words: object) -> str:
+        """One of its other sentences, filled."""
+        return fill(self.sentences[sentence], **words)
+
     def finding(
-        cls,
+        self,
         *spans: Span,
         message: str = "",
         remedy: str = "",
@@ -68,9 +93,9 @@ class Rule:
             words: what stands in the braces of the rule's sentences.
         """
         return Finding(
-            cls,
-            fill(message or cls.message, **words),
-            remedy or fill(cls.remedy, **words),
+            self,
+            fill(message or self.message, **words),
+            remedy or fill(self.remedy, **words),
             tuple(culprits),
             tuple(waiting),
             tuple(missing),
@@ -79,14 +104,26 @@ class Rule:
         )
 
 
-#: Every kind of mistake, by its code.
-RULES: dict[str, type[Rule]] = {}
+#: Those of calls that are matched with each other, and differ.
+MISMATCHES = frozenset("DK201 DK202 DK203 DK204 DK205 DK206 DK306".split())
+
+#: The remedies for a process that has ended, by words that tell how.
+ENDINGS = {
+    "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
+    "that the ranks pass to this call, and the order of their calls.",
+    "SIGKILL": "Another process killed it, or the system when memory ran out: use smaller "
+    "batches, or fewer ranks.",
+    "SIGSEGV": "It crashed in native code: look at its last call, and at the arguments.",
+    "exit status": "Look for a call of os._exit, also in a library: raise an exception instead.",
+}
 
 
 # -- DK1xx: ranks that wait for ever, or that end --------------------------------------------
 
 
-class RecvCycle(Rule, code="DK101"):
+recv_cycle = Rule(
+    "DK101",
+    "recv_cycle",
     """Two ranks receive from each other before either of them sends.
 
     `recv` returns when the message has arrived. Each rank blocks in its `recv`, so neither of them
@@ -105,13 +142,15 @@ class RecvCycle(Rule, code="DK101"):
 
     or start the transfers with `isend` and `irecv` and wait for both afterwards. Plain torch blocks
     until the backend's timeout, 30 minutes with gloo, and then reports the timeout alone.
-    """
+    """,
+    message="{ring}: each waits for the other.",
+    remedy="Let one of them send first.",
+)
 
-    message = "{ring}: each waits for the other."
-    remedy = "Let one of them send first."
 
-
-class Cycle(Rule, code="DK102"):
+cycle = Rule(
+    "DK102",
+    "cycle",
     """Ranks wait for each other in a circle.
 
     Each rank blocks in a call that needs the next rank of the circle, and the last one needs the
@@ -129,18 +168,20 @@ class Cycle(Rule, code="DK102"):
     ```
 
     Plain torch blocks until the backend's timeout.
-    """
-
-    message = "{ring}: each waits for the {next}."
-    remedy = "Make these calls in the same order on every rank."
-    sends = "Let one of them receive first, or use isend."
-    pulls = (
+    """,
+    message="{ring}: each waits for the {next}.",
+    remedy="Make these calls in the same order on every rank.",
+    sends="Let one of them receive first, or use isend.",
+    pulls=(
         "A pull waits for pushes of its key by every worker: push and pull the same keys in the "
         "same order on every rank."
-    )
+    ),
+)
 
 
-class Raised(Rule, code="DK103"):
+raised = Rule(
+    "DK103",
+    "raised",
     """A rank raised an exception, and perhaps others wait for it.
 
     The rank leaves its program, so it never makes the calls that the other ranks wait in. distkit
@@ -158,28 +199,31 @@ class Raised(Rule, code="DK103"):
 
     Plain torch shows the exception of the rank; the others fail later with `Connection closed by
     peer`, or wait until the timeout.
-    """
-
-    message = "{ranks} {raised}."
-    remedy = "Look at its traceback."
-    first = "Fix this first: the others wait because of it."
-    leave_together = (
+    """,
+    message="{ranks} {raised}.",
+    remedy="Look at its traceback.",
+    first="Fix this first: the others wait because of it.",
+    leave_together=(
         "Leave the program on every rank after the same calls: let an all_reduce tell the others "
         "that one wants to stop, and leave together."
-    )
+    ),
+)
 
 
-class RaisedInFlight(Raised):
-    message = (
+raised_in_flight = raised.variant(
+    message=(
         "rank {rank} raised {raised}, and with this exception under way waits in {call}{where:at}."
-    )
-    remedy = (
+    ),
+    remedy=(
         "Fix the exception first. The call at {where} stands in a `finally`, an `except` or an "
         "`__exit__`: without the exception rank {rank} would not have come to it yet."
-    )
+    ),
+)
 
 
-class Died(Rule, code="DK104"):
+died = Rule(
+    "DK104",
+    "died",
     """The process of a rank ended in the middle of the run.
 
     A signal, a crash in native code, `os._exit` or too little memory ended it. The ranks that wait
@@ -195,28 +239,20 @@ class Died(Rule, code="DK104"):
     ```
 
     Plain torch tells the other ranks `Connection closed by peer`.
-    """
-
-    message = "the {process} of {ranks} {ended} ({how}){where:at}{after}."
-    remedy = "Look for what ended it: os._exit, a crash in native code, or too little memory."
-    #: By words that tell how the process ended.
-    remedies: ClassVar[dict[str, str]] = {
-        "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
-        "that the ranks pass to this call, and the order of their calls.",
-        "SIGKILL": "Another process killed it, or the system when memory ran out: use smaller "
-        "batches, or fewer ranks.",
-        "SIGSEGV": "It crashed in native code: look at its last call, and at the arguments.",
-        "exit status": "Look for a call of os._exit, also in a library: raise an exception "
-        "instead.",
-    }
-    asked = "You asked for this."
-    go_on = (
+    """,
+    message="the {process} of {ranks} {ended} ({how}){where:at}{after}.",
+    remedy="Look for what ended it: os._exit, a crash in native code, or too little memory.",
+    asked="You asked for this.",
+    go_on=(
         "The others need {ranks} in every round: to continue without it, create the store with "
         'on_crash="continue"; to replace it, with on_crash="replace".'
-    )
+    ),
+)
 
 
-class Stopped(Rule, code="DK105"):
+stopped = Rule(
+    "DK105",
+    "stopped",
     """The process of a rank is stopped by a signal, and executes nothing.
 
     SIGSTOP, Ctrl-Z in a terminal or a debugger stops a process without ending it. The ranks that
@@ -227,21 +263,24 @@ class Stopped(Rule, code="DK105"):
     ```
 
     Plain torch says nothing until the timeout.
-    """
+    """,
+    message="{who} is stopped ({how}){silence}.",
+    remedy="`kill -CONT {pid}` continues it; cluster.interrupt() ends the run.",
+    silent=" and has missed heartbeats for {seconds:.2g} s",
+)
 
-    message = "{who} is stopped ({how}){silence}."
-    remedy = "`kill -CONT {pid}` continues it; cluster.interrupt() ends the run."
-    silent = " and has missed heartbeats for {seconds:.2g} s"
 
-
-class StoppedServer(Stopped):
-    remedy = (
+stopped_server = stopped.variant(
+    remedy=(
         "`kill -CONT {pid}` continues it. When it has missed heartbeats for the cluster's "
         "heartbeat_timeout, it is killed and replaced."
-    )
+    ),
+)
 
 
-class InBackend(Rule, code="DK106"):
+in_backend = Rule(
+    "DK106",
+    "in_backend",
     """All ranks have made the call, and the backend does not finish it.
 
     The ranks' calls fit together, so none of them is to blame for the wait. Usually the network
@@ -257,61 +296,67 @@ class InBackend(Rule, code="DK106"):
     ```
 
     Plain torch reports its timeout.
-    """
-
-    message = (
+    """,
+    message=(
         "{here:stay in} for {seconds:.2g} s; no rank is missing, but the backend does not finish "
         "it."
-    )
-    remedy = (
+    ),
+    remedy=(
         "Possible causes: {network}an operation that is still open (isend, irecv or async_op=True "
         "without wait()), a stopped process, or a large amount of data. If it does not end, "
         "interrupt the run."
-    )
-    network = "messages lost between hosts (see distkit doctor --hosts {hosts}), "
+    ),
+    network="messages lost between hosts (see distkit doctor --hosts {hosts}), ",
+)
 
 
 # -- DK2xx: collectives that do not fit together -----------------------------------------------
 
 
-class Mismatch(Rule):
-    """What the ranks call is matched with each other, and differs."""
-
-    shifts = True
-    threads = (
+mismatch = Rule(
+    "",
+    "mismatch",
+    """What the ranks call is matched with each other, and differs.""",
+    shifts=True,
+    threads=(
         "Several threads of {ranks} call collectives on this group, in no certain order: give "
         "each thread a group of its own, made by new_group, or call them all from one thread."
-    )
+    ),
+)
 
 
-class Divergence(Rule):
-    """Some ranks make a call that others do not make. The remedies name what keeps them away."""
-
-    message = "{here:wait in}, but {gone:have} {over} without calling it{known}."
-    shifts = True
-    waits_for_all = "{here:call}: {name} waits for every rank."
-    same_calls = "Every rank of the group has to make the same calls: "
-    all_or_none = "move this one out of the condition {guard}, or let no rank make it."
-    alike = "make {guard} give the same result on every rank, or move this one out of it."
-    keeps_away = "some ranks do not come to this one because of {guard}."
-    hides = "{handler} hides the exception of a rank that raises before it comes here."
-    reach = "Make every rank reach it{exits}."
-    may_keep_away = ": {exits} may keep some away"
-    same_number = "Give every rank the same number of {what}"
-    agree = "what decides there has to be the same everywhere, so all_reduce it first."
-    same_branch = "Make all ranks take the same branch at {exits}: "
-    batches = " (for batches, use DistributedSampler and drop_last=True)"
-    stream = (
+divergence = Rule(
+    "",
+    "divergence",
+    """Some ranks make a call that others do not make. The remedies name what keeps them away.""",
+    message="{here:wait in}, but {gone:have} {over} without calling it{known}.",
+    shifts=True,
+    waits_for_all="{here:call}: {name} waits for every rank.",
+    same_calls="Every rank of the group has to make the same calls: ",
+    all_or_none="move this one out of the condition {guard}, or let no rank make it.",
+    alike="make {guard} give the same result on every rank, or move this one out of it.",
+    keeps_away="some ranks do not come to this one because of {guard}.",
+    hides="{handler} hides the exception of a rank that raises before it comes here.",
+    reach="Make every rank reach it{exits}.",
+    may_keep_away=": {exits} may keep some away",
+    same_number="Give every rank the same number of {what}",
+    agree="what decides there has to be the same everywhere, so all_reduce it first.",
+    same_branch="Make all ranks take the same branch at {exits}: ",
+    batches=" (for batches, use DistributedSampler and drop_last=True)",
+    stream=(
         " (an IterableDataset has no length: for batches of DDP, write the loop inside `with "
         "Join([model]):`, from torch.distributed.algorithms.join; else agree on the number first)"
-    )
-    look = ", and look for a break, return or continue that only some ranks reach."
-    look_at = ", and look at {guard}."
-    no_sync = ", and the same number of backward passes outside of no_sync()"
-    meant = " Or pass group=, if only {ranks} are meant."
+    ),
+    look=", and look for a break, return or continue that only some ranks reach.",
+    look_at=", and look at {guard}.",
+    no_sync=", and the same number of backward passes outside of no_sync()",
+    meant=" Or pass group=, if only {ranks} are meant.",
+)
 
 
-class DifferentCollective(Mismatch, code="DK201"):
+different_collective = Rule(
+    "DK201",
+    "different_collective",
     """Ranks call different collectives at the same position.
 
     The n-th collective of a rank on a group belongs with the n-th of every other member, whatever
@@ -327,21 +372,25 @@ class DifferentCollective(Mismatch, code="DK201"):
 
     gloo blocks until its timeout or fails with a size that does not match.
     `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the calls before it makes them.
-    """
-
-    message = "{here:call}: these calls are matched with each other, but they differ."
-    remedy = (
+    """,
+    message="{here:call}: these calls are matched with each other, but they differ.",
+    remedy=(
         "Call the same collectives on every rank, in the same order; look for an `if` around one."
-    )
+    ),
+    shifts=True,
+)
 
 
-class OnlySome(DifferentCollective):
-    message = "only {here:call}{under}; meanwhile {there:call}{again}."
-    under = ", under {guard}"
-    again = " for the {n:th} time, which {ranks:have} called {m:time}"
+only_some = different_collective.variant(
+    message="only {here:call}{under}; meanwhile {there:call}{again}.",
+    under=", under {guard}",
+    again=" for the {n:th} time, which {ranks:have} called {m:time}",
+)
 
 
-class AnotherOrder(Mismatch, code="DK202"):
+another_order = Rule(
+    "DK202",
+    "another_order",
     """Ranks make the same calls in a different order.
 
     Collectives are matched by their order alone, and messages between two ranks by their order and
@@ -356,34 +405,39 @@ class AnotherOrder(Mismatch, code="DK202"):
     ```
 
     torch says nothing if the sizes are equal.
-    """
-
-    message = "{here:call}: the same collectives in a different order."
-    remedy = (
+    """,
+    message="{here:call}: the same collectives in a different order.",
+    remedy=(
         "Call the collectives in the same order on every rank: they are matched by their order "
         "alone."
-    )
+    ),
+    shifts=True,
+)
 
 
-class ReorderedLoop(AnotherOrder):
-    message = (
+reordered_loop = another_order.variant(
+    message=(
         "{ranks:call} {op}(){where:at} in {loop}, which takes its items in another order on some "
         "ranks: values change places, and nothing warns of it."
-    )
+    ),
+)
 
 
-class CrossedMessages(AnotherOrder):
-    message = (
+crossed_messages = another_order.variant(
+    message=(
         "rank {recv.rank} receives in another order{where} what rank {send.rank} sends: "
         "{sent[0]} into {got[0]}, {sent[1]} into {got[1]}. The sizes are equal, so nothing stops."
-    )
-    remedy = (
+    ),
+    remedy=(
         "Receive messages in the order in which they are sent, or give them tags: between two "
         "ranks they are matched by their order and tag alone."
-    )
+    ),
+)
 
 
-class DifferentTensor(Mismatch, code="DK203"):
+different_tensor = Rule(
+    "DK203",
+    "different_tensor",
     """The ranks of a collective pass tensors of different sizes or dtypes.
 
     Every rank of an `all_reduce` or `broadcast` must pass the same number of elements of the same
@@ -399,20 +453,23 @@ class DifferentTensor(Mismatch, code="DK203"):
 
     gloo fails with `op.preamble.length <= op.nbytes`, which ends the process, or blocks; NCCL
     blocks or gives wrong numbers.
-    """
-
-    message = "{here:call}: all ranks must pass the same shape and dtype."
-    remedy = "Give every rank a tensor of the same shape: pad it, or cut it{cause}."
-    dtype = "Give every rank a tensor of the same dtype: x.to(torch.{dtype}) converts it."
-    last_batch = (
+    """,
+    message="{here:call}: all ranks must pass the same shape and dtype.",
+    remedy="Give every rank a tensor of the same shape: pad it, or cut it{cause}.",
+    shifts=True,
+    dtype="Give every rank a tensor of the same dtype: x.to(torch.{dtype}) converts it.",
+    last_batch=(
         "; usual causes: a smaller last batch (use drop_last=True), or calls in a different order"
-    )
-    unordered = "; or sort what {loop} goes through, if its order differs among the ranks"
-    reordered = " {loop} takes its items in another order on some ranks."
-    one_call = " If it is one call, pass the same shape and dtype."
+    ),
+    unordered="; or sort what {loop} goes through, if its order differs among the ranks",
+    reordered=" {loop} takes its items in another order on some ranks.",
+    one_call=" If it is one call, pass the same shape and dtype.",
+)
 
 
-class DifferentRoot(Mismatch, code="DK204"):
+different_root = Rule(
+    "DK204",
+    "different_root",
     """The ranks of a collective name different roots.
 
     `src` of a `broadcast` or `scatter`, and `dst` of a `reduce` or `gather`, name the same rank on
@@ -423,13 +480,16 @@ class DifferentRoot(Mismatch, code="DK204"):
     ```
 
     gloo blocks until its timeout, or leaves each rank with its own values.
-    """
+    """,
+    message="{here:call}: they name different roots.",
+    remedy="Name the same {root} on every rank.",
+    shifts=True,
+)
 
-    message = "{here:call}: they name different roots."
-    remedy = "Name the same {root} on every rank."
 
-
-class DifferentReduction(Mismatch, code="DK205"):
+different_reduction = Rule(
+    "DK205",
+    "different_reduction",
     """The ranks of a collective pass different reductions.
 
     Each rank combines what it receives by its own `op`. If one passes MAX and the others SUM, the
@@ -440,13 +500,16 @@ class DifferentReduction(Mismatch, code="DK205"):
     ```
 
     torch says nothing.
-    """
+    """,
+    message="{here:call}: the result is wrong, and nothing warns of it.",
+    remedy="Pass the same reduction on every rank.",
+    shifts=True,
+)
 
-    message = "{here:call}: the result is wrong, and nothing warns of it."
-    remedy = "Pass the same reduction on every rank."
 
-
-class SplitMismatch(Mismatch, code="DK206"):
+split_mismatch = Rule(
+    "DK206",
+    "split_mismatch",
     """In an all_to_all, a rank sends another one more or fewer rows than it expects.
 
     `output_split_sizes[i]` on rank j must equal `input_split_sizes[j]` on rank i. Otherwise rows
@@ -461,20 +524,21 @@ class SplitMismatch(Mismatch, code="DK206"):
     ```
 
     gloo blocks, ends the process or says nothing, depending on the sizes.
-    """
-
-    message = (
+    """,
+    message=(
         "rank {send.rank} sends {rows[0]:row} to {receiver} in {send} (input splits {sent}), but "
         "{receiver} expects {rows[1]:row} (output splits {awaited}){where}."
-    )
-    shifts = False
-    remedy = (
+    ),
+    remedy=(
         "Output split i of rank j has to equal input split j of rank i: let the ranks exchange the "
         "counts first, by all_to_all_single of a tensor with one count for each rank."
-    )
+    ),
+)
 
 
-class Skipped(Divergence, code="DK207"):
+skipped = Rule(
+    "DK207",
+    "skipped",
     """A rank ended without a collective that the others wait in.
 
     Usually the call stands under a condition on the rank, or behind an early `return`. A collective
@@ -490,24 +554,29 @@ class Skipped(Divergence, code="DK207"):
     ```
 
     Plain torch blocks until the timeout, or reports that a connection was closed.
-    """
+    """,
+    message=divergence.message,
+    remedy="Let every rank call it: look for an `if` or an early return that keeps {gone} away.",
+    shifts=True,
+)
 
-    remedy = "Let every rank call it: look for an `if` or an early return that keeps {gone} away."
 
-
-class SkippedFunction(Skipped):
-    message = (
+skipped_function = skipped.variant(
+    message=(
         "{here:wait in|a backward pass} for {gone}, but {gone:have} {over} without coming to it"
         "{known}."
-    )
-    remedy = (
+    ),
+    remedy=(
         "Autograd comes only to functions that the loss depends on: a new tensor, such as "
         "torch.empty for want of data, cuts the graph. Let the loss depend on the same functions "
         "on every rank, if only times zero."
-    )
+    ),
+)
 
 
-class Uneven(Divergence, code="DK208"):
+uneven = Rule(
+    "DK208",
+    "uneven",
     """Ranks run different numbers of iterations.
 
     One rank has a batch more than the others, or leaves the loop earlier: in its last iterations it
@@ -523,39 +592,45 @@ class Uneven(Divergence, code="DK208"):
 
     Plain torch blocks in the last iteration until the timeout. DDP's `Join` context lets the ranks
     that have finished take part.
-    """
-
-    message = (
+    """,
+    message=(
         "{here:call} for the {n:th} time, while {there:go on to}{after}: they run different "
         "numbers of iterations."
-    )
-    remedy = "{even}."
-    after = " after calling it {n:time}"
-    without = " without calling it"
+    ),
+    remedy="{even}.",
+    shifts=True,
+    after=" after calling it {n:time}",
+    without=" without calling it",
+)
 
 
-class UnevenEnd(Uneven):
-    message = (
+uneven_end = uneven.variant(
+    message=(
         "{here:wait in} for the {more:th} time, but {gone:have} called it {fewer:time} and {over}"
         "{known}."
-    )
+    ),
+)
 
 
-class UnevenBackward(Uneven):
-    message = (
+uneven_backward = uneven.variant(
+    message=(
         "{here:start|one more backward pass}, while {there:go on to}: they run different numbers "
         "of iterations."
-    )
+    ),
+)
 
 
-class UnevenBackwardEnd(Uneven):
-    message = (
+uneven_backward_end = uneven.variant(
+    message=(
         "{here:wait in|a backward pass} for {gone}, but {gone:have} {over} without another one"
         "{known}."
-    )
+    ),
+)
 
 
-class MissingBarrier(Divergence, code="DK209"):
+missing_barrier = Rule(
+    "DK209",
+    "missing_barrier",
     """A rank does not call a barrier that the others wait in.
 
     `barrier` returns when every rank of the group has called it. If it stands under a condition,
@@ -568,20 +643,25 @@ class MissingBarrier(Divergence, code="DK209"):
     ```
 
     Plain torch blocks until the timeout; `monitored_barrier` of gloo names the rank.
-    """
+    """,
+    message=divergence.message,
+    remedy="Call barrier() on every rank, or on none.",
+    shifts=True,
+)
 
-    remedy = "Call barrier() on every rank, or on none."
 
-
-class StoreBarrier(MissingBarrier):
-    message = "{here:wait in} for {away}{others}."
-    remedy = "Let as many ranks call it as its second argument says, with the same key."
+store_barrier = missing_barrier.variant(
+    message="{here:wait in} for {away}{others}.",
+    remedy="Let as many ranks call it as its second argument says, with the same key.",
+)
 
 
 # -- DK3xx: messages and requests ------------------------------------------------------------
 
 
-class NoReceiver(Rule, code="DK301"):
+no_receiver = Rule(
+    "DK301",
+    "no_receiver",
     """A rank sends a message that no rank receives.
 
     `send` returns when its receiver has taken the message. Each `send` needs one `recv` on the rank
@@ -595,17 +675,20 @@ class NoReceiver(Rule, code="DK301"):
     ```
 
     Plain torch blocks until the timeout, or reports that a connection was closed.
-    """
-
-    message = "{mine:wait in}, but {gone:have} {over} after receiving {done:message}{known}."
-    remedy = "Add the missing recv on {gone}, or remove this send: each send needs one recv."
-
-
-class NeverReceived(NoReceiver):
-    message = "rank {mine.peer} never receives what rank {mine.rank} sends in {mine}."
+    """,
+    message="{mine:wait in}, but {gone:have} {over} after receiving {done:message}{known}.",
+    remedy="Add the missing recv on {gone}, or remove this send: each send needs one recv.",
+)
 
 
-class NoSender(Rule, code="DK302"):
+never_received = no_receiver.variant(
+    message="rank {mine.peer} never receives what rank {mine.rank} sends in {mine}.",
+)
+
+
+no_sender = Rule(
+    "DK302",
+    "no_sender",
     """A rank waits for a message that no rank sends.
 
     `recv` returns when the message has arrived. Each `recv` needs one `send` on the rank that it
@@ -619,19 +702,22 @@ class NoSender(Rule, code="DK302"):
     ```
 
     Plain torch blocks until the timeout, or reports that a connection was closed.
-    """
-
-    message = "{mine:wait in}, but {gone:have} {over} after sending {done:message}{known}."
-    remedy = (
+    """,
+    message="{mine:wait in}, but {gone:have} {over} after sending {done:message}{known}.",
+    remedy=(
         "Add the missing send on {one_of}{gone}, or remove this recv: each send needs one recv."
-    )
+    ),
+)
 
 
-class NeverSent(NoSender):
-    message = "rank {mine.peer} never sends what rank {mine.rank} waits for in {mine}."
+never_sent = no_sender.variant(
+    message="rank {mine.peer} never sends what rank {mine.rank} waits for in {mine}.",
+)
 
 
-class WrongTag(Rule, code="DK303"):
+wrong_tag = Rule(
+    "DK303",
+    "wrong_tag",
     """The two ends of a message have different tags.
 
     A `recv` takes only a message with its own tag, 0 if it has none. The message with the other tag
@@ -645,16 +731,18 @@ class WrongTag(Rule, code="DK303"):
     ```
 
     Plain torch blocks until the timeout. NCCL ignores tags.
-    """
-
-    message = (
+    """,
+    message=(
         "rank {send.rank} sends to rank {recv.rank} with tag {sent}{send.where:at}, but rank "
         "{recv.rank} waits for tag {awaited} in {recv}."
-    )
-    remedy = "Give the send and its receive the same tag."
+    ),
+    remedy="Give the send and its receive the same tag.",
+)
 
 
-class WrongSource(Rule, code="DK304"):
+wrong_source = Rule(
+    "DK304",
+    "wrong_source",
     """A rank waits for a message of one rank, and another rank sends to it.
 
     `src` of a `recv` is the rank that sends: not the next one in a ring, and in a group still the
@@ -668,13 +756,15 @@ class WrongSource(Rule, code="DK304"):
     ```
 
     Plain torch blocks until the timeout.
-    """
+    """,
+    message="{mine:wait in} for rank {mine.peer}{over}, but {send:send to it in}.",
+    remedy="Receive from rank {send.rank}, or let rank {mine.peer} send.",
+)
 
-    message = "{mine:wait in} for rank {mine.peer}{over}, but {send:send to it in}."
-    remedy = "Receive from rank {send.rank}, or let rank {mine.peer} send."
 
-
-class WrongDestination(Rule, code="DK305"):
+wrong_destination = Rule(
+    "DK305",
+    "wrong_destination",
     """A rank sends a message to one rank, and another rank waits for it.
 
     `dst` of a `send` is the rank that receives, in a group still the rank in the whole world.
@@ -687,15 +777,17 @@ class WrongDestination(Rule, code="DK305"):
     ```
 
     Plain torch blocks until the timeout.
-    """
-
-    message = (
+    """,
+    message=(
         "rank {send.rank} sends to rank {send.peer}{over} in {send}, but {recv:wait for it in}."
-    )
-    remedy = "Send to rank {recv.rank}, or receive on rank {send.peer}."
+    ),
+    remedy="Send to rank {recv.rank}, or receive on rank {send.peer}.",
+)
 
 
-class WrongTensor(Mismatch, code="DK306"):
+wrong_tensor = Rule(
+    "DK306",
+    "wrong_tensor",
     """The two ends of a message differ in size or dtype.
 
     The bytes of a message are copied into the receiver's tensor as they are. Floats that are
@@ -711,19 +803,20 @@ class WrongTensor(Mismatch, code="DK306"):
 
     torch says nothing where the sizes in bytes are equal; gloo reports `op.preamble.length <=
     op.nbytes` where the message is larger.
-    """
-
-    message = (
+    """,
+    message=(
         "rank {send.rank} sends {sent} to rank {recv.rank}{send.where:at}, which receives it into "
         "{got}{recv.where:at}{others}."
-    )
-    shifts = False
-    remedy = "Give the receive buffer the shape and the dtype of what is sent.{other}"
-    others = " (and in {n:more message})"
-    other = " If another message was meant, receive in the order of sending, or use tags."
+    ),
+    remedy="Give the receive buffer the shape and the dtype of what is sent.{other}",
+    others=" (and in {n:more message})",
+    other=" If another message was meant, receive in the order of sending, or use tags.",
+)
 
 
-class MessageRace(Rule, code="DK307"):
+message_race = Rule(
+    "DK307",
+    "message_race",
     """Chance decides which message a receive from any source takes.
 
     `recv` without `src` takes whichever message arrives first. If the program uses the first one
@@ -738,24 +831,27 @@ class MessageRace(Rule, code="DK307"):
     ```
 
     torch says nothing.
-    """
-
-    message = (
+    """,
+    message=(
         "rank {rank} receives from any source{where}: {senders} send to it, and chance decides "
         "whose message comes first."
-    )
-    remedy = "Pass src= to each recv, or take the sender from what recv returns."
+    ),
+    remedy="Pass src= to each recv, or take the sender from what recv returns.",
+)
 
 
-class MessageTaken(MessageRace):
-    message = (
+message_taken = message_race.variant(
+    message=(
         "{mine:wait in}, but its recv(src=any){early.where:at} has taken the message of rank "
         "{mine.peer}, which came first{left}."
-    )
-    left = "; what rank {left.rank} sends{left.where:at} is left over"
+    ),
+    left="; what rank {left.rank} sends{left.where:at} is left over",
+)
 
 
-class BufferInUse(Rule, code="DK308"):
+buffer_in_use = Rule(
+    "DK308",
+    "buffer_in_use",
     """A tensor is used before the request that transfers it is complete.
 
     After `isend`, `irecv` or a call with `async_op=True` the tensor belongs to the transfer until
@@ -769,29 +865,33 @@ class BufferInUse(Rule, code="DK308"):
     ```
 
     torch says nothing.
-    """
-
-    message = (
+    """,
+    message=(
         "{ranks:use} the buffer of {calls}{early}: before wait() the result may not be there yet."
-    )
-    remedy = "Call wait() on what {name} returned before you use its tensor."
-    early = " too early,{where:at}"
+    ),
+    remedy="Call wait() on what {name} returned before you use its tensor.",
+    early=" too early,{where:at}",
+)
 
 
-class BufferChanged(BufferInUse):
-    message = (
+buffer_changed = buffer_in_use.variant(
+    message=(
         "{ranks:change} the buffer of {calls}{early}: before wait() the call may take the old "
         "values or the new."
-    )
-    remedy = "Call wait() on what {name} returned before you change its tensor, or pass it a copy."
+    ),
+    remedy="Call wait() on what {name} returned before you change its tensor, or pass it a copy.",
+)
 
 
-class BufferOverwritten(BufferInUse):
-    message = "{ranks:change} the buffer of {calls}{early}: the message may overwrite it."
-    remedy = "Call wait() on what {name} returned before you change its tensor."
+buffer_overwritten = buffer_in_use.variant(
+    message="{ranks:change} the buffer of {calls}{early}: the message may overwrite it.",
+    remedy="Call wait() on what {name} returned before you change its tensor.",
+)
 
 
-class NotWaited(Rule, code="DK309"):
+not_waited = Rule(
+    "DK309",
+    "not_waited",
     """A program never waits for an asynchronous call.
 
     `isend`, `irecv` and calls with `async_op=True` return a request at once. The transfer is
@@ -803,31 +903,36 @@ class NotWaited(Rule, code="DK309"):
     ```
 
     torch says nothing; the last messages may be lost when the process ends.
-    """
-
-    message = "{calls}{used}."
-    remedy = "Call wait() on what isend and irecv return: the transfer is complete only then."
-    used = "; the tensor is used{where:at}"
-
-
-class LeftBehind(NotWaited):
-    message = "rank {mine.rank} never waited for its i{mine} and has left; {other:wait in}."
+    """,
+    message="{calls}{used}.",
+    remedy="Call wait() on what isend and irecv return: the transfer is complete only then.",
+    used="; the tensor is used{where:at}",
+)
 
 
-class BarrierNotWaited(NotWaited):
-    message = "{calls}: the program continues without the other ranks."
-    remedy = "Call wait() on what it returns, or leave async_op out."
+left_behind = not_waited.variant(
+    message="rank {mine.rank} never waited for its i{mine} and has left; {other:wait in}.",
+)
 
 
-class ResultNotWaited(NotWaited):
-    message = "{calls}: its result may not be there when the tensor is used{where:at}."
-    remedy = "Call wait() on what it returns before you use the tensor."
+barrier_not_waited = not_waited.variant(
+    message="{calls}: the program continues without the other ranks.",
+    remedy="Call wait() on what it returns, or leave async_op out.",
+)
+
+
+result_not_waited = not_waited.variant(
+    message="{calls}: its result may not be there when the tensor is used{where:at}.",
+    remedy="Call wait() on what it returns before you use the tensor.",
+)
 
 
 # -- DK4xx: groups and stores -----------------------------------------------------------------
 
 
-class WrongGroup(Rule, code="DK401"):
+wrong_group = Rule(
+    "DK401",
+    "wrong_group",
     """Ranks make the same call on different groups.
 
     A collective is matched within its group. Two groups of the same ranks are still two groups, and
@@ -842,29 +947,33 @@ class WrongGroup(Rule, code="DK401"):
     ```
 
     Plain torch blocks until the timeout.
-    """
+    """,
+    message="{here:wait in}: they use different groups, so they never match.",
+    remedy="Pass the same group on both sides.",
+)
 
-    message = "{here:wait in}: they use different groups, so they never match."
-    remedy = "Pass the same group on both sides."
 
-
-class GroupsAlike(WrongGroup):
-    message = "{here:wait in}: they use different groups of the same ranks, so they never match."
-    remedy = (
-        f"{WrongGroup.remedy} Each new_group makes another one: use them in the same order on "
+groups_alike = wrong_group.variant(
+    message="{here:wait in}: they use different groups of the same ranks, so they never match.",
+    remedy=(
+        f"{wrong_group.remedy} Each new_group makes another one: use them in the same order on "
         "every rank."
-    )
+    ),
+)
 
 
-class MemberMissing(WrongGroup):
-    message = Divergence.message
-    remedy = (
+member_missing = wrong_group.variant(
+    message=divergence.message,
+    remedy=(
         "Every member of a group has to call its collectives, and only members can: compare the "
         "ranks of the group with the ranks that come to this call."
-    )
+    ),
+)
 
 
-class NewGroup(Divergence, code="DK402"):
+new_group = Rule(
+    "DK402",
+    "new_group",
     """Not every rank of the world calls new_group, or they name different ranks.
 
     `new_group` is a collective of all ranks, members or not. torch names groups by counting these
@@ -875,24 +984,30 @@ class NewGroup(Divergence, code="DK402"):
     ```
 
     Plain torch blocks in `new_group`, or in the first call on the group.
-    """
+    """,
+    message=divergence.message,
+    remedy="Call new_group on every rank of the world, members or not: move it out of the `if`.",
+    shifts=True,
+)
 
-    remedy = "Call new_group on every rank of the world, members or not: move it out of the `if`."
 
-
-class NewGroupCounts(NewGroup):
-    message = (
+new_group_counts = new_group.variant(
+    message=(
         "{here:call}, and {gone:do} not: torch names groups by counting these calls, so later "
         "groups do not match."
-    )
+    ),
+)
 
 
-class NewGroupMembers(NewGroup):
-    message = "{here:call}: all must name the same group."
-    remedy = "Call new_group with the same ranks everywhere, on every rank of the world."
+new_group_members = new_group.variant(
+    message="{here:call}: all must name the same group.",
+    remedy="Call new_group with the same ranks everywhere, on every rank of the world.",
+)
 
 
-class LeakedGroup(Rule, code="DK403"):
+leaked_group = Rule(
+    "DK403",
+    "leaked_group",
     """A line makes groups again and again, and none of them is destroyed.
 
     torch keeps every group, with its connections and threads, until `destroy_process_group`. In a
@@ -905,19 +1020,21 @@ class LeakedGroup(Rule, code="DK403"):
     ```
 
     torch says nothing until the system's limits are reached.
-    """
-
-    message = (
+    """,
+    message=(
         "{ranks:make} groups with {call}{where:at} again and again; at least {n} are still alive: "
         "torch keeps each with its connections and threads."
-    )
-    remedy = (
+    ),
+    remedy=(
         "Make the group once, before the loop, or call dist.destroy_process_group(group) when it "
         "is no longer used."
-    )
+    ),
+)
 
 
-class NotAMember(Rule, code="DK404"):
+not_a_member = Rule(
+    "DK404",
+    "not_a_member",
     """A rank calls a collective on a group that it does not belong to.
 
     The call does nothing on that rank, and its tensor keeps its values.
@@ -929,13 +1046,15 @@ class NotAMember(Rule, code="DK404"):
     ```
 
     torch warns once and continues.
-    """
+    """,
+    message="{here:call} on a group without {ranks}: nothing happens there.",
+    remedy="Call it on the group's members only, or make the group larger.",
+)
 
-    message = "{here:call} on a group without {ranks}: nothing happens there."
-    remedy = "Call it on the group's members only, or make the group larger."
 
-
-class DestroyedGroup(Rule, code="DK405"):
+destroyed_group = Rule(
+    "DK405",
+    "destroyed_group",
     """A group is used after one of its members has destroyed it.
 
     `destroy_process_group` closes the rank's connections of the group: the others then wait for a
@@ -950,26 +1069,30 @@ class DestroyedGroup(Rule, code="DK405"):
     ```
 
     Plain torch says `Invalid process group specified`, or blocks on the other ranks.
-    """
-
-    message = "{ranks:have} destroyed {group}{where:at}; {here:wait in}."
-    remedy = (
+    """,
+    message="{ranks:have} destroyed {group}{where:at}; {here:wait in}.",
+    remedy=(
         "Let every member make the same calls on a group before one of them calls "
         "destroy_process_group: move it after the last of them, on every rank."
-    )
+    ),
+)
 
 
-class UsedAfterDestroy(DestroyedGroup):
-    message = "{here:call} on a group that {they} destroyed{where:at}."
-    remedy = "Call destroy_process_group once, after the last use of the group."
+used_after_destroy = destroyed_group.variant(
+    message="{here:call} on a group that {they} destroyed{where:at}.",
+    remedy="Call destroy_process_group once, after the last use of the group.",
+)
 
 
-class DestroyedTooEarly(DestroyedGroup):
-    message = "{ranks:destroy} a group{where:at} before waiting for {name}{call.where:at} on it."
-    remedy = "Call wait() on what is open before destroy_process_group."
+destroyed_too_early = destroyed_group.variant(
+    message="{ranks:destroy} a group{where:at} before waiting for {name}{call.where:at} on it.",
+    remedy="Call wait() on what is open before destroy_process_group.",
+)
 
 
-class MissingKey(Rule, code="DK406"):
+missing_key = Rule(
+    "DK406",
+    "missing_key",
     """Ranks wait for a key of a store that no rank sets.
 
     `store.get` and `store.wait` block until some rank has called `store.set` with the same key.
@@ -982,20 +1105,24 @@ class MissingKey(Rule, code="DK406"):
     ```
 
     Plain torch reports a timeout of the store, and the key.
-    """
-
-    message = "{here:wait in}, but no rank has set {keys}{near}{others}."
-    remedy = (
+    """,
+    message="{here:wait in}, but no rank has set {keys}{near}{others}.",
+    remedy=(
         "Let a rank set {keys} before the others need it; look for another spelling, or for an "
         "`if` that keeps store.set away."
-    )
-    near = "; rank {set.rank} has called {call}{set.where:at}"
+    ),
+    near="; rank {set.rank} has called {call}{set.where:at}",
+)
 
 
 # -- DK5xx: gradients --------------------------------------------------------------------------
 
 
-class UnusedParameter(Divergence, code="DK501"):
+_LACKS = "{ranks:have} ended a backward pass without the gradients of some parameters{names}"
+
+unused_parameter = Rule(
+    "DK501",
+    "unused_parameter",
     """A rank's loss does not depend on some parameters, so their gradients are never sent.
 
     DDP averages the gradients of a bucket when all of them are there. If one rank does not use a
@@ -1010,33 +1137,37 @@ class UnusedParameter(Divergence, code="DK501"):
 
     Plain torch reports it in the next forward pass (`Expected to have finished reduction in the
     prior iteration`), or blocks.
-    """
-
-    lacks = "{ranks:have} ended a backward pass without the gradients of some parameters{names}"
-    message = lacks + "; {others:wait for|gradients}."
-    remedy = (
+    """,
+    message=_LACKS + "; {others:wait for|gradients}.",
+    remedy=(
         "Use every parameter of the model in every forward pass, on every rank, or pass "
         "find_unused_parameters=True to DDP."
-    )
+    ),
+    shifts=True,
+)
 
 
-class UnusedBefore(UnusedParameter):
-    message = UnusedParameter.lacks + "{before}."
-    before = " before the next one{where:at}"
+unused_before = unused_parameter.variant(
+    message=_LACKS + "{before}.",
+    before=" before the next one{where:at}",
+)
 
 
-class UnusedModule(UnusedParameter):
-    message = (
+unused_module = unused_parameter.variant(
+    message=(
         "{ranks:have} ended a backward pass without a gradient for {names}, whose result it did "
         "not use; {others:wait for|gradients}."
-    )
-    remedy = (
+    ),
+    remedy=(
         "Let the loss depend on the result of {names} on every rank, if only times zero: FSDP "
         "reduces the gradients of a module on all ranks, or on none."
-    )
+    ),
+)
 
 
-class ZeroGradient(Rule, code="DK502"):
+zero_gradient = Rule(
+    "DK502",
+    "zero_gradient",
     """torch.distributed.nn.functional.broadcast loses the gradient of its source in a group.
 
     It takes the source's rank in the world for its rank in the group (pytorch#130515), so that the
@@ -1050,30 +1181,34 @@ class ZeroGradient(Rule, code="DK502"):
     ```
 
     torch says nothing: the gradient is zero.
-    """
-
-    message = (
+    """,
+    message=(
         "the gradient of {call}{where:at} is zero at its source, rank {root}: "
         "torch.distributed.nn.functional takes the source's rank of the world for its rank in the "
         "group (pytorch#130515)."
-    )
-    remedy = (
+    ),
+    remedy=(
         "Use a group in which the source has the same rank as in the world; or let the source's "
         "tensor and zeros of the others go through torch.distributed.nn.functional.all_reduce, "
         "whose gradient is right."
-    )
+    ),
+)
 
 
 # -- DK6xx: the parameter server -----------------------------------------------------------------
 
 
-class Unanswered(Rule):
-    """A request to the parameter server waits for what other workers do not do."""
+unanswered = Rule(
+    "",
+    "unanswered",
+    """A request to the parameter server waits for what other workers do not do.""",
+    message="{here:wait in}{condition}, but {others}.",
+)
 
-    message = "{here:wait in}{condition}, but {others}."
 
-
-class MissingPush(Unanswered, code="DK601"):
+missing_push = Rule(
+    "DK601",
+    "missing_push",
     """A worker pushes a key less often than the others, and they wait for its gradient.
 
     Under `dist_sync` a round of a key ends when every worker has pushed it once, and only then the
@@ -1088,35 +1223,39 @@ class MissingPush(Unanswered, code="DK601"):
     ```
 
     or create the store as `dist_async`. MXNet's server waits for ever.
-    """
-
-    remedy = (
+    """,
+    message=unanswered.message,
+    remedy=(
         "Under dist_sync every worker pushes a key once for each round: give every rank the same "
         "number of batches, and look for an `if`, break, return or continue that only some ranks "
         "reach; or use dist_async, where no worker waits."
-    )
-    bound = (
+    ),
+    bound=(
         "The staleness bound also applies to workers that have finished: give every rank the same "
         "number of batches, or a larger staleness."
-    )
-    barrier = (
+    ),
+    barrier=(
         "A worker that waits at a barrier pushes nothing, and the staleness bound still applies: "
         "call barrier() after the same number of pushes on every rank."
-    )
-    late = (
+    ),
+    late=(
         "With backup workers a late worker's last rounds come when the others may have finished: "
         "do not pull after the last push, or use dist_async."
-    )
+    ),
+)
 
 
-class IncompleteRound(MissingPush):
-    message = (
+incomplete_round = missing_push.variant(
+    message=(
         "{pushes}: a round that lacks a gradient never completes, so the last push{where:at} had "
         "no effect."
-    )
+    ),
+)
 
 
-class MissingInit(Unanswered, code="DK602"):
+missing_init = Rule(
+    "DK602",
+    "missing_init",
     """A worker does not call init of a key.
 
     The first value of a key is the one that rank 0 passes: the `init` of the other workers waits
@@ -1127,14 +1266,17 @@ class MissingInit(Unanswered, code="DK602"):
     ```
 
     MXNet's workers wait for ever.
-    """
-
-    remedy = (
+    """,
+    message=unanswered.message,
+    remedy=(
         "Call init on every worker; the value that rank 0 passes is used. Move it out of the `if`."
-    )
+    ),
+)
 
 
-class MissingWorker(Unanswered, code="DK603"):
+missing_worker = Rule(
+    "DK603",
+    "missing_worker",
     """A worker does not create the store.
 
     The servers begin when every worker has called `kvstore.create`.
@@ -1144,15 +1286,18 @@ class MissingWorker(Unanswered, code="DK603"):
     ```
 
     MXNet's workers wait for ever.
-    """
-
-    remedy = "Create the store on every worker: the servers begin when all are there."
+    """,
+    message=unanswered.message,
+    remedy="Create the store on every worker: the servers begin when all are there.",
+)
 
 
 # -- DK9xx: remarks, and limits of the record ------------------------------------------------------
 
 
-class Straggler(Rule, code="DK901"):
+straggler = Rule(
+    "DK901",
+    "straggler",
     """A rank is slow, and the others wait for it.
 
     This is no hang: the rank computes, reads data or sleeps, and comes later than the others, again
@@ -1167,21 +1312,24 @@ class Straggler(Rule, code="DK901"):
     ```
 
     torch says nothing.
-    """
+    """,
+    message="{here:wait in} for rank {rank}, which {is_} not communicating.",
+    remedy="If it computes, this is not a hang: it may still arrive.",
+)
 
-    message = "{here:wait in} for rank {rank}, which {is_} not communicating."
-    remedy = "If it computes, this is not a hang: it may still arrive."
 
-
-class LateAgain(Straggler):
-    message = (
+late_again = straggler.variant(
+    message=(
         "after the first one, rank {rank} came last to {came} of {total} collectives: the others "
         "waited {seconds:.2g} s for it in all."
-    )
-    remedy = "This is not a hang: give it less to do, or look for what slows it down."
+    ),
+    remedy="This is not a hang: give it less to do, or look for what slows it down.",
+)
 
 
-class Behind(Rule, code="DK902"):
+behind = Rule(
+    "DK902",
+    "behind",
     """At the end of the record a rank has made fewer calls than others.
 
     Flight-recorder dumps and NCCL's logs have the beginnings of calls, not always their ends. That
@@ -1195,26 +1343,29 @@ class Behind(Rule, code="DK902"):
     ```
 
     torch's own analyzer of the dumps compares the same records.
-    """
-
-    message = "{ranks:are} behind: {last}, and {ahead:have} gone on to {then}{group}{where:at}."
-    remedy = (
+    """,
+    message="{ranks:are} behind: {last}, and {ahead:have} gone on to {then}{group}{where:at}.",
+    remedy=(
         "If the job hangs, look at what rank {first} does after that call{dump}. If it does not, "
         "only the record ends there."
-    )
-    made = "{its} {n:th} and last call is {call}{where:at}"
-    made_none = "{have} made none of the calls"
-    dump = " (py-spy dump --pid {pid} on {host})"
+    ),
+    made="{its} {n:th} and last call is {call}{where:at}",
+    made_none="{have} made none of the calls",
+    dump=" (py-spy dump --pid {pid} on {host})",
+)
 
 
-class MessageBehind(Behind):
-    message = (
+message_behind = behind.variant(
+    message=(
         "rank {first} is behind: it has not {done} what rank {rank} has called {call} for"
         "{where:at}."
-    )
+    ),
+)
 
 
-class NotJudged(Rule, code="DK903"):
+not_judged = Rule(
+    "DK903",
+    "not_judged",
     """The record does not contain what a diagnosis needs.
 
     A record of another program may lack the ends of calls, the members of groups, or some calls.
@@ -1225,8 +1376,8 @@ class NotJudged(Rule, code="DK903"):
     ```
 
     records everything that a diagnosis needs.
-    """
-
-    message = "{text}"
-    remedy = "{advice}"
-    even = "no rank is behind: all have made the same calls; {text}"
+    """,
+    message="{text}",
+    remedy="{advice}",
+    even="no rank is behind: all have made the same calls; {text}",
+)

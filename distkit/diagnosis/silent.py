@@ -73,7 +73,7 @@ def _decides_by_order(facts: Evidence, one: Span, other: Span) -> bool:
 def _race(one: Span, other: Span) -> Finding:
     both = at(one.where) if one.where == other.where else f"{at(one.where)} and{at(other.where)}"
     senders = [s.peer for s in (one, other) if s.peer is not None]
-    return rules.MessageRace.finding(
+    return rules.message_race.finding(
         one, culprits=[one.rank], rank=one.rank, where=both, senders=senders
     )
 
@@ -93,7 +93,7 @@ def _reordered(facts: Evidence) -> Iterator[Finding]:
             loop = facts.program.reordered([where], directly=True)
             if loop is not None:
                 ranks = sorted(found)
-                yield rules.ReorderedLoop.finding(
+                yield rules.reordered_loop.finding(
                     *(row[0] for row in found.values()),
                     culprits=ranks,
                     ranks=ranks,
@@ -152,7 +152,7 @@ def _cross(one: tuple[Span, Span], other: tuple[Span, Span], names: list[list[st
         said, here = [name for _, name in ends], at(recv.where)
     else:
         said, here = [f"{name}{at(s.where)}" for s, name in ends], ""
-    return rules.CrossedMessages.finding(
+    return rules.crossed_messages.finding(
         send,
         recv,
         culprits=sorted({send.rank, recv.rank}),
@@ -175,7 +175,7 @@ def _without_gradient(facts: Evidence) -> Iterator[Finding]:
             found[span.where][span.rank] = span
     for where, spans in found.items():
         mine = spans[min(spans)]
-        yield rules.ZeroGradient.finding(
+        yield rules.zero_gradient.finding(
             *spans.values(),
             culprits=sorted(spans),
             call=facts.call(mine),

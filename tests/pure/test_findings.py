@@ -33,7 +33,7 @@ def test_documented_pages_are_those_of_the_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES.values())
-def test_rule_has_a_code_a_name_and_a_page(rule: type[Rule]) -> None:
+def test_rule_has_a_code_a_name_and_a_page(rule: Rule) -> None:
     assert re.fullmatch(r"DK[1-69]\d\d", rule.code)
     assert re.fullmatch("[a-z_]+", rule.name)
     assert rule.title().endswith(".") and rule.message
@@ -67,7 +67,7 @@ def test_words_in_a_sentence_agree_in_number() -> None:
 def test_explain_prints_the_page(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", word]) == 0
     said = capsys.readouterr().out
-    assert "DK303 wrong_tag" in said and rules.WrongTag.title() in said
+    assert "DK303 wrong_tag" in said and rules.wrong_tag.title() in said
     assert "dist.recv(x, src=0, tag=2)" in said
 
 

@@ -357,7 +357,7 @@ def _broken_off(trace: EventLog) -> list[Finding]:
     None if a rank failed for a reason of its own: others may wait because of that.
     """
     found = diagnose(trace)
-    own = any(issubclass(f.rule, (rules.Raised, rules.Died)) for f in found)
+    own = any(f.code in (rules.raised.code, rules.died.code) for f in found)
     return [] if own else [f for f in found if f.hang]
 
 

@@ -122,7 +122,7 @@ def deadlock(
     name: str, findings: list[Finding], outcomes: Iterable[Outcome], afterwards: str = ""
 ) -> DeadlockError:
     """The error of a run that could not go on; ``afterwards``: what can be done next."""
-    told = {rank for f in findings if issubclass(f.rule, rules.Raised) for rank in f.culprits}
+    told = {rank for f in findings if f.code == rules.raised.code for rank in f.culprits}
     others = (o for o in outcomes if o.rank not in told)
     caught = [said for o in others for said in _raised_before(o.rank, o.error)]
     over = _after(f"{name} was stopped on all ranks", afterwards)
@@ -140,7 +140,7 @@ def _raised_before(rank: int, error: Failure | None) -> list[str]:
 
 def of_deadlock(findings: list[Finding], more: Iterable[str]) -> DeadlockError:
     """The error that begins with these findings, and goes on with ``more``."""
-    differ = all(issubclass(f.rule, rules.Mismatch) for f in findings)
+    differ = all(f.code in rules.MISMATCHES for f in findings)
     kind = MismatchError if differ else DeadlockError
     return kind("\n".join([*map(str, findings), *more]), findings)
 
@@ -153,7 +153,7 @@ def of_stop(rank: int, how: str, pid: int | str) -> str:
     """A rank whose process was stopped: nothing of its program is executed any more."""
     return (
         f"rank {rank} is stopped ({how}), and ranks that wait for it stay blocked. "
-        f"{fill(rules.Stopped.remedy, pid=pid)} [{rules.Stopped.code}]"
+        f"{fill(rules.stopped.remedy, pid=pid)} [{rules.stopped.code}]"
     )
 
 
@@ -177,7 +177,7 @@ def _where_they_were(outcomes: Iterable[Outcome]) -> list[str]:
 
 def of_findings(findings: Iterable[Finding]) -> list[str]:
     """What was found, but for ranks that are only slow."""
-    return [str(f) for f in findings if not issubclass(f.rule, rules.Straggler)]
+    return [str(f) for f in findings if f.code != rules.straggler.code]
 
 
 def of_replacements(name: str, replaced: list[Replacement]) -> list[str]:
@@ -263,7 +263,8 @@ def _is_consequence(error: Failure) -> bool:
 def _findings(rank: int, otherwise: str, trace: Trace) -> list[str]:
     """What a diagnosis finds of a rank's end, or else this; and what it finds of other ends."""
     found = trace.diagnose()
-    ends = [f for f in found if issubclass(f.rule, (rules.Raised, rules.Died, rules.UnusedBefore))]
+    codes = {rules.raised.code, rules.died.code}
+    ends = [f for f in found if f.code in codes or f.rule is rules.unused_before]
     its = [f for f in found if rank in f.victims] + [f for f in ends if rank in f.culprits]
     others = [f for f in ends if f not in its[:1]]
     return [str(its[0]) if its else otherwise, *map(str, others)]
@@ -272,7 +273,7 @@ def _findings(rank: int, otherwise: str, trace: Trace) -> list[str]:
 def _death(outcome: Outcome, trace: Trace) -> RankDied:
     rank, how, end = outcome.rank, outcome.died, _end(outcome)
     ended = f"process of rank {rank} {gone(how)} ({how})."
-    said, *others = _findings(rank, f"the {ended} {search(how)} [{rules.Died.code}]", trace)
+    said, *others = _findings(rank, f"the {ended} {search(how)} [{rules.died.code}]", trace)
     if how not in said:  # it is told of what led to that
         said += f"\nThe {ended}"
     last, words = last_call(trace.spans, rank), _last_words(outcome.log)
@@ -305,7 +306,7 @@ def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
     if error.type == "_Unpicklable":
         return NotPicklableError(f"rank {rank}: {error.text}")
     line, said = _users_line(error.frames), f"{error.type}: {error.text}"
-    parts = _findings(rank, f"rank {rank} {raised(said, line)} [{rules.Raised.code}]", trace)
+    parts = _findings(rank, f"rank {rank} {raised(said, line)} [{rules.raised.code}]", trace)
     parts += _raised_before(rank, error)
     if trace.info.replaced and (_is_consequence(error) or _NO_GROUP in error.text):
         parts.append(_GROUP_IS_OVER)

@@ -173,8 +173,8 @@ class Run:
     @property
     def _certain(self) -> list[Finding]:
         """The findings; a message of a cell may be sent or received in one that comes."""
-        later = (rules.NoReceiver, rules.NoSender) if self._conductor.is_cell else ()
-        return [f for f in self.findings if not issubclass(f.rule, later)]
+        later = (rules.no_receiver.code, rules.no_sender.code) if self._conductor.is_cell else ()
+        return [f for f in self.findings if f.code not in later]
 
     def _read_results(self) -> list[Any]:
         """The results by rank, read where somebody asks for them: their classes are the user's."""
