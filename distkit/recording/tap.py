@@ -145,8 +145,7 @@ class Tap:
         self._threads: dict[str, int] = {}  # by group, who called a collective; 0 for several
         self._limited: set[str] = set()  # groups that the program gave a short time limit
         self._backward = -1  # the backward pass that the latest call belongs to
-        self._alone: tuple[Any, Pending] | None = None  # its first call, while it is the only one
-        self._sent: list[tuple[Any, Pending]] = []  # by its reducer, in a stream
+        self._sent: list[tuple[Any, Pending]] = []  # by its reducer, and noted at its end
         # with a device at them, by works that the program may wait for
         self._afloat: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
 
@@ -283,11 +282,9 @@ class Tap:
         if python and (background or caller.f_code.co_name in _REQUESTS):
             self._leave_open(call, args, work, pending, caller)
         functional = is_functional(caller)
-        if background:
-            if pending.begin is None:
-                self._in_background(recorder, work, pending, waited=functional)
-            elif not functional:  # else wait_tensor has the stream wait
-                self._in_stream(recorder, work, pending, python)
+        in_stream = pending.begin is not None
+        if background and not (in_stream and functional):  # there wait_tensor has the stream wait
+            self._in_background(recorder, work, pending, python if in_stream else functional)
         if not (python or functional) and torch._C._current_graph_task_id() < 0:
             recorder.wait_begins(pending, still=_same_call(caller))  # in C++, unseen
 
@@ -303,39 +300,36 @@ class Tap:
             reads, writes = _read_by(call, args, pending), _written_by(call, args, pending)
             self._buffers.add(work, pending, reads, writes, [] if call.copies else reads)
 
-    def _in_background(self, recorder: Recorder, work: Any, pending: Pending, waited: bool) -> None:
+    def _in_background(self, recorder: Recorder, work: Any, pending: Pending, apart: bool) -> None:
         """Note a completion that C++ waits for, as DDP's reducer does at the end of backward.
 
         The work's future tells, on a thread of the backend; the thread needs Python's lock for
         that, while the main thread wants it back. A small model's only bucket is noted more
-        cheaply, right after the reducer has waited; a second bucket brings the futures in. Nor does
-        it concern what is ``waited`` for one by one.
+        cheaply, right after the reducer has waited; a second bucket brings the futures in.
+
+        On a device a future runs at once, in a stream that only follows the backend's. The reducer
+        makes the program's stream wait at the end of backward: there the values of all buckets are
+        read without a race.
+
+        Args:
+            recorder: of this rank.
+            work: the call's.
+            pending: the call.
+            apart: its end is waited for apart from the reducer's.
         """
         backward = torch._C._current_graph_task_id()
-        if backward >= 0 and backward != self._backward and not waited:
-            self._backward, self._alone = backward, (work, pending)
-            self._after_backward(recorder, 2)  # the reducer's callback comes between the two
-            return
-        if self._alone is not None:
-            self._by_future(*self._alone)
-            self._alone = None
-        self._by_future(work, pending)
-
-    def _in_stream(self, recorder: Recorder, work: Any, pending: Pending, python: bool) -> None:
-        """Note the end of what a device does in a stream of the backend's.
-
-        Its future runs at once, in a stream that only follows the backend's. The reducer makes the
-        program's stream wait at the end of backward: there values are read without a race.
-        """
-        backward = torch._C._current_graph_task_id()
-        if python or backward < 0:
+        if apart or backward < 0:
             self._by_future(work, pending)
             return
-        if backward != self._backward:
-            self._backward = backward
-            self._sent.clear()
+        is_first = backward != self._backward
+        if is_first:
+            self._backward, self._sent = backward, []
             self._after_backward(recorder, 2)  # the reducer's callback comes between the two
         self._sent.append((work, pending))
+        if pending.begin is None and not is_first:
+            for sent in self._sent:
+                self._by_future(*sent)
+            self._sent = []
 
     def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:
@@ -346,15 +340,9 @@ class Tap:
             return
         recorder.wait_ends()
         for work, pending in self._sent:
-            self._settle(work, pending)
-        self._sent.clear()
-        if self._alone is not None:
-            work, pending = self._alone
-            self._alone = None
-            if _is_completed(work):
-                self._settle(work, pending)
-            else:
-                self._by_future(work, pending)
+            is_over = pending.begin is not None or _is_completed(work)
+            (self._settle if is_over else self._by_future)(work, pending)
+        self._sent = []
 
     def _by_future(self, work: Any, pending: Pending) -> None:
         with suppress(RuntimeError):  # gloo's reduce_scatter has none: waiting for it tells
