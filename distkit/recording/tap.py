@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch._C import DisableTorchFunction
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
@@ -49,7 +50,7 @@ from distkit.recording.operators import (
 from distkit.recording.pending import LOOKS, Pending, Unwaited, hook, is_given_to_users, is_limit
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores
-from distkit.recording.witness import Witness
+from distkit.recording.witness import Witness, before_backward, noting_models
 
 #: What returns before its message has gone or come.
 _REQUESTS = {"isend", "irecv"}
@@ -109,6 +110,8 @@ class Tap:
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
             hook(undo, c10d, name, self._destroying)
         hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
+        hook(undo, torch.autograd, "backward", self._looking)
+        hook(undo, DistributedDataParallel, "__init__", noting_models)
         if self.on_gpu:
             self._watch_gpu(undo)
         for name in LOOKS:
@@ -330,6 +333,18 @@ class Tap:
             for sent in self._sent:
                 self._by_future(*sent)
             self._sent = []
+
+    def _looking(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """A backward pass of the program's, after which the witness looks at the gradients."""
+
+        @wraps(backward)
+        def looking(*args: Any, **kwargs: Any) -> None:
+            before_backward()
+            backward(*args, **kwargs)
+            if self.witness is not None and torch._C._current_graph_task_id() < 0:
+                self.witness.look_at_gradients()
+
+        return looking
 
     def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:

@@ -22,7 +22,6 @@ from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
@@ -144,27 +143,15 @@ _NAMED = 8
 _wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-_looking: Callable[[], None] | None = None  # after each backward pass
+def noting_models(init: Callable[..., None]) -> Callable[..., None]:
+    """The construction of a model that DDP wraps, which is kept in mind."""
 
-
-def look_after_backward() -> None:
-    """From now on, keep in mind each model that DDP wraps, and look at them after a backward."""
-    stock, backward = DistributedDataParallel.__init__, torch.autograd.backward
-
-    @wraps(stock)
-    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
+    @wraps(init)
+    def noting(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
         _wrapped.add(self)
 
-    @wraps(backward)
-    def looking(*args: Any, **kwargs: Any) -> None:
-        _look_at_fsdp()
-        backward(*args, **kwargs)
-        if _looking is not None and torch._C._current_graph_task_id() < 0:
-            _looking()
-
-    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-    torch.autograd.backward = looking
+    return noting
 
 
 #: Modules of FSDP2 whose result the backward pass under way has not used.
@@ -191,8 +178,8 @@ def _watch_groups(module: Any) -> None:
     module.FSDPParamGroup.post_backward = post_backward
 
 
-def _look_at_fsdp() -> None:
-    """Begin to, once FSDP2 has been imported."""
+def before_backward() -> None:
+    """A backward pass begins: look at what it does not use, once FSDP2 has been imported."""
     _unused.clear()
     module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     if module is not None:
@@ -220,8 +207,6 @@ class Witness:
         self._told: dict[str, list[str]] = {"unreduced": [], "unused": []}
         left = [model for model in _wrapped if _without_gradient(model)]
         _wrapped.difference_update(left)  # by an earlier run, in the middle of a backward pass
-        global _looking
-        _looking = self.look_at_gradients
 
     def meet(self, group: str, members: list[int]) -> None:
         """A group is used for the first time."""
@@ -248,11 +233,6 @@ class Witness:
             if names != self._told[what]:
                 self._told[what] = names
                 self._note(what, names)
-
-    def close(self) -> None:
-        """The run is over."""
-        global _looking
-        _looking = None
 
 
 def _over_gloo(group: str) -> bool:

@@ -33,7 +33,7 @@ from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import Row, encode_rows
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
-from distkit.recording.witness import Witness, look_after_backward, told
+from distkit.recording.witness import Witness, told
 from distkit_hosts.launched import Launched, recognise
 from distkit_hosts.torchrun.line import Line
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
@@ -144,7 +144,6 @@ class Attached:
         if tap.on_gpu:
             os.environ.setdefault(*TIMING)
         tap.install()
-        look_after_backward()
         # nothing is compared before the backend sees it: the ranks may be on any hosts
         tap.witness = Witness(self._note, None, lambda: None)
         tap.groups.on_group = self._on_group

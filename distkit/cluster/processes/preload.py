@@ -15,7 +15,7 @@ import torch.nn.parallel
 
 import distkit.cluster.processes.roles
 import distkit.cluster.rank.rank  # noqa: F401
-from distkit.recording import tap, witness
+from distkit.recording.tap import tap
 
 __all__ = ["numpy", "torch"]
 
@@ -23,8 +23,7 @@ __all__ = ["numpy", "torch"]
 @cache
 def hook() -> None:
     """Hook torch, once for all ranks."""
-    tap.tap.install()
-    witness.look_after_backward()
+    tap.install()
 
 
 @cache

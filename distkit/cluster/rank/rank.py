@@ -309,7 +309,6 @@ class Rank:
         finally:
             tap.before.clear()
             tap.groups.on_group = tap.witness = None
-            witness.close()
             self._gates.clear()
             tap.settle()
             outcome.intact = not tap.broken
