@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
@@ -109,23 +108,18 @@ class OpenBuffers(TorchFunctionMode):
         for mode in modes:
             _push_mode(mode)
 
-    def after(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+    def after(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A backward pass: it writes gradients in C++, and its hooks have modes of their own."""
-
-        @wraps(backward)
-        def running(*args: Any, **kwargs: Any) -> Any:
-            before = self._open.copy()
-            try:
-                return backward(*args, **kwargs)
-            finally:
-                for key, mine in before.items():
-                    if self._open.get(key) is mine and _is_changed(mine[1]):
-                        del self._open[key]
-                        _note(mine[1], "backward", writes=True)
-                if self._open and self._open.keys() - before.keys():
-                    self.refresh()
-
-        return running
+        before = self._open.copy()
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            for key, mine in before.items():
+                if self._open.get(key) is mine and _is_changed(mine[1]):
+                    del self._open[key]
+                    _note(mine[1], "backward", writes=True)
+            if self._open and self._open.keys() - before.keys():
+                self.refresh()
 
     def look(self, name: str, reads: Tensors, writes: Tensors) -> None:
         """Something reads and writes tensors: note the open calls that it disturbs."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from traceback import walk_stack
 from types import CodeType, FrameType, FunctionType
@@ -39,10 +39,15 @@ def is_limit(given: timedelta | int | None) -> bool:
     return given is not None and 0 < given <= PATIENT
 
 
-def hook(undo: ExitStack, holder: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put ``make(stock)`` in the place of a function, if there is one, until ``undo`` is closed."""
+def hook(undo: ExitStack, holder: Any, name: str, instead: Callable[..., Any]) -> None:
+    """Have ``instead(stock, …)`` called for a function, if it exists, until ``undo`` is closed."""
     if (stock := getattr(holder, name, None)) is not None:
-        setattr(holder, name, make(stock))
+
+        @wraps(stock)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            return instead(stock, *args, **kwargs)
+
+        setattr(holder, name, hooked)
         undo.callback(setattr, holder, name, stock)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -43,19 +43,17 @@ class Stores:
         for name in (*_WAITS, *_SETS):
             hook(undo, dist.Store, name, partial(self._noting, name))
 
-    def _noting(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def noting(store: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder, caller = _recorder.current(), sys._getframe(1).f_code.co_filename
-            if recorder is None or self._is_internal(recorder, caller):
-                return method(store, *args, **kwargs)
-            self._inside.call = True
-            try:
-                return self._call(recorder, name, method, store, args, kwargs)
-            finally:
-                self._inside.call = False
-
-        return noting
+    def _noting(
+        self, name: str, method: Callable[..., Any], store: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
+        if recorder is None or self._is_internal(recorder, caller):
+            return method(store, *args, **kwargs)
+        self._inside.call = True
+        try:
+            return self._call(recorder, name, method, store, args, kwargs)
+        finally:
+            self._inside.call = False
 
     def _is_internal(self, recorder: Recorder, caller: str) -> bool:
         """True if this is a part of something else: of making a group, or of another store."""

@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial, wraps
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -50,7 +50,7 @@ from distkit.recording.operators import (
 from distkit.recording.pending import LOOKS, Pending, Unwaited, hook, is_given_to_users, is_limit
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores
-from distkit.recording.witness import Witness, before_backward, noting_models
+from distkit.recording.witness import Witness, before_backward, noting_model
 
 #: What returns before its message has gone or come.
 _REQUESTS = {"isend", "irecv"}
@@ -96,22 +96,19 @@ class Tap:
         if self._undo is not None:
             return
         undo = self._undo = ExitStack()
-        library = torch.library.Library("c10d", "IMPL")
-        undo.callback(library._destroy)
         for name, call in CALLS.items():
             if (operator := getattr(torch.ops.c10d, name, None)) is not None:
-                noted = self._hook(operator.default, call)
-                library.impl(name, noted, "BackendSelect", with_keyset=True)
-        undo.callback(self._hook_wait_tensor()._destroy)
-        hook(undo, c10d, "_warn_not_in_group", self._noting_strangers)
+                _hook_operator(undo, operator.default, partial(self._called, call))
+        _hook_operator(undo, torch.ops._c10d_functional.wait_tensor.default, self._wait_tensor)
+        hook(undo, c10d, "_warn_not_in_group", self._noting_stranger)
         hook(undo, dist.Work, "wait", self._waiting)
         hook(undo, dist.Work, "get_future", self._giving_future)
-        hook(undo, c10d, "_new_group_with_tag", self._making_groups)
+        hook(undo, c10d, "_new_group_with_tag", self._making_group)
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
             hook(undo, c10d, name, self._destroying)
         hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
         hook(undo, torch.autograd, "backward", self._looking)
-        hook(undo, DistributedDataParallel, "__init__", noting_models)
+        hook(undo, DistributedDataParallel, "__init__", noting_model)
         if self.on_gpu:
             self._watch_gpu(undo)
         for name in LOOKS:
@@ -129,7 +126,8 @@ class Tap:
         for work, pending in list(self._pending.values()):
             if pending.op in P2P and pending.begin is None:
                 continue
-            if _is_completed(work) or _has_result(work):
+            future = _future_of(work)  # it is done a moment before the work
+            if _is_completed(work) or (future is not None and future.done()):
                 self._settle(work, pending)
 
     def forget(self) -> None:
@@ -154,40 +152,36 @@ class Tap:
 
     # -- one call ---------------------------------------------------------------
 
-    def _hook(self, operator: Any, call: Call) -> Callable[..., Any]:
-        redispatch = operator._handle.redispatch_boxed
-
-        def hook(keys: Any, *args: Any) -> Any:
-            recorder = _recorder.current()
-            if recorder is None or keys.has(_META):
-                return redispatch(keys - _KEY, *args)
-            recorder.wait_ends()  # under dk.algorithms.use_algorithm this is a call within a call
-            called, pending = time.monotonic(), self._noted(recorder, call, args)
-            if pending is None:
-                return redispatch(keys - _KEY, *args)
-            _check_peer(call, args, pending)
-            read = _read_by(call, args, pending) if pending.look else []
-            self._hand_over(recorder, pending, read, called)
-            if not (self.on_gloo or pending.device is None):
-                pending.leaves()
-            if call.blocks or pending.begin is not None:
-                limit = None if call.limit is None else args[call.limit]
-                recorder.wait_begins(pending, limited=is_limit(limit))
-            try:
-                result = redispatch(keys - _KEY, *args)
-            except BaseException:
-                pending.fail()
-                self.broken = True
-                raise
-            finally:
-                recorder.wait_ends()
-            try:
-                self._follow(recorder, call, args, pending, result)
-            except Exception as error:
-                recorder.miss(f"the end of {call.op}: {type(error).__name__}: {error}")
-            return result
-
-        return hook
+    def _called(self, call: Call, redispatch: Callable[..., Any], keys: Any, *args: Any) -> Any:
+        """An operator of c10d is called."""
+        recorder = _recorder.current()
+        if recorder is None or keys.has(_META):
+            return redispatch(keys - _KEY, *args)
+        recorder.wait_ends()  # under dk.algorithms.use_algorithm this is a call within a call
+        called, pending = time.monotonic(), self._noted(recorder, call, args)
+        if pending is None:
+            return redispatch(keys - _KEY, *args)
+        _check_peer(call, args, pending)
+        read = _read_by(call, args, pending) if pending.look else []
+        self._hand_over(recorder, pending, read, called)
+        if not (self.on_gloo or pending.device is None):
+            pending.leaves()
+        if call.blocks or pending.begin is not None:
+            limit = None if call.limit is None else args[call.limit]
+            recorder.wait_begins(pending, limited=is_limit(limit))
+        try:
+            result = redispatch(keys - _KEY, *args)
+        except BaseException:
+            pending.fail()
+            self.broken = True
+            raise
+        finally:
+            recorder.wait_ends()
+        try:
+            self._follow(recorder, call, args, pending, result)
+        except Exception as error:
+            recorder.miss(f"the end of {call.op}: {type(error).__name__}: {error}")
+        return result
 
     def _noted(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> Pending | None:
         """The function that the user's line has called; None if unknown.
@@ -334,17 +328,12 @@ class Tap:
                 self._by_future(*sent)
             self._sent = []
 
-    def _looking(self, backward: Callable[..., None]) -> Callable[..., None]:
+    def _looking(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """A backward pass of the program's, after which the witness looks at the gradients."""
-
-        @wraps(backward)
-        def looking(*args: Any, **kwargs: Any) -> None:
-            before_backward()
-            backward(*args, **kwargs)
-            if self.witness is not None and torch._C._current_graph_task_id() < 0:
-                self.witness.look_at_gradients()
-
-        return looking
+        before_backward()
+        backward(*args, **kwargs)
+        if self.witness is not None and torch._C._current_graph_task_id() < 0:
+            self.witness.look_at_gradients()
 
     def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:
@@ -360,17 +349,13 @@ class Tap:
         self._sent = []
 
     def _by_future(self, work: Any, pending: Pending) -> None:
-        with suppress(RuntimeError):  # gloo's reduce_scatter has none: waiting for it tells
-            future = _get_future(work)
+        if (future := _future_of(work)) is not None:  # else waiting for it tells
             future.add_done_callback(lambda done: self._settle(work, pending, done))
 
     def _settle(self, work: Any, pending: Pending, future: Any = None) -> None:
         """Note how a work has ended."""
         try:
-            if future is None:
-                with suppress(RuntimeError):  # as in _by_future
-                    future = _get_future(work)
-            if future is not None:
+            if (future := future or _future_of(work)) is not None:
                 future.value()
         except Exception:
             pending.fail()
@@ -380,53 +365,35 @@ class Tap:
                 self._afloat[work] = pending
         self._pending.pop(id(work), None)
 
-    def _waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+    def _waiting(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         """Work.wait that notes the completion before the user's code goes on."""
-
-        def waiting(work: Any, *args: Any, **kwargs: Any) -> Any:
-            self._stop_watching(work)
-            found = self._pending.pop(id(work), None)
-            if found is None:
-                return self._wait_late(partial(wait, work, *args, **kwargs), work)
+        self._stop_watching(work)
+        found = self._pending.pop(id(work), None)
+        if found is not None:
             limit = next(iter((*args, *kwargs.values())), None)
             return self._wait_for([found], is_limit(limit), partial(wait, work, *args, **kwargs))
+        result = wait(work, *args, **kwargs)  # it is over, or was begun in an earlier cell
+        if (pending := self._afloat.pop(work, None)) is not None:
+            pending.joins()
+        return result
 
-        return waiting
-
-    def _noticing(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _noticing(self, look: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         """A method of Work, beside wait(), by which the program learns that it is over."""
-        polls = method.__name__ == "is_completed"
-
-        @wraps(method)
-        def noticing(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = method(work, *args, **kwargs)
-            if not polls or result:
-                self._stop_watching(work)
-            return result
-
-        return noticing
+        result = look(work, *args, **kwargs)
+        if look is not _is_completed or result:
+            self._stop_watching(work)
+        return result
 
     def _stop_watching(self, work: Any) -> None:
         """The program waits for a work, and may want its memory back."""
         self._buffers.remove(work)
         self.unwaited.forget(work)
 
-    def _wait_late(self, wait: Callable[[], Any], work: Any) -> Any:
-        """Wait for what is over, or was begun in an earlier cell."""
-        result = wait()
-        if (pending := self._afloat.pop(work, None)) is not None:
-            pending.joins()
-        return result
-
-    def _giving_future(self, get_future: Callable[..., Any]) -> Callable[..., Any]:
+    def _giving_future(self, get_future: Callable[..., Any], work: Any) -> Any:
         """Who has a work's future, as DDP's hooks, may change its tensors in any stream."""
-
-        def giving(work: Any) -> Any:
-            if (pending := self._afloat.pop(work, None)) is not None:
-                pending.joins(read=False)
-            return get_future(work)
-
-        return giving
+        if (pending := self._afloat.pop(work, None)) is not None:
+            pending.joins(read=False)
+        return get_future(work)
 
     def _wait_for(
         self, open_now: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
@@ -479,60 +446,47 @@ class Tap:
         hook(undo, torch.cuda.Stream, "synchronize", self._waiting_for_gpu)
         hook(undo, torch.cuda.CUDAGraph, "capture_begin", _not_asking)
         hook(undo, torch.cuda.CUDAGraph, "capture_end", _asking_again)
-        library = torch.library.Library("aten", "IMPL")
-        undo.callback(library._destroy)
-        for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
-            with warnings.catch_warnings():  # one has a kernel there, which only chooses a key
-                warnings.simplefilter("ignore")
-                noted = self._to_host(operator.default._handle.redispatch_boxed)
-                library.impl(operator.default.name(), noted, "BackendSelect", with_keyset=True)
+        with warnings.catch_warnings():  # one has a kernel there, which only chooses a key
+            warnings.simplefilter("ignore")
+            for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
+                _hook_operator(undo, operator.default, self._to_host)
 
-    def _to_host(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
+    def _to_host(
+        self,
+        redispatch: Callable[..., Any],
+        keys: Any,
+        tensor: torch.Tensor | complex,
+        **how: Any,
+    ) -> Any:
         """An operator that waits for the GPU if it brings a tensor from there to the host."""
-        waiting = self._waiting_for_gpu(redispatch)
-
-        def noted(keys: Any, tensor: torch.Tensor | complex, **how: Any) -> Any:
-            if not isinstance(tensor, torch.Tensor):  # a number, of which torch has made a tensor
-                return torch.tensor(tensor, dtype=how.get("dtype"), device=how.get("device"))
-            stays = str(how.get("device", "cpu")) != "cpu" or how.get("non_blocking")
-            call = redispatch if stays or tensor.is_cpu else waiting
-            return call(keys - _KEY, tensor, **how)
-
-        return noted
+        if not isinstance(tensor, torch.Tensor):  # a number, of which torch has made a tensor
+            return torch.tensor(tensor, dtype=how.get("dtype"), device=how.get("device"))
+        stays = str(how.get("device", "cpu")) != "cpu" or how.get("non_blocking")
+        if stays or tensor.is_cpu:
+            return redispatch(keys - _KEY, tensor, **how)
+        return self._waiting_for_gpu(redispatch, keys - _KEY, tensor, **how)
 
     def _waiting_for_gpu(
-        self, wait: Callable[..., Any], all_streams: bool = False
-    ) -> Callable[..., Any]:
+        self, wait: Callable[..., Any], *args: Any, all_streams: bool = False, **kwargs: Any
+    ) -> Any:
         """A call that returns when the GPU has done what is in this thread's stream, or in all."""
+        recorder = _recorder.current()
+        flying = [] if recorder is None else list(recorder.flying)
+        if not all_streams:
+            flying = [p for p in flying if p.is_in_this_stream()]
+        if recorder is None or not flying:
+            return wait(*args, **kwargs)
+        recorder.wait_begins(*flying)
+        try:
+            return wait(*args, **kwargs)
+        finally:
+            recorder.wait_ends()
 
-        def waiting(*args: Any, **kwargs: Any) -> Any:
-            recorder = _recorder.current()
-            flying = [] if recorder is None else list(recorder.flying)
-            if not all_streams:
-                flying = [p for p in flying if p.is_in_this_stream()]
-            if recorder is None or not flying:
-                return wait(*args, **kwargs)
-            recorder.wait_begins(*flying)
-            try:
-                return wait(*args, **kwargs)
-            finally:
-                recorder.wait_ends()
-
-        return waiting
-
-    def _hook_wait_tensor(self) -> Any:
+    def _wait_tensor(self, redispatch: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
         """Functional collectives are waited for by one of their tensors, in C++."""
-        operator = torch.ops._c10d_functional.wait_tensor.default
-        redispatch = operator._handle.redispatch_boxed
-
-        def hook(keys: Any, tensor: torch.Tensor) -> Any:
-            found = self._open_for(tensor) if _recorder.current() is not None else []
-            wait = partial(redispatch, keys - _KEY, tensor)
-            return self._wait_for(found, False, wait) if found else wait()
-
-        library = torch.library.Library("_c10d_functional", "IMPL")
-        library.impl("wait_tensor", hook, "BackendSelect", with_keyset=True)
-        return library
+        found = self._open_for(tensor) if _recorder.current() is not None else []
+        wait = partial(redispatch, keys - _KEY, tensor)
+        return self._wait_for(found, False, wait) if found else wait()
 
     def _open_for(self, tensor: torch.Tensor) -> list[tuple[Any, Pending]]:
         """Take the open operations that fill this tensor's memory."""
@@ -547,51 +501,45 @@ class Tap:
         taken = (self._pending.pop(key, None) for key in found)
         return [pair for pair in taken if pair is not None]
 
-    def _making_groups(self, make: Callable[..., Any]) -> Callable[..., Any]:
+    def _making_group(
+        self, make: Callable[..., Any], ranks: list[int] | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """new_group, noted: every rank of the world has to call it, or those that do wait."""
+        recorder = _recorder.current()
+        if recorder is None or kwargs.get("use_local_synchronization"):
+            return make(ranks, *args, **kwargs)
+        members = None if ranks is None else tuple(ranks)
+        facts: Facts = () if members is None else (("members", members),)
+        where = user_line(2)
+        fields = (None, WORLD, 0, (), "", None, where, facts, None)
+        pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
+        self._hand_over(recorder, pending, [], time.monotonic())
+        limit = kwargs.get("timeout", args[0] if args else None)
+        recorder.wait_begins(pending, limited=is_limit(limit))
+        with pending.waited_for():
+            made = make(ranks, *args, **kwargs)
+        if isinstance(made, dist.ProcessGroup):
+            self.groups.add(made)
+            given = is_given_to_users(sys._getframe(1))
+            if given and (lost := self._made.add(weakref.ref(made), where, members)):
+                pending.fields = (*fields[:-2], (*facts, ("lost", lost)), None)
+            if is_limit(limit):
+                self._limited.add(made.group_name)
+        pending.complete()
+        return made
 
-        def making(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
-            recorder = _recorder.current()
-            if recorder is None or kwargs.get("use_local_synchronization"):
-                return make(ranks, *args, **kwargs)
-            members = None if ranks is None else tuple(ranks)
-            facts: Facts = () if members is None else (("members", members),)
-            where = user_line(2)
-            fields = (None, WORLD, 0, (), "", None, where, facts, None)
-            pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
-            self._hand_over(recorder, pending, [], time.monotonic())
-            limit = kwargs.get("timeout", args[0] if args else None)
-            recorder.wait_begins(pending, limited=is_limit(limit))
-            with pending.waited_for():
-                made = make(ranks, *args, **kwargs)
-            if isinstance(made, dist.ProcessGroup):
-                self.groups.add(made)
-                given = is_given_to_users(sys._getframe(1))
-                if given and (lost := self._made.add(weakref.ref(made), where, members)):
-                    pending.fields = (*fields[:-2], (*facts, ("lost", lost)), None)
-                if is_limit(limit):
-                    self._limited.add(made.group_name)
-            pending.complete()
-            return made
-
-        return making
-
-    def _destroying(self, unregister: Callable[..., Any]) -> Callable[..., Any]:
+    def _destroying(self, unregister: Callable[..., Any], name: str = WORLD) -> None:
         """The end of a group, or of all groups, noted with what is open on it."""
-
-        def destroying(name: str = WORLD) -> None:
-            recorder = _recorder.current()
-            if recorder is not None:
-                facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
-                if still := self._open_on(name):
-                    facts["open"] = still
-                about: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
-                seq = recorder.next_seq()
-                for state in (State.STARTED, State.COMPLETED):
-                    recorder.record(seq, Op.MARK, state, **about)
-            unregister(*([name] if name != WORLD else []))
-
-        return destroying
+        recorder = _recorder.current()
+        if recorder is not None:
+            facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
+            if still := self._open_on(name):
+                facts["open"] = still
+            about: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
+            seq = recorder.next_seq()
+            for state in (State.STARTED, State.COMPLETED):
+                recorder.record(seq, Op.MARK, state, **about)
+        unregister(*([name] if name != WORLD else []))
 
     def _open_on(self, group: str) -> tuple[int, ...]:
         """The calls on a group, or on any if it is the world, that were not waited for."""
@@ -599,57 +547,54 @@ class Tap:
         named = [p.seq for p in messages if group in (WORLD, p.fields[1])]
         return tuple(sorted([*named, *self.unwaited.calls(group)]))
 
-    def _noting_strangers(self, warn: Callable[[str], None]) -> Any:
+    def _noting_stranger(self, warn: Callable[[str], None], name: str) -> None:
         """Torch's warning that the rank does not belong to the group, noted as a failed call."""
-
-        def noting(name: str) -> None:
-            recorder = _recorder.current()
-            fitting = [call.op for call in CALLS.values() if str(call.op) in name]
-            if recorder is not None and fitting:
-                op = max(fitting, key=len)  # "all_reduce_coalesced" has "reduce" in it, too
-                fields = (None, "", 0, (), "", None, user_line(2), None, None)
-                Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                warn(name)
-            file, _, line = user_line(2).rpartition(":")
-            for warning in said:  # torch would name the line in this file
-                warnings.warn_explicit(warning.message, warning.category, file, int(line or 0))
-
-        return noting
+        recorder = _recorder.current()
+        fitting = [call.op for call in CALLS.values() if str(call.op) in name]
+        if recorder is not None and fitting:
+            op = max(fitting, key=len)  # "all_reduce_coalesced" has "reduce" in it, too
+            fields = (None, "", 0, (), "", None, user_line(2), None, None)
+            Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            warn(name)
+        file, _, line = user_line(2).rpartition(":")
+        for warning in said:  # torch would name the line in this file
+            warnings.warn_explicit(warning.message, warning.category, file, int(line or 0))
 
 
-def _not_asking(capture_begin: Callable[..., Any]) -> Callable[..., Any]:
+def _hook_operator(undo: ExitStack, operator: Any, instead: Callable[..., Any]) -> None:
+    """Have ``instead(redispatch, keys, …)`` called for an operator, until ``undo`` is closed."""
+    library = torch.library.Library(operator.namespace, "IMPL")
+    undo.callback(library._destroy)
+    hooked = partial(instead, operator._handle.redispatch_boxed)
+    library.impl(operator, hooked, "BackendSelect", with_keyset=True)
+
+
+def _not_asking(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A capture that nobody disturbs by asking the GPU whether it has come to an event."""
-
-    def beginning(*args: Any, **kwargs: Any) -> Any:
-        asking.acquire()
-        try:
-            return capture_begin(*args, **kwargs)
-        except BaseException:
-            asking.release()
-            raise
-
-    return beginning
-
-
-def _asking_again(capture_end: Callable[..., Any]) -> Callable[..., Any]:
-    def ending(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return capture_end(*args, **kwargs)
-        finally:
-            with suppress(RuntimeError):  # it had not begun
-                asking.release()
-
-    return ending
-
-
-def _has_result(work: Any) -> bool:
-    """True if a work's future is done, which it is a moment before the work."""
+    asking.acquire()
     try:
-        return bool(_get_future(work).done())
-    except RuntimeError:  # gloo's reduce_scatter has none
-        return False
+        return capture_begin(*args, **kwargs)
+    except BaseException:
+        asking.release()
+        raise
+
+
+def _asking_again(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return capture_end(*args, **kwargs)
+    finally:
+        with suppress(RuntimeError):  # it had not begun
+            asking.release()
+
+
+def _future_of(work: Any) -> Any:
+    """The future of a work; None for gloo's reduce_scatter, which has none."""
+    try:
+        return _get_future(work)
+    except RuntimeError:
+        return None
 
 
 def _caller(hook: FrameType) -> FrameType:

@@ -143,15 +143,12 @@ _NAMED = 8
 _wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-def noting_models(init: Callable[..., None]) -> Callable[..., None]:
+def noting_model(
+    init: Callable[..., None], model: DistributedDataParallel, *args: Any, **kwargs: Any
+) -> None:
     """The construction of a model that DDP wraps, which is kept in mind."""
-
-    @wraps(init)
-    def noting(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        _wrapped.add(self)
-
-    return noting
+    init(model, *args, **kwargs)
+    _wrapped.add(model)
 
 
 #: Modules of FSDP2 whose result the backward pass under way has not used.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -185,7 +186,7 @@ def test_a_capture_keeps_other_threads_from_asking_the_gpu() -> None:
         def query(self) -> bool:
             return True
 
-    begin, end = tap._not_asking(lambda: None), tap._asking_again(lambda: None)
+    begin, end = partial(tap._not_asking, lambda: None), partial(tap._asking_again, lambda: None)
     begin()
     assert not device._has_come(Come())
     end()
