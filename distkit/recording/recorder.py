@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distkit.recording.device import Later
+    from distkit.recording.pending import Pending
 
 #: A summary shows at most this many values, and looks at every element only of smaller tensors.
 VALUES, EXACT = 64, 65_536
@@ -76,16 +77,6 @@ class Waitable(Protocol):
     op: Op
     fields: tuple[Any, ...]
     done: bool
-
-
-class Flying(Waitable, Protocol):
-    """One that a GPU is still at, as its caller has waited for it in a stream."""
-
-    def lands(self) -> bool:
-        """Note its end if it is over."""
-
-    def is_in_this_stream(self) -> bool:
-        """True if this thread's current stream waits for it."""
 
 
 @dataclass(slots=True)
@@ -133,7 +124,7 @@ class Recorder:
         self._fields: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._seq = itertools.count()
         self._idle: tuple[int, int, float] | None = None  # where the main thread waits for others
-        self.flying: list[Flying] = []
+        self.flying: list[Pending] = []  # that a GPU is still at: waited for in a stream
         self._late = False  # values may still be to come
         self._began, self._looked = time.monotonic(), 0.0
         self._loaded = {"cpu"}  # kinds of devices whose kernels a first look has loaded

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn, TypedDict, cast
+from typing import Annotated, Any, BinaryIO, Literal, TypedDict, cast
 
 import msgspec
 import numpy as np
@@ -55,9 +55,9 @@ def load(path: Path, kind: type[Log]) -> Log:
         FileNotFoundError: there is no such file.
     """
     try:
-        parsed = lines(path)
-        head = _head(next(parsed, b""), path)
-        trace = kind.of(_table(parsed), head.meta)
+        first, *columns = unpacked(path).splitlines() or [bytearray()]
+        head = _head(first, path)
+        trace = kind.of(_table(columns), head.meta)
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
     except (OSError, ValueError, RecursionError) as e:
@@ -102,19 +102,10 @@ def unpacked(path: Path, size: int | None = None) -> bytearray:
         while part := file.read(min(end - len(content), 2**20)):
             content += part
     if len(content) > MOST_BYTES:
-        _too_large(path)
+        raise TraceFileError(
+            f"{path}: unpacked, it has more than {MOST_BYTES:,} bytes. Record fewer steps."
+        )
     return content
-
-
-def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, as :func:`unpacked` has its bytes."""
-    left = MOST_BYTES
-    with _opened(path) as file:
-        while line := file.readline(left + 1):
-            left -= len(line)
-            if left < 0:
-                _too_large(path)
-            yield line
 
 
 @contextmanager
@@ -130,12 +121,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _too_large(path: Path) -> NoReturn:
-    raise TraceFileError(
-        f"{path}: unpacked, it has more than {MOST_BYTES:,} bytes. Record fewer steps."
-    )
-
-
 # -- the header -------------------------------------------------------------------
 
 
@@ -144,14 +129,12 @@ class _Format(Struct):
     version: Annotated[int, Meta(ge=1)] = 1
 
 
-class _Head(Struct):
-    format: str
-    version: int
+class _Head(_Format, kw_only=True):
     events: Count
     meta: RunInfo
 
 
-def _head(line: bytes, path: Path) -> _Head:
+def _head(line: bytearray, path: Path) -> _Head:
     """Check the first line of a trace file."""
     first = msgspec.json.decode(line, type=_Format)
     if first.format != FORMAT:
@@ -219,7 +202,9 @@ _columns = msgspec.json.Decoder(_Columns, dec_hook=_attributes)
 def _encoded(trace: EventLog) -> Iterator[bytes]:
     """The lines of a file."""
     table = trace.table
-    yield msgspec.json.encode(_Head(FORMAT, VERSION, len(trace), trace.info))
+    yield msgspec.json.encode(
+        _Head(format=FORMAT, version=VERSION, events=len(trace), meta=trace.info)
+    )
     yield msgspec.json.encode({"looks": table.looks})
     yield msgspec.json.encode({"match": [*table.match.items()]})
     yield msgspec.json.encode({"summary": [[i, *_plain(s)] for i, s in table.summary.items()]})
@@ -227,7 +212,7 @@ def _encoded(trace: EventLog) -> Iterator[bytes]:
         yield msgspec.json.encode({name: getattr(table, name).tolist()})
 
 
-def _table(lines: Iterable[bytes]) -> Table:
+def _table(lines: Iterable[bytes | bytearray]) -> Table:
     found: _Columns = {}
     for line in lines:
         found.update(_columns.decode(line))
