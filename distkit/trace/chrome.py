@@ -17,6 +17,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def chrome(trace: EventLog) -> Json:
     """The trace as the JSON object of the format."""
     threads = {**_threads(trace, marks=True), **_threads(trace, marks=False)}
     slices = {(s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans}
-    events = [*slices.values(), *_arrivals(trace, slices), *_flows(trace, slices)]
+    events = [*slices.values(), *_arrows(trace, slices)]
     # slices come before the flow events of the same time, which bind to them
     events.sort(key=lambda e: (e["ts"], e["ph"] not in "XB", -e.get("dur", math.inf)))
     return {
@@ -172,56 +173,47 @@ def _values(s: Summary | None) -> Json | None:
 # -- arrows ---------------------------------------------------------------------
 
 
-def _delivered(trace: EventLog, slices: dict[Key, Json]) -> Iterator[tuple[Message, Json, Json]]:
-    """Each message that arrived, with the slices at its two ends.
+def _arrows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
+    """Arrows from each send to its receive, and through the members of each collective.
 
-    Not where it came before it was sent: clocks of two hosts differ, and an arrow that ends
+    Not where a message came before it was sent: clocks of two hosts differ, and an arrow that ends
     before it starts is an error of the format.
     """
+    numbers = count(1)
     for m in trace.messages:
-        if m.sent is not None and m.received is not None and m.send and m.recv:
-            send, recv = slices[m.send], slices[m.recv]
-            if send["ts"] <= _arrival(recv):
-                yield m, send, recv
+        if m.sent is None or m.received is None or not (m.send and m.recv):
+            continue
+        send, arrival = slices[m.send], _arrival(m, slices[m.recv])
+        if send["ts"] <= arrival["ts"]:
+            number = next(numbers)
+            yield arrival
+            yield _flow("s", number, str(m.op), send, send["ts"])
+            yield _flow("f", number, str(m.op), arrival, arrival["ts"])
+    for members in (calls for calls in trace.collectives if len(calls) > 1):
+        chain = sorted((slices[s.rank, s.seq] for s in members), key=lambda e: e["ts"])
+        number = next(numbers)
+        for i, event in enumerate(chain):
+            ph = "s" if i == 0 else "f" if i == len(chain) - 1 else "t"
+            yield _flow(ph, number, chain[0]["name"], event, event["ts"])
 
 
-def _arrival(recv: Json) -> float:
-    """The begin of the slice of an arrival [µs]."""
-    return float(round(recv["ts"] + recv["dur"] - min(recv["dur"], _ARRIVAL), 3))
-
-
-def _arrivals(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
-    """The last moment of each receive, as a slice of its own within it.
+def _arrival(m: Message, recv: Json) -> Json:
+    """The last moment of a receive, as a slice of its own within it.
 
     Perfetto lets an arrow run from the slice that starts first to the other one, and a
     receive is often called before its send.
     """
-    for m, _, recv in _delivered(trace, slices):
-        dur = min(recv["dur"], _ARRIVAL)
-        yield {
-            "name": "arrived",
-            "cat": "message",
-            "ph": "X",
-            "pid": recv["pid"],
-            "tid": recv["tid"],
-            "ts": _arrival(recv),
-            "dur": round(0.99 * dur, 3),
-            "args": {"from": m.src},
-        }
-
-
-def _flows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
-    number = 0
-    for m, send, recv in _delivered(trace, slices):
-        number += 1
-        yield _flow("s", number, str(m.op), send, send["ts"])
-        yield _flow("f", number, str(m.op), recv, _arrival(recv))
-    for members in (calls for calls in trace.collectives if len(calls) > 1):
-        chain = sorted((slices[s.rank, s.seq] for s in members), key=lambda e: e["ts"])
-        number += 1
-        for i, event in enumerate(chain):
-            ph = "s" if i == 0 else "f" if i == len(chain) - 1 else "t"
-            yield _flow(ph, number, chain[0]["name"], event, event["ts"])
+    dur = min(recv["dur"], _ARRIVAL)
+    return {
+        "name": "arrived",
+        "cat": "message",
+        "ph": "X",
+        "pid": recv["pid"],
+        "tid": recv["tid"],
+        "ts": round(recv["ts"] + recv["dur"] - dur, 3),
+        "dur": round(0.99 * dur, 3),
+        "args": {"from": m.src},
+    }
 
 
 def _flow(ph: str, number: int, name: str, at: Json, time: float) -> Json:
