@@ -31,13 +31,12 @@ from distkit.recording.pending import Pending
 from distkit.recording.recorder import is_users
 from distkit.trace.calls import UNEQUAL
 
-#: So many calls of each member are kept; a rank that is further ahead is not compared.
-SLOTS, SIZE = 16, 32
-
-_BODY = struct.Struct("<IIqiiI")  # run, number, share, operation, root, words; then their sum
+_BODY = struct.Struct("<III")  # run, number and checksum of the call; then the sum of these
 _CHECK = struct.Struct("<I")
-_RUN_AND_NUMBER, _SUM, _SIZE = 8, _BODY.size, _BODY.size + 4
-_NUMBER_OF = {op: i for i, op in enumerate(Op)}
+_RUN_AND_NUMBER, _SUM = 8, _BODY.size
+
+#: So many calls of each member are kept; a rank that is further ahead is not compared.
+SLOTS, SIZE = 16, _BODY.size + _CHECK.size
 
 
 class RollCall:
@@ -96,12 +95,12 @@ class RollCall:
             return True
         sheet, own, others = found
         number = next(self._count[group])
-        body = _BODY.pack(self._run, number, *_what(op, fields))
+        body = _BODY.pack(self._run, number, _checksum(op, fields))
         mine = body + _CHECK.pack(zlib.crc32(body))
         at = number % SLOTS * SIZE
-        sheet[own + at : own + at + _SIZE] = mine
+        sheet[own + at : own + at + SIZE] = mine
         for start in others:
-            theirs = sheet[start + at : start + at + _SIZE]
+            theirs = sheet[start + at : start + at + SIZE]
             if theirs != mine and theirs[:_RUN_AND_NUMBER] == body[:_RUN_AND_NUMBER]:
                 if theirs[_SUM:] == _CHECK.pack(zlib.crc32(theirs[:_SUM])):
                     return False
@@ -121,8 +120,8 @@ def _open(path: Path, size: int) -> mmap.mmap:
 
 
 @lru_cache
-def _what(op: Op, fields: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    """The values that must agree on all members: see :func:`distkit.trace.calls.difference`.
+def _checksum(op: Op, fields: tuple[Any, ...]) -> int:
+    """Checksum of what must agree on all members: see :func:`distkit.trace.calls.difference`.
 
     Two dtypes of the same size go through every backend: their nonsense is told afterwards.
     """
@@ -133,8 +132,7 @@ def _what(op: Op, fields: tuple[Any, ...]) -> tuple[int, int, int, int]:
     facts = dict(attributes)
     # in any order, they are the same members
     said = facts.get("function") or sorted(facts.get("members", ()))
-    words = zlib.crc32(str(said).encode()) if said else 0
-    return share, _NUMBER_OF[op], -1 if peer is None else peer, words
+    return zlib.crc32(repr((op, share, peer, said)).encode())
 
 
 #: So many parameters without a gradient are named.
