@@ -154,22 +154,17 @@ def _in_conversation(facts: Evidence, mine: Span) -> bool:
         circle.append(rank)
         standing = facts.stuck.get(rank)
         rank = standing.peer if standing is not None and standing.op in P2P else None
-    astray = {s.rank for s in facts.alone if s.op is Op.SEND and not _is_stuck_in(facts, s)}
+    astray = {s.rank for s in facts.alone if s.op is Op.SEND and s is not facts.stuck.get(s.rank)}
     return rank == mine.rank and not astray.issuperset(circle)
-
-
-def _is_stuck_in(facts: Evidence, span: Span) -> bool:
-    standing = facts.stuck.get(span.rank)
-    return standing is not None and standing.seq == span.seq
 
 
 def _groups(facts: Evidence, mine: Span) -> Finding | None:
     """The same collective, by ranks that wait for each other in different groups."""
     if mine.op not in COLLECTIVES:
         return None
-    for rank in facts.stuck[mine.rank].waits_for:
+    for rank in facts.waits_for[mine.rank]:
         theirs = facts.stuck.get(rank)
-        if theirs is None or mine.rank not in theirs.waits_for or theirs.group == mine.group:
+        if theirs is None or mine.rank not in facts.waits_for[rank] or theirs.group == mine.group:
             continue
         if theirs.op is mine.op:
             return _all_in(facts, mine.group, theirs.group, mine.op)
@@ -178,7 +173,7 @@ def _groups(facts: Evidence, mine: Span) -> Finding | None:
 
 def _all_in(facts: Evidence, group: str, other: str, op: Op) -> Finding:
     """Those who are stuck in the same collective of two groups: the fewer are the odd ones."""
-    spans = [s for s in facts.stuck_spans() if s.op is op and s.group in (group, other)]
+    spans = [s for s in facts.stuck.values() if s.op is op and s.group in (group, other)]
     halves = [[s.rank for s in spans if s.group == g] for g in (group, other)]
     return replace(_wrong_group(facts, *spans), culprits=minority(halves))
 
@@ -190,9 +185,9 @@ def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
     """A rank waits for one that has come to the end of its program; messages first."""
     calls = [s for s in stuck.values() if s.match is None]
     for mine in sorted(calls, key=lambda s: s.op not in P2P):
-        gone = [r for r in facts.stuck[mine.rank].waits_for if facts.is_gone(r)]
+        gone = [r for r in facts.waits_for[mine.rank] if facts.is_gone(r)]
         everyone = mine.op is Op.RECV and mine.peer is None
-        if not gone or (everyone and len(gone) < len(facts.stuck[mine.rank].waits_for)):
+        if not gone or (everyone and len(gone) < len(facts.waits_for[mine.rank])):
             continue
         if mine.op in P2P:
             return _no_partner(facts, mine, gone), {mine.rank}
@@ -310,7 +305,7 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
     wanted = facts.board.keys.missing(mine)
     meant = [similar(key, facts.board.keys.set) for key in wanted]
     near = [facts.board.keys.set[key] for key in meant if key]
-    theirs = [facts.span(facts.stuck[rank]) for rank in others if rank in facts.stuck]
+    theirs = [facts.stuck[rank] for rank in others if rank in facts.stuck]
     rule = rules.missing_key
     finding = rule.finding(
         *here.values(),
@@ -327,7 +322,7 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
 
 def _elsewhere_now(facts: Evidence, ranks: list[int]) -> str:
     """What ranks that do not wait here do now."""
-    stuck = [facts.span(facts.stuck[r]) for r in ranks if r in facts.stuck]
+    stuck = [facts.stuck[r] for r in ranks if r in facts.stuck]
     gone = [f"rank {r} has {facts.over([r])}" for r in ranks if facts.is_gone(r)]
     said = [clauses([s], "wait in", facts.call) for s in stuck]
     return "".join(f"; {words}" for words in (*gone, *said))
@@ -350,7 +345,7 @@ def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
 
 def circle(facts: Evidence, stuck: Stuck) -> Told | None:
     """Ranks each of which waits for the next, and the last one for the first."""
-    ways = {r: [w for w in facts.stuck[r].waits_for if w in stuck] for r in stuck}
+    ways = {r: [w for w in facts.waits_for[r] if w in stuck] for r in stuck}
     start = next((r for r in stuck if ways[r]), None)
     if start is None:
         return None

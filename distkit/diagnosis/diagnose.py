@@ -129,10 +129,9 @@ class _Diagnosis:
 
     def _hangs(self, finding: Finding, span: Span) -> bool:
         """True if a rank is stuck in this very call, or behind one where the order broke."""
-        standing = self.facts.stuck.get(span.rank)
-        if standing is None or finding.rule is rules.different_reduction:
+        its = self.facts.stuck.get(span.rank)
+        if its is None or finding.rule is rules.different_reduction:
             return False
-        its = self.facts.span(standing)
         same = its.group == span.group and its.match is None
         behind = finding.rule.shifts and same and its.seq > span.seq
         return its.seq == span.seq or behind
@@ -165,7 +164,7 @@ class _Diagnosis:
         """Add those who wait for a rank that failed, with their lines; ``also`` it itself."""
         if not waiting:
             return self._waited(finding, [*also], in_words=False)
-        spans = [self.facts.span(self.facts.stuck[r]) for r in waiting]
+        spans = [self.facts.stuck[r] for r in waiting]
         cause = finding.message[:-1]
         message = fill("{cause}; {here:wait in}.", cause=cause, here=Calls(spans))
         remedy = kvstore.way_on(deadlocks.first(finding), spans)
@@ -195,8 +194,7 @@ class _Diagnosis:
                 yield self._waited(finding, waiting, told=core)
 
     def _untold(self) -> dict[int, Span]:
-        facts = self.facts
-        return {r: facts.span(s) for r, s in facts.stuck.items() if r not in self.told}
+        return {r: s for r, s in self.facts.stuck.items() if r not in self.told}
 
     def _explain(self, causes: set[int], also: Iterable[int] = ()) -> list[int]:
         """The stuck ranks that wait for these, directly or not: they need no other cause."""
@@ -204,8 +202,8 @@ class _Diagnosis:
         reached = causes | waiting
         while more := {
             r
-            for r, s in self.facts.stuck.items()
-            if r not in waiting and not reached.isdisjoint(s.waits_for)
+            for r, awaited in self.facts.waits_for.items()
+            if r not in waiting and not reached.isdisjoint(awaited)
         }:
             waiting |= more
             reached |= more
@@ -221,7 +219,6 @@ class _Diagnosis:
         told: Iterable[int] = (),
     ) -> Finding:
         """Name the stuck ranks that a finding explains, but for those that it has ``told``."""
-        spans = {r: self.facts.span(self.facts.stuck[r]) for r in waiting}
         others = [r for r in waiting if r not in {*finding.lines, *finding.waiting, *told}]
         message = finding.message
         if in_words and others:
@@ -231,7 +228,7 @@ class _Diagnosis:
             message=message,
             waiting=tuple(waiting),
             hang=finding.hang or bool(waiting),
-            lines={**finding.lines, **lines_of(*(spans[r] for r in others))},
+            lines={**finding.lines, **lines_of(*(self.facts.stuck[r] for r in others))},
         )
 
 

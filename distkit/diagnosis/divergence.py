@@ -131,7 +131,7 @@ def shifted(
 
 
 def _is_held(facts: Evidence, group: str) -> bool:
-    return any(s.group == group and s.match is None for s in facts.stuck_spans())
+    return any(s.group == group and s.match is None for s in facts.stuck.values())
 
 
 def _has_more(one: list[Span], other: list[Span]) -> bool:

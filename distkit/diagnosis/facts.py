@@ -58,7 +58,10 @@ class Evidence:
         self.held = {r for r, end in ends.items() if _was_held(end, r in failed)}
         self.ends = {r: end for r, end in ends.items() if r not in self.held}
         self.board = self._board()
-        self.stuck = {r: self.board.standing(r) for r in self.board.stuck()}
+        standings = {r: self.board.standing(r) for r in self.board.stuck()}
+        #: What the stuck ranks are in, and whom each of them waits for.
+        self.stuck = {r: self.span(standing) for r, standing in standings.items()}
+        self.waits_for = {r: standing.waits_for for r, standing in standings.items()}
 
     @cached_property
     def from_anybody(self) -> list[Span]:
@@ -94,7 +97,6 @@ class Evidence:
 
     def _before_release(self) -> Iterator[Event]:
         """The events without the failures that a release brought: those ranks waited."""
-        blocked = {(e.rank, e.seq) for e in self.trace.events if e.state is State.BLOCKED}
         failed = [
             e
             for e in self.trace.events
@@ -103,14 +105,12 @@ class Evidence:
             and (e.rank, e.seq) in self.by_key
             and e.op not in COMPUTATION
         ]
-        known = {e.rank for e in failed if (e.rank, e.seq) in blocked}
-        first: dict[int, int] = {}  # what a rank waited in, where nobody has noted it
-        for e in failed:
-            first.setdefault(e.rank, e.seq)
+        noted = {e.rank for e in failed if (e.rank, e.seq) in self._waits}
+        first = {e.rank: e.seq for e in reversed(failed) if e.rank not in noted}
         for e in self.trace.events:
             if e.state is not State.FAILED or e.rank not in self.held:
                 yield e
-            elif e.rank not in known and first.get(e.rank) == e.seq:
+            elif first.get(e.rank) == e.seq:
                 yield replace(e, state=State.BLOCKED)
 
     # -- what led to a call -----------------------------------------------------
@@ -225,10 +225,6 @@ class Evidence:
         """Known reasons for the early end of ranks, in brackets; "" for none."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
         return f" ({'; '.join(sorted(texts))})" if texts else ""
-
-    def stuck_spans(self) -> list[Span]:
-        """The operations that the stuck ranks are in."""
-        return [self.span(s) for s in self.stuck.values()]
 
     def last(self, rank: int) -> Span | None:
         """The latest operation of a rank."""

@@ -188,6 +188,12 @@ def listed(parts: list[str]) -> str:
     return ", ".join(parts)
 
 
+def by_line(spans: Iterable[Span]) -> dict[str, dict[int, Span]]:
+    """The latest of some operations on each line, by rank."""
+    lines = grouped(spans, lambda s: s.where)
+    return {where: {s.rank: s for s in some} for where, some in lines.items()}
+
+
 def lines_of(*spans: Span) -> dict[int, str]:
     """The line of each rank, as far as it is known."""
     return {s.rank: s.where for s in sorted(spans, key=lambda s: s.rank) if s.where}

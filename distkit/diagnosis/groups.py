@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from distkit.diagnosis import requests, rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding
+from distkit.diagnosis.findings import Calls, Finding, by_line
 from distkit.events import COMPUTATION, WORLD, Op, Span
 from distkit.trace.calls import at, call
 
@@ -32,11 +32,8 @@ def remarks(
 
 def _left_behind(facts: Evidence) -> Iterator[Finding]:
     """Groups that a line makes again and again, while those before are neither held nor ended."""
-    lost: dict[str, dict[int, Span]] = defaultdict(dict)
-    for s in facts.spans:
-        if isinstance(s.attributes.get("lost"), int):
-            lost[s.where][s.rank] = s
-    for where, spans in lost.items():
+    lost = (s for s in facts.spans if isinstance(s.attributes.get("lost"), int))
+    for where, spans in by_line(lost).items():
         ranks = sorted(spans)
         said = {call(s) for s in spans.values()}
         yield rules.leaked_group.finding(
@@ -116,7 +113,7 @@ def destroyed(facts: Evidence, stuck: dict[int, Span]) -> tuple[Finding, set[int
     """Ranks wait in a call on a group that another member has destroyed."""
     ends = _ends(facts)
     for rank, mine in stuck.items():
-        there = [ends.get((r, mine.group)) for r in facts.stuck[rank].waits_for]
+        there = [ends.get((r, mine.group)) for r in facts.waits_for[rank]]
         by = [s for s in there if s is not None and facts.program.skips(s.where, mine.where)]
         if by:
             here = {r: s for r, s in stuck.items() if (s.group, s.op) == (mine.group, mine.op)}

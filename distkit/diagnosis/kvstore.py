@@ -47,7 +47,7 @@ def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> F
     rule, remedy = _why(facts, mine, absent)
     return rule.finding(
         *here.values(),
-        *(facts.span(facts.stuck[w]) for w in absent if w in facts.stuck),
+        *(facts.stuck[w] for w in absent if w in facts.stuck),
         message=rules.unanswered.message,
         remedy=remedy,
         culprits=culprits,
@@ -80,7 +80,7 @@ def _instead(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
     standing = facts.stuck.get(worker)
     if standing is not None:
         before = f"after {do}ing it {times(done)}" if done else f"before {do}ing it"
-        return "wait", f"in {facts.call(facts.span(standing))}{at(standing.where)} {before}"
+        return "wait", f"in {facts.call(standing)}{at(standing.where)} {before}"
     known = facts.known_of([worker])
     if done:
         return "have", f"{do}ed it {times(done)} and finished{known}"

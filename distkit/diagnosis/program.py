@@ -446,39 +446,16 @@ def _add_calls(node: ast.AST, tree: ast.AST, found: set[str], depth: int) -> Non
 def _conditions(frame: _Frame) -> Iterator[Guard]:
     """The loops and conditions around a frame's line."""
     for (node, part), (child, _) in zip(frame.chain, [*frame.chain[1:], (None, "")], strict=True):
-        decides = _decides(node, part, child)
+        words, decides = _read(node, part, child)
         if decides is None or _is_certain(decides):
             continue
-        words = _words(node, part, child)
         yield Guard(
-            Place(words, f"{frame.file}:{_line(node, child)}"),
+            Place(_shorten(words), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
             depends_on_rank(decides, frame.scopes),
             names_rank(decides),
         )
-
-
-def _decides(node: ast.AST, part: str, child: ast.AST | None) -> ast.AST | None:
-    """The expression by which a statement decides whether a line in it is reached."""
-    match node, part:
-        case (
-            (ast.If(test=test) | ast.IfExp(test=test), "body" | "orelse")
-            | (ast.While(test=test), "body")
-            | (ast.For(iter=test) | ast.AsyncFor(iter=test), "body")
-        ):
-            return test
-        case (ast.Match(subject=test), _) if part:
-            return test
-        case (ast.BoolOp(op=op, values=values), _) if part != "0":
-            return ast.BoolOp(op, values[: int(part)])
-        case (ast.Try(), "handlers"):
-            return getattr(child, "type", None) or ast.Name("Exception")
-        case (ast.With(items=[ast.withitem(context_expr=test), *_]), "body") if (
-            "suppress" in ast.unparse(test)
-        ):
-            return test
-    return None
 
 
 def _is_certain(test: ast.AST) -> bool:
@@ -567,38 +544,47 @@ def _took_another(guard: Guard, branches: set[tuple[int, str]]) -> bool:
 # -- telling it -----------------------------------------------------------------------
 
 
-def _place(file: str, node: ast.AST, part: str = "body") -> Place:
-    return Place(_words(node, part), f"{file}:{getattr(node, 'lineno', 0)}")
+def _place(file: str, node: ast.AST) -> Place:
+    return Place(_words(node), f"{file}:{getattr(node, 'lineno', 0)}")
 
 
-def _words(node: ast.AST, part: str = "body", child: ast.AST | None = None) -> str:
-    words = _in_full(node, part, child)
+def _words(node: ast.AST) -> str:
+    return _shorten(_read(node, "body")[0])
+
+
+def _shorten(words: str) -> str:
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
 
 
-def _in_full(node: ast.AST, part: str, child: ast.AST | None) -> str:
+def _read(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[str, ast.AST | None]:
+    """A statement in words, and the expression by which it decides whether a part is reached."""
     match node:
-        case ast.If() | ast.IfExp():
-            return f"{'else of ' * (part == 'orelse')}if {ast.unparse(node.test)}"
-        case ast.While():
-            return f"while {ast.unparse(node.test)}"
-        case ast.For() | ast.AsyncFor():
-            return f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
-        case ast.Match() if isinstance(child, ast.match_case):
-            return f"case {ast.unparse(child.pattern)}` of `match {ast.unparse(node.subject)}"
-        case ast.Match():
-            return f"match {ast.unparse(node.subject)}"
-        case ast.BoolOp():
-            word = "and" if isinstance(node.op, ast.And) else "or"
-            before = f" {word} ".join(map(ast.unparse, node.values[: int(part)]))
-            return f"{before} {word} …"
+        case ast.If(test=test) | ast.IfExp(test=test):
+            decides = test if part in ("body", "orelse") else None
+            return f"{'else of ' * (part == 'orelse')}if {ast.unparse(test)}", decides
+        case ast.While(test=test):
+            return f"while {ast.unparse(test)}", test if part == "body" else None
+        case ast.For(target=target, iter=items) | ast.AsyncFor(target=target, iter=items):
+            words = f"for {ast.unparse(target)} in {ast.unparse(items)}"
+            return words, items if part == "body" else None
+        case ast.Match(subject=subject) if isinstance(child, ast.match_case):
+            words = f"case {ast.unparse(child.pattern)}` of `match {ast.unparse(subject)}"
+            return words, subject
+        case ast.Match(subject=subject):
+            return f"match {ast.unparse(subject)}", None
+        case ast.BoolOp(op=op, values=values):
+            word = " and " if isinstance(op, ast.And) else " or "
+            before = values[: int(part)]
+            words = word.join([*map(ast.unparse, before), "…"])
+            return words, ast.BoolOp(op, before) if before else None
         case ast.Try() if isinstance(child, ast.ExceptHandler):
-            return _in_full(child, "", None)
-        case ast.ExceptHandler():
-            return f"except {ast.unparse(node.type)}" if node.type is not None else "except"
-        case ast.With():
-            return f"with {ast.unparse(node.items[0].context_expr)}"
-    return type(node).__name__.lower()
+            return _read(child, "")[0], child.type or ast.Name("Exception")
+        case ast.ExceptHandler(type=kind):
+            return f"except {ast.unparse(kind)}" if kind is not None else "except", None
+        case ast.With(items=[ast.withitem(context_expr=manager), *_]):
+            words = f"with {ast.unparse(manager)}"
+            return words, manager if part == "body" and "suppress" in words else None
+    return type(node).__name__.lower(), None
 
 
 def _raises(handler: ast.ExceptHandler) -> bool:

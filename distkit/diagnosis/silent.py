@@ -5,14 +5,13 @@ Each is told only where the run *and* the program's text show it. Pure.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from distkit.diagnosis import rules
 from distkit.diagnosis.dataflow import argument, calls_at, order_matters, resemble
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Finding
+from distkit.diagnosis.findings import Finding, by_line
 from distkit.events import COLLECTIVES, Op, Span, State
 from distkit.trace.calls import at
 from distkit.trace.log import grouped
@@ -169,11 +168,8 @@ def _cross(one: tuple[Span, Span], other: tuple[Span, Span], names: list[list[st
 
 def _without_gradient(facts: Evidence) -> Iterator[Finding]:
     """Broadcasts of torch.distributed.nn.functional whose source gets no gradient."""
-    found: dict[str, dict[int, Span]] = defaultdict(dict)
-    for span in facts.spans:
-        if "zeroes_gradient" in span.attributes:
-            found[span.where][span.rank] = span
-    for where, spans in found.items():
+    found = (s for s in facts.spans if "zeroes_gradient" in s.attributes)
+    for where, spans in by_line(found).items():
         mine = spans[min(spans)]
         yield rules.zero_gradient.finding(
             *spans.values(),
