@@ -59,7 +59,7 @@ def test_an_answer_whose_memory_ended_with_its_sender_is_as_good_as_lost(
     name, *_ = server.recv_multipart()
     nowhere = [1 if lives else 2**22 + 1, 2**20, 4, 0, 4_000, 0]
     value = Reply(0, 7, value=torch.zeros(1_000))
-    exchange = Exchange(None, writable=False)
+    exchange = Exchange(None)
     exchange.lend = lambda _: nowhere
     server.send_multipart([name, *encode(value, exchange=exchange)])
     if lives:

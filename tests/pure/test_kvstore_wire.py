@@ -133,7 +133,7 @@ def test_a_tensor_at_an_odd_address_is_moved() -> None:
 
 def test_what_is_lent_is_not_sent() -> None:
     pool = Pool()
-    near, far = Exchange(pool, writable=False), Exchange(pool, writable=False)
+    near, far = Exchange(pool), Exchange(pool)
     value = pool.empty(LARGE, torch.float32).fill_(7)
     frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), exchange=near)
     assert len(frames) == 1
@@ -152,7 +152,7 @@ def test_what_is_lent_is_not_sent() -> None:
 
 def hostile_places() -> Iterator[list[int]]:
     place = POOL.empty(LARGE, torch.uint8)
-    pid, file, inode, start, nbytes = POOL.find(place)
+    pid, file, inode, start, nbytes = POOL.place(place)
     yield [pid, file, inode, start, 1 << 40, 0]
     yield [pid, file, inode, -1, nbytes, 0]
     yield [pid, file, inode, start, -1, 0]
@@ -173,13 +173,13 @@ def test_memory_that_is_not_what_it_was_said_to_be_is_refused() -> None:
     for place in hostile_places():
         said = said_of("uint8", *place)
         with pytest.raises(KVStoreError):
-            decode([said], Exchange(POOL, writable=False))
+            decode([said], Exchange(POOL))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 def test_memory_of_a_process_that_is_gone() -> None:
     with pytest.raises(KVStoreError, match="process 4194305 has ended"):
-        Exchange(POOL, writable=False).borrow([2**22 + 1, 3, 4, 0, 8, 0])
+        Exchange(POOL).borrow([2**22 + 1, 3, 4, 0, 8, 0])
 
 
 @given(st.lists(st.binary().map(bytearray), max_size=3))

@@ -38,7 +38,7 @@ class Line:
         self.socket = open_socket(context, zmq.DEALER, keys, heartbeat_timeout)
         self.ends = Ends(self.socket)
         pool = memory.shared() if endpoint.startswith("ipc://") else None
-        self.exchange = Exchange(pool, writable=False)
+        self.exchange = Exchange(pool)
         self.socket.connect(endpoint)
 
     def close(self) -> None:

@@ -12,14 +12,14 @@ shorter, so that what was checked when it was mapped holds for ever.
 from __future__ import annotations
 
 import itertools
-import math
 import mmap
 import os
-import stat
 import sys
 import warnings
 import weakref
-from typing import Any, NamedTuple
+from collections import defaultdict
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,117 +34,84 @@ if sys.platform == "linux":
 
 #: Tensors of so many bytes and more travel this way; smaller ones are faster through a socket.
 LARGE = 1 << 16
-#: Bytes of a pool's files; a larger tensor has a file of its own.
-_FILE = 1 << 26
+#: Bytes of a pool's file: addresses, of which a page becomes memory when it is first written.
+_SIZE = 1 << 38
 
 
 class MemoryGone(KVStoreError):
     """A tensor was in the memory of a process that has ended."""
 
 
-class Place(NamedTuple):
-    """The place of a tensor: ``nbytes`` from ``start`` on in an open file of a process."""
-
-    pid: int
-    file: int
-    inode: int
-    start: int
-    nbytes: int
-
-
 class Pool:
-    """Memory of this process that others can see.
+    """Memory of this process that others can see: a file without a name.
+
+    ``used`` counts the bytes from its beginning that were ever in use.
 
     >>> pool = Pool()
-    >>> x = pool.empty(100_000, torch.float32).fill_(1)
-    >>> pool.find(x[10:20]).nbytes
-    40
+    >>> x = pool.empty(100_000, torch.float32)
+    >>> pool.has(x[10:20]), pool.has(x.clone())
+    (True, False)
     """
 
     def __init__(self) -> None:
-        self._files: list[_File] = []
-        self._used: dict[int, tuple[_File, int, Any]] = {}  # by address: file, start, guard
-        self._free: dict[int, list[tuple[_File, int]]] = {}  # by size
+        self._file = os.memfd_create("distkit", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(self._file, _SIZE)
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
+        self._inode, self.used = os.fstat(self._file).st_ino, 0
+        self._memory = mmap.mmap(self._file, _SIZE)
+        self._begin = over(self._memory, torch.uint8).data_ptr()
+        self._free: dict[int, list[int]] = defaultdict(list)  # blocks by size
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
         """A flat tensor of ``size`` elements."""
         nbytes = size * dtype.itemsize
-        room = math.ceil(nbytes / mmap.PAGESIZE) * mmap.PAGESIZE
-        file, start = self._take(room)
-        view = memoryview(file.memory)[start : start + nbytes]
-        tensor = over(view, dtype)
-        address = tensor.data_ptr()
+        block = nbytes + -nbytes % mmap.PAGESIZE
+        free = self._free[block]
+        if not free:
+            free.append(self.used)
+            self.used += block
+        start = free.pop()
+        view = memoryview(self._memory)[start : start + nbytes]
         # nothing but the tensor's storage holds the view: when it goes, the block is free
-        guard = weakref.ref(view, lambda _: self._give_back(address, room))
-        self._used[address] = file, start, guard
-        return tensor
+        weakref.finalize(view, free.append, start).atexit = False
+        return over(view, dtype)
 
-    def find(self, tensor: Tensor) -> Place | None:
-        """The place of a tensor of this pool, or of a part; None if it is not from here."""
-        used = self._used.get(tensor.untyped_storage().data_ptr())
-        if used is None:
-            return None
-        file, start, _ = used
-        start += int(tensor.storage_offset()) * tensor.element_size()
-        return Place(os.getpid(), file.number, file.inode, start, tensor.nbytes)
+    def place(self, tensor: Tensor) -> list[int]:
+        """Where a tensor is: process, file and inode, first byte and number of bytes.
 
-    def _take(self, room: int) -> tuple[_File, int]:
-        if self._free.get(room):
-            return self._free[room].pop()
-        if not self._files or self._files[-1].left < room:
-            self._files.append(_File(max(room, _FILE)))
-        return self._files[-1], self._files[-1].cut(room)
+        If it is not from here, the first byte is not in the file.
+        """
+        start = tensor.data_ptr() - self._begin
+        return [os.getpid(), self._file, self._inode, start, tensor.nbytes]
 
-    def _give_back(self, address: int, room: int) -> None:
-        file, start, _ = self._used.pop(address)
-        self._free.setdefault(room, []).append((file, start))
-
-
-class _File:
-    """A file without a name, in memory; a page is taken when it is first written."""
-
-    def __init__(self, size: int) -> None:
-        self.number = os.memfd_create("distkit", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-        os.ftruncate(self.number, size)
-        fcntl.fcntl(self.number, fcntl.F_ADD_SEALS, _SEALS)
-        self.memory = mmap.mmap(self.number, size)
-        self.inode = os.fstat(self.number).st_ino
-        self.left = size
-
-    def cut(self, room: int) -> int:
-        """The next ``room`` bytes: where they start."""
-        self.left -= room
-        return len(self.memory) - self.left - room
+    def has(self, tensor: Tensor) -> bool:
+        """True for a tensor of this pool, or a part of one."""
+        return 0 <= tensor.data_ptr() - self._begin < _SIZE
 
 
 class Exchange:
     """The memory that this process and one other lend to each other.
 
     Args:
-        pool: where this process's tensors are put.
-        writable: whether what is borrowed may be written: if it is lent to nobody else.
+        pool: where this process's tensors are put; None to lend nothing.
     """
 
-    def __init__(self, pool: Pool | None, *, writable: bool) -> None:
-        self._pool, self._writable = pool, writable
+    def __init__(self, pool: Pool | None) -> None:
+        self._pool = pool
         self._lent: dict[int, Tensor] = {}
         self._numbers = itertools.count()
         self._maps: dict[tuple[int, ...], mmap.mmap] = {}
-        self._borrowed: dict[int, Any] = {}  # guards, by the lender's number
         self._given_up: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
         """The place of a flat tensor for the peer, and a number; None if it must be sent."""
         if self._pool is None or tensor.nbytes < LARGE:
             return None
-        place = self._pool.find(tensor)
-        if place is None:
+        if not self._pool.has(tensor):
             tensor = self._pool.empty(tensor.numel(), tensor.dtype).copy_(tensor)
-            place = self._pool.find(tensor)
-            assert place is not None
         number = next(self._numbers)
         self._lent[number] = tensor
-        return [*place, number]
+        return [*self._pool.place(tensor), number]
 
     def take_back(self, numbers: list[int]) -> None:
         """The other needs these no more."""
@@ -159,53 +126,43 @@ class Exchange:
             KVStoreError: its memory cannot be opened.
             ValueError: there is no such memory, or not so much.
         """
-        *numbers, number = where
-        place = Place(*numbers)
-        memory = self._map(place)
-        if not 0 <= place.start <= place.start + place.nbytes <= len(memory):
-            raise ValueError(f"{place} in memory of {len(memory)} bytes")
-        view = memoryview(memory)[place.start : place.start + place.nbytes]
-        self._borrowed[number] = weakref.ref(view, lambda _: self._give_up(number))
+        pid, file, inode, start, nbytes, number = where
+        memory = self._map(pid, file, inode)
+        if not 0 <= start <= start + nbytes <= len(memory):
+            raise ValueError(f"{nbytes} bytes from {start} on in memory of {len(memory)} bytes")
+        view = memoryview(memory)[start : start + nbytes]
+        weakref.finalize(view, self._given_up.append, number).atexit = False
         return view
 
     def given_up(self) -> list[int]:
         """The numbers of what was borrowed and is not needed any more: to be told once."""
-        numbers, self._given_up = self._given_up, []
+        numbers = self._given_up.copy()
+        del self._given_up[: len(numbers)]
         return numbers
 
-    def _give_up(self, number: int) -> None:
-        self._borrowed.pop(number, None)
-        self._given_up.append(number)
-
-    def _map(self, place: Place) -> mmap.mmap:
-        key = place[:3]
-        if key not in self._maps:
+    def _map(self, *place: int) -> mmap.mmap:
+        if place not in self._maps:
             try:
-                self._maps[key] = _mapped(*key, self._writable)
+                self._maps[place] = _mapped(*place)
             except OSError as e:
-                if not outlives_connection(place.pid):
-                    raise MemoryGone(f"process {place.pid} has ended, with its memory") from None
+                if not outlives_connection(place[0]):
+                    raise MemoryGone(f"process {place[0]} has ended, with its memory") from None
                 raise KVStoreError(
-                    f"the memory of process {place.pid} cannot be opened: {e}. Run all nodes of a "
+                    f"the memory of process {place[0]} cannot be opened: {e}. Run all nodes of a "
                     "cluster as one user, where /proc shows them to each other."
                 ) from None
-        return self._maps[key]
+        return self._maps[place]
 
 
-def _mapped(pid: int, number: int, inode: int, writable: bool) -> mmap.mmap:
-    """Map a file of another process, if it is sealed memory of this user."""
-    flags = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    flags |= os.O_RDWR if writable else os.O_RDONLY
+def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
+    """Map a file of another process, if it is the sealed memory that it is said to be."""
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     file = os.open(f"/proc/{pid}/fd/{number}", flags)
     try:
-        found = os.fstat(file)
-        mine = (found.st_uid, found.st_ino) == (os.getuid(), inode)
-        if not mine or not stat.S_ISREG(found.st_mode):
+        sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        if not sealed or os.fstat(file).st_ino != inode:
             raise ValueError(f"file {number} of process {pid} is not what it was said to be")
-        if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise ValueError(f"file {number} of process {pid} is not sealed")
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        return mmap.mmap(file, found.st_size, mmap.MAP_SHARED, protection)
+        return mmap.mmap(file, 0)
     finally:
         os.close(file)
 
@@ -235,7 +192,8 @@ def shared() -> Pool | None:
     """This process's pool, from now on used by :func:`empty`; None where there is none."""
     global _pool
     if _pool is None and sys.platform == "linux":
-        _pool = Pool()
+        with suppress(OSError):  # the process may not have so many addresses
+            _pool = Pool()
     return _pool
 
 
@@ -248,9 +206,9 @@ def empty(size: int, dtype: torch.dtype) -> Tensor:
 
 def empty_like(tensor: Tensor) -> Tensor:
     """A tensor of the same shape and dtype, as :func:`empty`."""
-    if _pool is None or tensor.nbytes < LARGE or tensor.device.type != "cpu":
+    if tensor.device.type != "cpu":
         return torch.empty_like(tensor)
-    return _pool.empty(tensor.numel(), tensor.dtype).view(tensor.shape)
+    return empty(tensor.numel(), tensor.dtype).view(tensor.shape)
 
 
 def _forget() -> None:

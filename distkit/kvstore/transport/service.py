@@ -87,7 +87,7 @@ class Peers:
             self.find_broken()
             self._descriptors[connection(frame)] = name
             pool = None if from_afar(frame) else self._pool
-            self._peers[name] = Peer(name, Exchange(pool, writable=True))
+            self._peers[name] = Peer(name, Exchange(pool))
         return self._peers[name]
 
     def update(self, peer: Peer, latest: Request) -> None:
