@@ -183,7 +183,7 @@ def test_a_folder_that_is_not_there() -> None:
     service = kvstore.Service(Node("scheduler", 0, 1, 1, "/nowhere/at/all"))
     with pytest.raises(KVStoreError, match="scheduler 0 cannot listen at ipc:///nowhere/at/all"):
         service.run()
-    service._context.destroy(linger=0)
+    service._link.context.destroy(linger=0)
     service._inside.close()
     service._outside.close()
 

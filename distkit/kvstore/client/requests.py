@@ -31,11 +31,14 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True)
-class _InFlight:
+class _Flight:
+    """A request on its way, until its answer is here."""
+
     to: int
     request: Request
     asking: Asking
-    pushed: int  # bytes that push's window counts
+    nbytes: int  # that push's window counts
+    answer: Answer | None = None
 
 
 class Requests:
@@ -65,20 +68,21 @@ class Requests:
         replication: int = 1,
     ) -> None:
         self.node, self._link, self._local, self._name = node, link, local, name
-        self._scheduler, self._servers, self._replication = scheduler, servers, replication
+        self._scheduler = scheduler
+        #: The nodes that have a server's values: itself, and its backup.
+        self._owners = {
+            n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
+        }
         #: The keys of which a server has a part.
         self.held_by: Callable[[int], list[Key]] = lambda server: []
         #: The user's call that comes next, on a worker with gates.
         self.step: Step | None = None
         #: Whether the trace is to say a worker's clock: it does not follow from the other events.
         self.clocks = False
-        self._serving = {n: n for n in servers}  # which node answers for each server
-        self._departed: set[int] = set()
-        self._lost: dict[int, str] = {}  # nodes that nobody answers for, and why
+        self._gone: dict[int, str] = {}  # nodes that have ended, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
-        self._in_flight: dict[int, _InFlight] = {}
-        self._answers: dict[int, Answer] = {}
+        self._flights: dict[int, _Flight] = {}  # by number
         self._refused: dict[Key, str] = {}  # pushes, raised by the next call on that key
         self._pushed = 0  # bytes in flight
         self._closed = False
@@ -89,20 +93,18 @@ class Requests:
         Raises:
             KVStoreError: the first refusal among them.
         """
-        numbers = [self._put(call) for call in calls]
-        flights = [self._in_flight[n] for n in numbers]
-        waiting = None
+        flights, waiting = [self._put(call) for call in calls], None
         try:
             self._send()
             self._give_up()
             waiting = None if self._local else wait_begins(f.asking for f in flights)
-            while not self._answers.keys() >= set(numbers):
+            while any(f.answer is None for f in flights):
                 self._receive(wait=True)
         finally:
             if waiting is not None:
                 waiting.wait_ends()
-            answers = [self._answers.pop(n) for n in numbers if n in self._answers]
-            self._abandon(numbers)
+            self._abandon(flights)
+        answers = [f.answer for f in flights if f.answer is not None]
         for answer in answers:
             if isinstance(answer, Error):
                 raise KVStoreError(answer.text)
@@ -122,7 +124,7 @@ class Requests:
     def dispatch(self) -> None:
         """Send what is to be sent, and take the answers that are here."""
         self._send()
-        if self._in_flight:
+        if self._flights:
             self._receive(wait=False)
 
     def flush(self) -> None:
@@ -137,7 +139,7 @@ class Requests:
     def arrive(self) -> None:
         """Wait until every push is acknowledged, or refused."""
         self.dispatch()
-        while any(isinstance(f.request, Push) for f in self._in_flight.values()):
+        while any(isinstance(f.request, Push) for f in self._flights.values()):
             self._receive(wait=True)
 
     def check(self, keys: Iterable[Key]) -> None:
@@ -154,40 +156,37 @@ class Requests:
         """Close the connections."""
         if not self._closed:
             self._closed = True
-            self._abandon(list(self._in_flight))
+            self._abandon(list(self._flights.values()))
             self._link.close()
 
     # -- nodes that end -----------------------------------------------------------
 
     def depart(self, node: int, how: str) -> None:
-        """A server has ended: its backup answers for it, or its values are lost."""
-        self._departed.add(node)
+        """A node has ended: a server's backup answers for it, or its values are lost."""
+        self._gone[node] = how
         self._link.disconnect(node)
-        for server in [n for n, by in self._serving.items() if by == node]:
-            backup = self._backup(server)
-            if server == node and self._replication > 1 and backup not in self._departed:
-                self._serving[server] = backup
-                self._repeat(server)
-            else:
-                self._lost[server] = how
+        self._repeat(node)
 
-    def _backup(self, server: int) -> int:
-        index = backup_of(self._servers.index(server), len(self._servers))
-        return self._servers[index]
+    def _serving(self, to: int) -> int | None:
+        """The node that answers for another, or for itself; None if there is none any more."""
+        return next((n for n in self._owners.get(to, (to,)) if n not in self._gone), None)
+
+    def _deliver(self, to: int, requests: list[Request]) -> None:
+        node = self._serving(to)
+        if node is not None and requests:  # a batch without a request is a goodbye
+            self._link.send(node, requests, to)
 
     def _repeat(self, to: int) -> None:
         """Send again what was not answered: the node is there again, or its backup serves."""
-        again = [f.request for f in self._in_flight.values() if f.to == to]
-        if again:  # a batch without a request is a goodbye
-            self._link.send(self._serving.get(to, to), again, to)
+        self._deliver(to, [f.request for f in self._flights.values() if f.to == to])
 
     def _give_up(self) -> None:
         """Refuse what waits for nodes that are gone: without the scheduler, everything."""
-        for node, how in self._lost.items():
-            mine = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
-            if not mine:
+        for node, how in self._gone.items():
+            if self._serving(node) is not None:
                 continue
-            why = self._loss(node, [f.request for f in mine])
+            mine = [f for f in self._flights.values() if node in (f.to, self._scheduler)]
+            why = self._loss(node, [f.request for f in mine]) if mine else ""
             why += f"{STOPPED} " if SILENT in how else ""
             for f in mine:
                 text = (
@@ -200,16 +199,13 @@ class Requests:
         """What is lost with a node, and what would have kept it."""
         if node == self._scheduler:
             return _WITHOUT_SCHEDULER
-        if node not in self._servers:
-            return ""
         named = [key for request in asked if (key := _key(request)) is not None]
         keys = list(dict.fromkeys([*named, *self.held_by(node)]))
         what = ", ".join(map(repr, keys[:_NAMED])) or "no key yet"
         what += f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
-        who, remedy = self._name(node), ""
-        if self._replication > 1:
-            who += f" and {self._name(self._backup(node))}"
-        else:
+        owners, remedy = self._owners.get(node, (node,)), ""
+        who = " and ".join(map(self._name, owners))
+        if len(owners) == 1:
             remedy = "To survive this, create the store with replication=2, and servers=2 or more. "
         return (
             f"Lost with it: the values of {what}, which only {who} had. "
@@ -218,7 +214,7 @@ class Requests:
 
     # -- both ways ----------------------------------------------------------------
 
-    def _put(self, call: Call) -> int:
+    def _put(self, call: Call) -> _Flight:
         if self._closed:
             raise KVStoreError(
                 "this store belongs to a run that has ended. "
@@ -229,55 +225,51 @@ class Requests:
         request = call.kind(self.node, number, *call.fields)
         asking = Asking(request, None if self._local else call.to, step)
         size = request.value.nbytes if isinstance(request, Push) else 0
-        self._in_flight[number] = _InFlight(call.to, request, asking, size)
+        flight = self._flights[number] = _Flight(call.to, request, asking, size)
         self._pushed += size
         self._outbox.setdefault(call.to, []).append(request)
-        return number
+        return flight
 
     def _send(self) -> None:
         letters, self._outbox = self._outbox, {}
         for to, requests in letters.items():
-            self._link.send(self._serving.get(to, to), requests, to)
+            self._deliver(to, requests)
 
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
             if isinstance(message, Departed):
                 self.depart(message.who, message.how)
-            elif isinstance(message, Answer):
-                flight = self._in_flight.get(message.number)
-                if flight is not None:  # else nobody waits for it
-                    self._settle(flight, message)
+            elif isinstance(message, Answer) and message.number in self._flights:
+                self._settle(self._flights[message.number], message)
         for node, how in self._link.changes():
             if how is None:
-                for to in [node, *(s for s, by in self._serving.items() if by == node != s)]:
-                    self._repeat(to)
+                for to in {node, *self._owners}:
+                    if self._serving(to) == node:
+                        self._repeat(to)
             elif node == self._scheduler:  # of servers the scheduler tells
-                self._lost[node] = how
+                self.depart(node, how)
         self._give_up()
 
-    def _settle(self, flight: _InFlight, answer: Answer) -> None:
-        request, wrong = flight.request, isinstance(answer, Error)
+    def _settle(self, flight: _Flight, answer: Answer) -> None:
         self._land(flight)
-        if wrong:
-            flight.asking.failed()
-        else:
+        request, flight.answer = flight.request, answer
+        if not isinstance(answer, Error):
             flight.asking.answered(answer, clock=self.clocks and isinstance(request, Push))
-        if not isinstance(request, Push):
-            self._answers[answer.number] = answer
-        elif isinstance(answer, Error):
+            return
+        flight.asking.failed()
+        if isinstance(request, Push):
             self._refused.setdefault(request.key, answer.text)
 
-    def _abandon(self, numbers: Iterable[int]) -> None:
+    def _abandon(self, flights: Iterable[_Flight]) -> None:
         """Nobody waits for these any more; an answer that still comes is dropped."""
-        for number in numbers:
-            if number in self._in_flight:
-                flight = self._in_flight[number]
+        for flight in flights:
+            if flight.answer is None:
                 self._land(flight)
                 flight.asking.failed()
 
-    def _land(self, flight: _InFlight) -> None:
-        del self._in_flight[flight.request.number]
-        self._pushed -= flight.pushed
+    def _land(self, flight: _Flight) -> None:
+        del self._flights[flight.request.number]
+        self._pushed -= flight.nbytes
 
 
 _WITHOUT_SCHEDULER = (

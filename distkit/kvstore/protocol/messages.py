@@ -88,10 +88,15 @@ class NoteStored(Answer):
     text: str
 
 
+#: How a worker departs that has done its work.
+FINISHED = "finished"
+
+
 class Departed(Answer):
     """``who`` has ended, and how; requests of whoever takes its place count from ``first``.
 
-    Servers hear it of all nodes, workers of servers.
+    Servers hear it of all nodes, workers of servers. Of one that has :data:`FINISHED` ``first`` is
+    the last request.
     """
 
     who: int

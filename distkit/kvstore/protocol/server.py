@@ -26,9 +26,11 @@ from distkit.consistency import Rule
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.compression import unpack
 from distkit.kvstore.protocol.messages import (
+    FINISHED,
     Answer,
     Assign,
     AtBarrier,
+    Departed,
     Init,
     Key,
     Pull,
@@ -164,8 +166,12 @@ class KVServer:
         self.entries: dict[Key, Entry] = {}
         self._early: dict[Key, list[Init]] = defaultdict(list)
 
-    def handle(self, request: Request) -> list[Answer]:
-        """Answers to this request, and to others that waited for it."""
+    def handle(self, request: Request | Departed) -> list[Answer]:
+        """Answers to this request, or to the end of a worker; and to others that waited for it."""
+        if isinstance(request, Departed):
+            if request.how == FINISHED:
+                return self.finish(request.who, request.first)
+            return self.leave(request.who, request.how, request.first)
         if request.number < self.firsts.get(request.node, 0):
             return []  # its worker has ended
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,7 +61,7 @@ class Line:
 
 
 class ZmqLink:
-    """Connections to the scheduler and the servers.
+    """Connections to nodes that answer.
 
     Args:
         keys: the cluster's, see :func:`.sockets.open_socket`.
@@ -71,47 +71,48 @@ class ZmqLink:
     def __init__(
         self, keys: tuple[str, str] | None = None, way: Callable[[str], str] = str
     ) -> None:
-        self._context: Any = zmq.Context()
+        self.context: Any = zmq.Context()
+        #: Of what :meth:`wait` waits for.
+        self.poller = zmq.Poller()
         self._keys, self._way = keys, way
-        self._poller = zmq.Poller()
         self._lines: dict[int, Line] = {}
-        self._by_socket: dict[Any, tuple[int, Line]] = {}
         self._changes: list[tuple[int, str | None]] = []
 
-    def connect(self, node: int, endpoint: str) -> None:
+    def connect(self, node: int, endpoint: str, heartbeat_timeout: float = 0.0) -> None:
         """Connect to a node, which may come up later."""
-        line = self._lines[node] = Line(self._context, self._way(endpoint), self._keys)
+        line = Line(self.context, self._way(endpoint), self._keys, heartbeat_timeout)
+        self._lines[node] = line
         for sock in (line.socket, line.ends.socket):
-            self._poller.register(sock, zmq.POLLIN)
-            self._by_socket[sock] = node, line
+            self.poller.register(sock, zmq.POLLIN)
 
     def disconnect(self, node: int) -> None:
         """Close the connection to a node, which has ended."""
         if (line := self._lines.pop(node, None)) is not None:
             for sock in (line.socket, line.ends.socket):
-                self._poller.unregister(sock)
-                del self._by_socket[sock]
+                self.poller.unregister(sock)
             line.close()
 
-    def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-        """Send requests for server ``to`` to the node that serves its values.
+    def send(self, node: int | None, messages: Sequence[Message], to: int = 0) -> None:
+        """Send messages for server ``to`` to the node that serves its values, if it is there.
 
         Their tensors are not copied: they must not change any more.
         """
-        if node in self._lines:  # else it has ended
-            self._lines[node].send(requests, to)
+        if node in self._lines:
+            self._lines[node].send(messages, to)
+
+    def wait(self) -> Collection[Any]:
+        """Wait until there is something at a connection, or elsewhere: the sockets where it is."""
+        ready = dict(self.poller.poll())
+        for node, line in self._lines.items():
+            if line.ends.socket in ready:
+                self._changes += [(node, how) for how in line.ends.changes()]
+        return ready
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers that are here; if ``wait``, after one came or a connection changed."""
-        if not wait:
-            return [m for line in self._lines.values() for m in line.receive()]
-        found: list[Message] = []
-        for sock, _ in self._poller.poll():
-            node, line = self._by_socket[sock]
-            if sock is not line.socket:
-                self._changes += [(node, how) for how in line.ends.changes()]
-            found += line.receive()  # also its last answers, before it was lost
-        return found
+        if wait:
+            self.wait()
+        return [m for line in self._lines.values() for m in line.receive()]
 
     def changes(self) -> list[tuple[int, str | None]]:
         """The nodes whose connections ended, and how; or are there again: None. Each once."""
@@ -123,7 +124,7 @@ class ZmqLink:
         for line in self._lines.values():
             line.close()
         self._lines.clear()
-        self._context.term()
+        self.context.term()
 
 
 class LocalLink:

@@ -27,8 +27,8 @@ from distkit.kvstore.protocol.messages import (
 )
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.link import Line
-from distkit.kvstore.transport.memory import Exchange, MemoryGone, Pool
+from distkit.kvstore.transport.link import ZmqLink
+from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.recording import Answering, Asking
 from distkit.kvstore.transport.scheduler import Scheduler
@@ -63,52 +63,6 @@ class Peer:
         return self.last // LIFE
 
 
-class Peers:
-    """The connections of a ROUTER that nodes ask by.
-
-    ``ways`` has the latest of each node: answers go there.
-
-    Args:
-        ends: reports when connections end.
-        pool: where tensors lie that are lent to them, unless they are on another host.
-    """
-
-    def __init__(self, ends: Ends, pool: Pool | None) -> None:
-        self._ends, self._pool = ends, pool
-        self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's name of the connection
-        self._descriptors: dict[int, bytes] = {}  # of connections
-        self.ways: dict[int, Peer] = {}
-        self.broken: list[bytes] = []  # connections that have ended
-
-    def at(self, frame: Any) -> Peer:
-        """The node at the other end of the connection whose name this frame is."""
-        name = bytes(frame.buffer)
-        if name not in self._peers:
-            self.find_broken()
-            self._descriptors[connection(frame)] = name
-            pool = None if from_afar(frame) else self._pool
-            self._peers[name] = Peer(name, Exchange(pool))
-        return self._peers[name]
-
-    def update(self, peer: Peer, latest: Request) -> None:
-        """It is the node that asked this."""
-        peer.node, peer.last = latest.node, latest.number
-        way = self.ways.get(peer.node)
-        if way is None or way.life <= peer.life:
-            self.ways[peer.node] = peer
-
-    def find_broken(self) -> None:
-        """The connections that have ended: read before a new one may reuse a descriptor."""
-        self.broken += [self._descriptors.pop(d, b"") for d in self._ends.broken()]
-
-    def remove(self, name: bytes) -> Peer | None:
-        """Nothing more comes by this connection: its node, unless that has another."""
-        peer = self._peers.pop(name, None)
-        if peer is None or self.ways.get(peer.node) is not peer:
-            return None
-        return self.ways.pop(peer.node)
-
-
 #: How many batches are answered together at most: nobody waits long for the first.
 _AT_ONCE = 8
 
@@ -138,10 +92,12 @@ class Service:
         #: Set from another thread: nothing is answered any more, as the run is ended.
         self.resting = False
         self._notes = Answering()
-        self._lines: dict[str, Line] = {}  # to the scheduler and the backup, by endpoint
-        self._session = ServerSession(node) if node.role == "server" else None
-        self._machine = self._session or self._scheduler()
-        self._path = node.path(node.id)
+        self._link = ZmqLink(node.keys, node.way)  # to the scheduler and the backup
+        self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's name of the connection
+        self._names: dict[int, bytes] = {}  # of connections, by descriptor
+        self._ways: dict[int, Peer] = {}  # the latest connection of each node: answers go there
+        self._broken: list[bytes] = []  # connections that have ended
+        self._machine = ServerSession(node) if node.role == "server" else self._scheduler()
 
     def _scheduler(self) -> Scheduler:
         scheduler = Scheduler(self.node.workers, self.node.servers)
@@ -163,19 +119,20 @@ class Service:
         Raises:
             KVStoreError: it cannot listen in its folder, or the scheduler refuses it.
         """
-        self._context = zmq.Context()
         torch.set_num_threads(1)  # the others of this host have work to do, too
-        self._open(self._context)
+        self._pool = memory.shared()
+        self._open()
         while True:
             self._turn()
 
-    def _open(self, context: Any) -> None:
+    def _open(self) -> None:
         """Listen; a server then registers."""
         node = self.node
-        self._router = open_socket(context, zmq.ROUTER, node.keys, node.heartbeat_timeout)
+        endpoint = f"ipc://{node.path(node.id)}"
+        self._router = open_socket(
+            self._link.context, zmq.ROUTER, node.keys, node.heartbeat_timeout
+        )
         self._ends = Ends(self._router)
-        self._peers = Peers(self._ends, memory.shared())
-        endpoint = f"ipc://{self._path}"
         try:
             self._router.bind(endpoint)
         except (zmq.ZMQError, OSError) as e:
@@ -183,54 +140,46 @@ class Service:
                 f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
                 "Give a folder that exists and can be written."
             ) from e
-        self._poller = zmq.Poller()
         for end in (self._router, self._inside, self._ends.socket):
-            self._poller.register(end, zmq.POLLIN)
+            self._link.poller.register(end, zmq.POLLIN)
         if node.address:
             endpoint = f"{listen_on(self._router, node.address)} {endpoint}"
-        if self._session is None:
+        if isinstance(self._machine, Scheduler):
             self.report("listens", endpoint)
-        else:
-            register = self._session.register(endpoint)
-            self._registering = Asking(register, node.scheduler)
-            self._to_scheduler = self._line(node.endpoint(node.scheduler), node.heartbeat_timeout)
-            self._poller.register(self._to_scheduler.ends.socket, zmq.POLLIN)
-            self._to_scheduler.send([register])
-
-    def _line(self, endpoint: str, heartbeat_timeout: float = 0.0) -> Line:
-        """The connection to the scheduler, or to the server that is this one's backup."""
-        if endpoint not in self._lines:
-            way = self.node.way(endpoint)
-            line = Line(self._context, way, self.node.keys, heartbeat_timeout)
-            self._lines[endpoint] = line
-            self._poller.register(line.socket, zmq.POLLIN)
-        return self._lines[endpoint]
+            return
+        register = self._machine.register(endpoint)
+        self._registering = Asking(register, node.scheduler)
+        at = node.endpoint(node.scheduler)
+        self._link.connect(node.scheduler, at, node.heartbeat_timeout)
+        self._link.send(node.scheduler, [register])
 
     def _turn(self) -> None:
         """Wait for messages and answer them."""
-        ready = dict(self._poller.poll())
+        ready = self._link.wait()
         if self._ends.socket in ready:
-            self._peers.find_broken()
+            self._find_broken()
         if self._router in ready:
             self._serve_all()
-        if self._peers.broken:
+        if self._broken:
             self._remove_broken()
-        if self._session is not None:
-            self._receive_answers(self._session, ready)
+        for answer in self._link.receive(wait=False):
+            assert isinstance(answer, Answer)
+            self._deliver(self._answered(answer))
+        if (self.node.scheduler, BROKEN) in self._link.changes():
+            self.report("missed", (self.node.scheduler, 0))
         if self._inside.fileno() in ready:
             self._inside.recv(1)
             self._deliver(self._machine.leave(*self._notices.popleft()))
 
-    def _receive_answers(self, session: ServerSession, ready: dict[Any, int]) -> None:
-        """Handle what comes from the scheduler or the backup; report a scheduler that is lost."""
-        for line in [line for line in self._lines.values() if line.socket in ready]:
-            for answer in line.receive():
-                assert isinstance(answer, Answer)
-                if isinstance(answer, AddressBook):
-                    self._registering.answered(answer)
-                self._deliver(session.handle_answer(answer))
-        if self._to_scheduler.ends.socket in ready and any(self._to_scheduler.ends.changes()):
-            self.report("missed", (self.node.scheduler, 0))
+    def _answered(self, answer: Answer) -> list[Message]:
+        """Handle an answer of the scheduler or of the backup, as a server."""
+        assert isinstance(self._machine, ServerSession)
+        found = self._machine.handle_answer(answer)
+        if isinstance(answer, AddressBook):
+            self._registering.answered(answer)
+            if (backup := self._machine.backup.to) is not None:
+                self._link.connect(backup, answer.endpoints[backup])
+        return found
 
     # -- those who ask ----------------------------------------------------------
 
@@ -248,6 +197,10 @@ class Service:
         self._deliver(answers)
         return frames is not None
 
+    def _find_broken(self) -> None:
+        """The connections that have ended: read before a new one may reuse a descriptor."""
+        self._broken += [self._names.pop(d, b"") for d in self._ends.broken()]
+
     def _remove_broken(self) -> None:
         """Read what ended connections still hold; the nodes without a goodbye count as dead.
 
@@ -255,13 +208,29 @@ class Service:
         """
         while self._serve_all():
             pass
-        names, self._peers.broken = self._peers.broken, []
-        for peer in filter(None, map(self._peers.remove, names)):
+        names, self._broken = self._broken, []
+        for peer in filter(None, map(self._remove, names)):
             self._deliver(self._machine.leave(peer.node, peer.life, BROKEN))
+
+    def _remove(self, name: bytes) -> Peer | None:
+        """Nothing more comes by this connection: its node, unless that has another."""
+        peer = self._peers.pop(name, None)
+        if peer is None or self._ways.get(peer.node) is not peer:
+            return None
+        return self._ways.pop(peer.node)
+
+    def _peer(self, frame: Any) -> Peer:
+        """The node at the other end of the connection whose name this frame is."""
+        name = bytes(frame.buffer)
+        if name not in self._peers:
+            self._find_broken()
+            self._names[connection(frame)] = name
+            self._peers[name] = Peer(name, Exchange(None if from_afar(frame) else self._pool))
+        return self._peers[name]
 
     def _serve(self, frames: list[Any]) -> list[Message]:
         """The answers to a batch of requests; what cannot be read is ignored."""
-        machine, peer = self._machine, self._peers.at(frames[0])
+        machine, peer = self._machine, self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
             requests = self._checked(batch.messages)
@@ -271,9 +240,11 @@ class Service:
         if peer.gone:
             return []
         if not requests:  # a goodbye
-            last = self._peers.remove(peer.identity)
+            last = self._remove(peer.identity)
             return [] if last is None else [*machine.finish(last.node, last.last)]
-        self._peers.update(peer, requests[-1])
+        peer.node, peer.last = requests[-1].node, requests[-1].number
+        before = self._ways.get(peer.node, peer)
+        self._ways[peer.node] = peer if peer.life >= before.life else before
         answers: list[Message] = []
         for request in requests:
             self._notes.arrived(request)
@@ -322,12 +293,12 @@ class Service:
         for message in messages:
             if isinstance(message, Copy):
                 copies.append(message)
-            elif message.node in self._peers.ways:
+            elif message.node in self._ways:
                 self._notes.answering(message)
                 letters.setdefault(message.node, []).append(message)
-        if copies and self._session is not None and self._session.backup.to is not None:
-            self._line(self._session.endpoints[self._session.backup.to]).send(copies)
+        if copies and isinstance(self._machine, ServerSession):
+            self._link.send(self._machine.backup.to, copies)
         for node, letter in letters.items():
-            peer = self._peers.ways[node]
+            peer = self._ways[node]
             frames = encode(*letter, exchange=peer.exchange)
             send(self._router, [peer.identity, *frames])

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from distkit.kvstore.protocol.messages import (
+    FINISHED,
     AddressBook,
     Answer,
     Change,
@@ -35,9 +36,6 @@ from distkit.kvstore.protocol.messages import (
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.recording import updating
-
-#: How a worker departs that has done its work.
-FINISHED = "finished"
 
 
 def backup_of(server: int, servers: int) -> int:
@@ -106,7 +104,6 @@ class ServerSession:
         self.stores: dict[int, KVServer] = {}
         self.replicas: dict[int, KVServer] = {}
         self.backup = Backup(node.id)
-        self.endpoints: dict[int, str] = {}  # of all nodes
         self._departed: list[Departed] = []  # workers
         self._early: list[tuple[Request, int]] = []
 
@@ -138,7 +135,7 @@ class ServerSession:
         workers = [node for node in book.endpoints if node < n.workers]
         must_update, on_crash = not terms.sync, terms.on_crash
         fresh = partial(KVServer, terms.rule, workers, on_crash=on_crash, must_update=must_update)
-        self.begun, self.endpoints = True, dict(book.endpoints)
+        self.begun = True
         self.stores = {n.id: fresh(watch=updating)}
         if terms.replication > 1:
             self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
@@ -162,13 +159,9 @@ class ServerSession:
 
         Copies from a server in whose place this one serves are acknowledged to nobody.
         """
-        replica, message = self.replicas.get(copy.node), copy.message
-        if replica is None:
+        if copy.node not in self.replicas:
             return []
-        if isinstance(message, Departed):
-            _depart(replica, message)
-        else:
-            replica.handle(message)
+        self.replicas[copy.node].handle(copy.message)
         return [Reply(copy.node, copy.number)]
 
     def _in_place_of(self, server: int) -> KVServer:
@@ -177,7 +170,7 @@ class ServerSession:
             store = self.stores[server] = self.replicas.pop(server)
             store.watch = partial(updating, server=server)
             for departed in self._departed:
-                _depart(store, departed)
+                store.handle(departed)
         return self.stores[server]
 
     # -- others that end --------------------------------------------------------
@@ -200,13 +193,6 @@ class ServerSession:
             return self.backup.lost() if who == self.backup.to else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
-        found = self.backup.hold(_depart(self.stores[mine], departed))
+        found = self.backup.hold(self.stores[mine].handle(departed))
         others = [store for server, store in self.stores.items() if server != mine]
-        return [*copies, *found, *(a for store in others for a in _depart(store, departed))]
-
-
-def _depart(store: KVServer, departed: Departed) -> list[Answer]:
-    """A worker has ended, or finished."""
-    if departed.how == FINISHED:
-        return store.finish(departed.who, departed.first)
-    return store.leave(departed.who, departed.how, departed.first)
+        return [*copies, *found, *(a for store in others for a in store.handle(departed))]
