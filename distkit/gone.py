@@ -52,8 +52,8 @@ GONE = {
     "lr=0.001).",
     "distkit.kvstore.KVStoreBase": "kvstore.KVStoreBase was removed: give Trainer one of the "
     "stores that kvstore.create makes.",
-    "distkit.kvstore.lr_scheduler": "kvstore.lr_scheduler was removed: use kv.set_optimizer(..., "
-    'lr_scheduler=("StepLR", {"step_size": 10})), with a class of torch.optim.lr_scheduler.',
+    "distkit.kvstore.lr_scheduler": "kvstore.lr_scheduler was removed: give kvstore.Trainer an "
+    "optimizer of torch.optim, whose rate a class of torch.optim.lr_scheduler changes.",
     "distkit.kvstore.optimizer": "kvstore.optimizer was removed: kv.set_optimizer takes "
     "kvstore.SGD, or a class of torch.optim and its options.",
     "distkit.kvstore.serve": "kvstore.serve was removed: use kvstore.Service(node).",

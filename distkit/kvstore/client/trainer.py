@@ -200,25 +200,16 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The step size of the next step; with an ``lr_scheduler`` of the first."""
+        """The step size of the next step."""
         return float(self._specs(1)[0][0].group["lr"])
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the step size from the next step on; every worker calls it, at the same step.
-
-        Raises:
-            KVStoreError: a scheduler decides it.
-        """
+        """Change the step size from the next step on; every worker calls it, at the same step."""
         if self._torch is not None:
             for group in self._torch.param_groups:
                 group["lr"] = lr
             return
         spec = self._given[0][0]
-        if "lr_scheduler" in spec.options:
-            raise KVStoreError(
-                "set_learning_rate with an lr_scheduler, which decides the rate. "
-                "Leave out one of them."
-            )
         self._given = [(spec_of(spec.name, {**spec.options, "lr": lr}), ())]
 
 

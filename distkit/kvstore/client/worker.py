@@ -399,8 +399,7 @@ class KVStore:
             keys: which keys it updates; by default all without an optimizer of their own.
             anew: change the one that the servers have; between two barriers, on one worker.
             options: of a name or class, such as ``lr=0.1``; and those that every optimizer may
-                have: ``rescale_grad``, ``multi_precision`` and ``lr_scheduler``, see
-                :class:`.OptimizerSpec`.
+                have: ``rescale_grad`` and ``multi_precision``, see :class:`.OptimizerSpec`.
 
         Raises:
             KVStoreError: none that the servers know, or another than they have.

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from msgspec import to_builtins
 from torch import Tensor
-from torch.optim import lr_scheduler as schedulers
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.transport.memory import empty_like
@@ -23,7 +22,7 @@ from distkit.kvstore.transport.memory import empty_like
 #: MXNet's names of torch's options.
 _ALIASES = {"learning_rate": "lr", "wd": "weight_decay"}
 #: Options that every optimizer may have, beside those of its optimizer.
-_COMMON = ("rescale_grad", "multi_precision", "lr_scheduler")
+_COMMON = ("rescale_grad", "multi_precision")
 #: Options of torch's that say how to compute, not what.
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")
 #: Optimizers of torch's that need more than the gradient of a part of an array.
@@ -84,11 +83,9 @@ class OptimizerSpec:
         name: ``"sgd"`` for MXNet's; ``"adam"`` or ``"torch.optim.Adam"`` for a class of
             ``torch.optim``.
         options: those of the optimizer (``learning_rate`` and ``wd`` are ``lr`` and
-            ``weight_decay``), and three more: ``rescale_grad``, a factor on every gradient (under
+            ``weight_decay``), and two more: ``rescale_grad``, a factor on every gradient (under
             dist_sync a server *sums* the workers' gradients: 1 / number of workers makes it their
-            mean); ``multi_precision``, to update 16-bit weights in a float32 copy; and
-            ``lr_scheduler``, a class of ``torch.optim.lr_scheduler`` by name, with its options,
-            such as ``("StepLR", {"step_size": 10})``. It steps after each update of a key.
+            mean); and ``multi_precision``, to update 16-bit weights in a float32 copy.
     """
 
     name: str
@@ -150,8 +147,7 @@ def SGD(
         learning_rate: step size η.
         momentum: how much of the last step is kept, 0 to 1.
         wd: weight decay, the L2 penalty's factor.
-        options: ``rescale_grad``, ``multi_precision``, ``lr_scheduler``: see
-            :class:`OptimizerSpec`.
+        options: ``rescale_grad``, ``multi_precision``: see :class:`OptimizerSpec`.
 
     Raises:
         KVStoreError: it has no such option.
@@ -177,17 +173,11 @@ class Updater:
         self._weight = torch.empty_like(value if self._master is None else self._master)
         self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
         self._in_place, self.spec = spec.kind is not _SGD, spec
-        given = spec.options.get("lr_scheduler")
-        self._scheduler = None if given is None else _scheduler(self._optimizer, given)
 
     def follow(self, spec: OptimizerSpec, value: Tensor) -> Updater:
         """This one with changed options, or another if that is not possible."""
-        if spec.kind is self.spec.kind and _unscaled(spec) == _unscaled(self.spec):
-            self.spec = spec  # a batch of another size changes neither rates nor momentum
-            return self
-        kept = "multi_precision", "lr_scheduler"
-        same = all(self.spec.options.get(n) == spec.options.get(n) for n in kept)
-        if spec.kind is not self.spec.kind or self._scheduler is not None or not same:
+        before, wide = self.spec, "multi_precision"
+        if spec.kind is not before.kind or spec.options.get(wide) != before.options.get(wide):
             return Updater(spec, value)
         self._optimizer.param_groups[0].update(spec.group)
         self.spec = spec
@@ -208,29 +198,9 @@ class Updater:
         weight.data, weight.grad = empty_like(w).copy_(w) if self._in_place else w, g
         self._optimizer.step()
         weight.grad = None
-        if self._scheduler is not None:
-            self._scheduler.step()
         if self._master is not None:
             self._master = weight.data
         return weight.data.to(value.dtype)
-
-
-def _unscaled(spec: OptimizerSpec) -> dict[str, Any]:
-    return {name: value for name, value in spec.options.items() if name != "rescale_grad"}
-
-
-def _scheduler(optimizer: torch.optim.Optimizer, given: Any) -> schedulers.LRScheduler:
-    if not isinstance(given, list | tuple) or len(given) != 2:
-        raise KVStoreError(
-            f"lr_scheduler={given!r:.60}: give a name of torch.optim.lr_scheduler and its options, "
-            'such as ("StepLR", {"step_size": 10}).'
-        )
-    name, options = given
-    kind: Any = getattr(schedulers, str(name), None)
-    if not inspect.isclass(kind) or not issubclass(kind, schedulers.LRScheduler):
-        raise KVStoreError(f"there is no torch.optim.lr_scheduler.{name}.")
-    made: schedulers.LRScheduler = kind(optimizer, **options)
-    return made
 
 
 @cache
@@ -318,23 +288,20 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
 
 def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
     """A specification of plain data, without the options that are the defaults."""
-    default = {"rescale_grad": 1, "multi_precision": False, "lr_scheduler": None}
+    default = {"rescale_grad": 1, "multi_precision": False}
     default |= _defaults(OptimizerSpec(name).kind)
     try:
         plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()}, enc_hook=_plain)
     except (TypeError, ValueError, RuntimeError) as e:
         raise KVStoreError(
-            f"optimizer {name!r} with {e}: only numbers and names can be sent to servers. A "
-            'scheduler is given as lr_scheduler=("StepLR", {"step_size": 10}).'
+            f"optimizer {name!r} with {e}: only numbers and names can be sent to servers."
         ) from None
     given = {k: v for k, v in plain.items() if k not in default or v != default[k]}
     return OptimizerSpec(name, given)
 
 
 def _plain(value: Any) -> Any:
-    """A tensor of one number as that, a scheduler's class as its name."""
-    if isinstance(value, type) and issubclass(value, schedulers.LRScheduler):
-        return value.__name__
+    """A tensor of one number as that."""
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{value!r:.60}")

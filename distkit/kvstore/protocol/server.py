@@ -13,7 +13,7 @@ slowest; *asynchronous*: nobody waits, gradients are stale; and what lies betwee
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 
@@ -164,7 +164,7 @@ class KVServer:
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
         self._changes: Counter[Key | None] = Counter()  # of each of them
         self.entries: dict[Key, Entry] = {}
-        self._early: dict[Key, list[Init]] = defaultdict(list)
+        self._early: list[Init] = []  # wait for the first value of their key
 
     def handle(self, request: Request | Departed) -> list[Answer]:
         """Answers to this request, or to the end of a worker; and to others that waited for it."""
@@ -197,10 +197,10 @@ class KVServer:
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
-                self._early[init.key].append(init)
+                self._early.append(init)
                 return self._refuse_early(init.giver)
             entry = self.entries[init.key] = Entry.of(init)
-            early = self._early.pop(init.key, ())
+            early, self._early = self._early, []
             return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
         again = entry.first == (init.node, init.number) or init.node in self.firsts
@@ -261,26 +261,21 @@ class KVServer:
 
     def _pull(self, pull: Pull) -> list[Answer]:
         entry = self._entry("pull of", pull.key)
-        clock = entry.clocks.get(pull.node, 0)
-        if not entry.waiting and not self._awaited(entry, clock):
-            return [entry.reply(pull, entry.value)]
-        entry.waiting[pull.node, pull.number] = pull, clock
+        entry.waiting[pull.node, pull.number] = pull, entry.clocks.get(pull.node, 0)
         return self._due(entry)
 
     def _due(self, entry: Entry) -> list[Answer]:
         """The pulls that wait no longer: answered, or refused if they wait for the dead."""
         due: list[Answer] = []
         for name, (pull, clock) in list(entry.waiting.items()):
-            awaited = self._awaited(entry, clock)
+            state = entry.version, entry.arrived, self.members, entry.clocks
+            awaited = self.rule.awaits(clock, *state)
             missed = self._missed(entry, awaited)
             if missed or not awaited:
                 del entry.waiting[name]
                 refused = error(pull, self._halted(pull, missed)) if missed else None
                 due.append(refused or entry.reply(pull, entry.value))
         return due
-
-    def _awaited(self, entry: Entry, clock: int) -> set[int]:
-        return self.rule.awaits(clock, entry.version, entry.arrived, self.members, entry.clocks)
 
     # -- workers that leave and join --------------------------------------------
 
@@ -303,9 +298,8 @@ class KVServer:
         """Nobody gives the first values that are waited for, if this worker has ended."""
         if giver not in self.gone or self.on_crash == "replace":
             return []
-        early = [i for inits in self._early.values() for i in inits if i.giver == giver]
-        for init in early:
-            self._early[init.key].remove(init)
+        early = [i for i in self._early if i.giver == giver]
+        self._early = [i for i in self._early if i.giver != giver]
         text = "init of {!r} waits for the value of worker {}, which {}. Run again."
         return [error(i, text.format(i.key, giver, ended(self.gone[giver]))) for i in early]
 
@@ -423,5 +417,5 @@ def _failed(entry: Entry, failure: Exception) -> KVStoreError:
     return KVStoreError(
         f"the update of {entry.key!r} to version {entry.version} failed "
         f"({type(failure).__name__}: {failure}). The value is as before. Look at the optimizer's "
-        "options, and at how many steps its scheduler has."
+        "options."
     )

@@ -1,4 +1,4 @@
-"""Optimizers on the servers: formulas, options, schedulers."""
+"""Optimizers on the servers: formulas, options."""
 
 from __future__ import annotations
 
@@ -116,57 +116,6 @@ def keys_may_have_separate_optimizers(name: str) -> None:
         kv.pull(["a", "b", 3, 4]) or (), (-0.5, 0.5, 0.5, 0.25), strict=True
     ):
         assert_close(found, expected * torch.ones(4, 4))
-
-
-SCHEDULERS: dict[str, dict[str, Any]] = {
-    "StepLR": {"step_size": 2, "gamma": 0.5},
-    "MultiStepLR": {"milestones": [1, 3]},
-    "ExponentialLR": {"gamma": 0.5},
-    "CosineAnnealingLR": {"T_max": 3},
-    "LinearLR": {"total_iters": 3},
-    "OneCycleLR": {"max_lr": 1.0, "total_steps": 9, "cycle_momentum": False},
-}
-
-
-@case(*((name, kind) for name in SCHEDULERS for kind in ("SGD", "sgd")))
-def torch_schedulers_step_with_each_update(name: str, kind: str) -> None:
-    weight = torch.nn.Parameter(torch.ones(4))
-    theirs = torch.optim.SGD([weight], lr=1.0)
-    scheduler = getattr(torch.optim.lr_scheduler, name)(theirs, **SCHEDULERS[name])
-    kv = store("dist_sync", 2, 3)
-    given: Any = torch.optim.SGD if kind == "SGD" else "sgd"
-    kv.set_optimizer(given, lr=1.0, lr_scheduler=(name, SCHEDULERS[name]))
-    kv.init("w", torch.ones(4))
-    for _ in range(6):
-        weight.grad = torch.ones(4)
-        theirs.step()
-        scheduler.step()
-        kv.push("w", torch.ones(4))
-        assert_close(kv.pull("w"), weight.detach())
-
-
-@case()
-def scheduler_is_accepted_by_class_or_name() -> None:
-    scheduler = torch.optim.lr_scheduler.StepLR
-    kv = store("local")
-    kv.set_optimizer("sgd", learning_rate=1.0, lr_scheduler=(scheduler, {"step_size": 1}))
-    kv.set_optimizer("sgd", learning_rate=1.0, lr_scheduler=("StepLR", {"step_size": 1}))
-
-
-@case("lambda", "instance", "no scheduler", "options")
-def schedulers_that_cannot_be_sent_are_refused(which: str) -> None:
-    step = torch.optim.lr_scheduler.StepLR
-    given: Any = {
-        "lambda": (torch.optim.lr_scheduler.LambdaLR, {"lr_lambda": lambda n: 1.0}),
-        "instance": step(torch.optim.SGD([torch.ones(1)]), 3),
-        "no scheduler": ("partial", {}),
-        "options": ("StepLR", {"size": 3}),
-    }[which]
-    says = {"no scheduler": "no torch.optim.lr_scheduler.partial", "options": "'size'"}
-    assert_refused(
-        lambda: store("local").set_optimizer("sgd", lr_scheduler=given),
-        says.get(which, "StepLR"),
-    )
 
 
 @case("sgdd", "lbsgd", "nag", "torch.optim.LBFGS", "torch.optim.Nothing", "os.system")

@@ -167,19 +167,6 @@ def weights_of_worker_0_are_initial(on: bool) -> None:
 
 
 @case(True, False)
-def scheduler_advances_with_each_step(on: bool) -> None:
-    x, value, rate = pair(), 0.0, 1.0
-    options = {"learning_rate": 1.0, "lr_scheduler": ("StepLR", {"step_size": 2})}
-    trainer = Trainer([x], "sgd", options, update_on_kvstore=on)
-    for i in range(6):
-        steps(trainer, *x)
-        value -= 2 * rate
-        rate *= 0.1 if i % 2 else 1.0
-        assert_close(x[1].detach(), torch.full((10,), value))
-    assert_refused(lambda: trainer.set_learning_rate(1.0), "lr_scheduler")
-
-
-@case(True, False)
 def set_learning_rate_applies_to_the_next_step(on: bool) -> None:
     w = parameter()
     trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, "local", update_on_kvstore=on)
