@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,16 +10,12 @@ from distkit.kvstore.protocol.messages import (
     LIFE,
     AddressBook,
     Departed,
-    Init,
     Note,
     NoteStored,
     Register,
-    Reply,
 )
 from distkit.kvstore.protocol.terms import Terms
-from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import Scheduler
-from distkit.kvstore.transport.session import ServerSession
 
 W, S = 2, 2
 
@@ -51,26 +46,6 @@ def test_everybody_is_told_when_the_last_has_registered(order: list[Register]) -
         assert isinstance(book, AddressBook)
         assert book.endpoints == {0: "", 1: "", 2: "ipc://2", 3: "ipc://3"}
         assert book.terms == Terms("dist_sync", 100)
-
-
-# -- a server ---------------------------------------------------------------------
-
-NODE = Node("server", 0, workers=W, servers=S, folder="f")
-
-
-def book(**options: object) -> AddressBook:
-    return AddressBook(2, 0, Terms("dist_sync", 100, **options), {0: "", 1: ""})
-
-
-def init(node: int = 0) -> Init:
-    return Init(node, 7, "w", (1,), "float32", torch.ones(1))
-
-
-def test_requests_that_overtake_the_address_book_are_kept() -> None:
-    shard = ServerSession(NODE)
-    assert shard.handle(init(), 2) == []
-    (reply,) = shard.handle_answer(book())
-    assert isinstance(reply, Reply)
 
 
 # -- nodes that end -----------------------------------------------------------------

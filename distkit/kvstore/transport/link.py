@@ -16,7 +16,7 @@ from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.recording import updating
-from distkit.kvstore.transport.sockets import Ends, open_socket, receive, send
+from distkit.kvstore.transport.sockets import Ends, open_socket, receive
 
 #: A batch without a message: its sender closes the connection, and has not crashed.
 GOODBYE = encode()
@@ -47,7 +47,8 @@ class Line:
 
     def send(self, messages: Iterable[Message], to: int = 0) -> None:
         """Send a batch for node ``to``."""
-        send(self.socket, encode(*messages, exchange=self.exchange, to=to))
+        frames = encode(*messages, exchange=self.exchange, to=to)
+        self.socket.send_multipart(frames, copy=False)  # but for small ones, of which it is faster
 
     def receive(self) -> Iterator[Message]:
         """All messages that are here; those whose memory ended with their sender are lost.

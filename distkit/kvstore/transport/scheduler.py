@@ -163,7 +163,7 @@ class Scheduler:
         first = LIFE * self._lives[node]
         notices: list[Answer] = [
             Departed(to, _UNASKED, node, how, first)
-            for to in sorted(self.present)
+            for to in (sorted(self.present) if self.begun else ())
             if to >= self.workers or node >= self.workers
         ]
         return [*notices, *(self._pass() if self.begun else self._introduce())]

@@ -42,7 +42,6 @@ from distkit.kvstore.transport.sockets import (
     open_socket,
     outlives_connection,
     receive,
-    send,
 )
 from distkit.trace.calls import silence
 
@@ -140,11 +139,11 @@ class Service:
                 f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
                 "Give a folder that exists and can be written."
             ) from e
-        for end in (self._router, self._inside, self._ends.socket):
-            self._link.poller.register(end, zmq.POLLIN)
+        self._link.poller.register(self._inside, zmq.POLLIN)
         if node.address:
             endpoint = f"{listen_on(self._router, node.address)} {endpoint}"
         if isinstance(self._machine, Scheduler):
+            self._begin()
             self.report("listens", endpoint)
             return
         register = self._machine.register(endpoint)
@@ -152,6 +151,11 @@ class Service:
         at = node.endpoint(node.scheduler)
         self._link.connect(node.scheduler, at, node.heartbeat_timeout)
         self._link.send(node.scheduler, [register])
+
+    def _begin(self) -> None:
+        """Read requests from now on: workers may have had the address book before this server."""
+        for end in (self._router, self._ends.socket):
+            self._link.poller.register(end, zmq.POLLIN)
 
     def _turn(self) -> None:
         """Wait for messages and answer them."""
@@ -177,6 +181,7 @@ class Service:
         found = self._machine.handle_answer(answer)
         if isinstance(answer, AddressBook):
             self._registering.answered(answer)
+            self._begin()
             if (backup := self._machine.backup.to) is not None:
                 self._link.connect(backup, answer.endpoints[backup])
         return found
@@ -301,4 +306,4 @@ class Service:
         for node, letter in letters.items():
             peer = self._ways[node]
             frames = encode(*letter, exchange=peer.exchange)
-            send(self._router, [peer.identity, *frames])
+            self._router.send_multipart([peer.identity, *frames], copy=False)

@@ -100,51 +100,40 @@ class ServerSession:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.begun = False  # the address book is here
         self.stores: dict[int, KVServer] = {}
         self.replicas: dict[int, KVServer] = {}
         self.backup = Backup(node.id)
         self._departed: list[Departed] = []  # workers
-        self._early: list[tuple[Request, int]] = []
 
     def register(self, endpoint: str) -> Register:
         """The server's own request to the scheduler, with the endpoint it listens on."""
         return Register(self.node.id, 0, endpoint, pid=os.getpid())
 
-    def handle(self, request: Request, to: int) -> list[Message]:
-        """Answer a worker's request to server ``to``, or a server whose backup this is."""
-        if not self.begun:
-            self._early.append((request, to))
-            return []
-        return self._serve(request, to)
-
     def handle_answer(self, answer: Answer) -> list[Message]:
         """Handle an answer of the scheduler, or of the backup."""
         match answer:
             case AddressBook():
-                return self._open(answer)
-            case Departed() if self.begun:
+                self._open(answer)
+            case Departed():
                 return self._depart(answer)
             case Reply():
                 return self.backup.arrived(answer.number)
         return []
 
-    def _open(self, book: AddressBook) -> list[Message]:
-        """Serve from now on, first the workers that had the address book before this server."""
+    def _open(self, book: AddressBook) -> None:
+        """Serve from now on."""
         n, terms = self.node, book.terms
         workers = [node for node in book.endpoints if node < n.workers]
         must_update, on_crash = not terms.sync, terms.on_crash
         fresh = partial(KVServer, terms.rule, workers, on_crash=on_crash, must_update=must_update)
-        self.begun = True
         self.stores = {n.id: fresh(watch=updating)}
         if terms.replication > 1:
             self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
             others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
             self.replicas = {n.workers + i: fresh() for i in others}
-        early, self._early = self._early, []
-        return [answer for request, to in early for answer in self._serve(request, to)]
 
-    def _serve(self, request: Request, to: int) -> list[Message]:
+    def handle(self, request: Request, to: int) -> list[Message]:
+        """Answer a worker's request to server ``to``, or a server whose backup this is."""
         if isinstance(request, Copy):
             return self._apply_copy(request)
         if to != self.node.id:
@@ -181,18 +170,15 @@ class ServerSession:
 
     def finish(self, node: int, last: int) -> list[Message]:
         """A node has ended in order: its work is done, and this was its last request."""
-        if not self.begun or node >= self.node.workers:
-            return []
         return self._depart(Departed(self.node.id, 0, node, FINISHED, last))
 
     def _depart(self, departed: Departed) -> list[Message]:
-        who, mine = departed.who, self.node.id
+        who = departed.who
         if who >= self.node.workers:
             if who in self.replicas:
                 self._in_place_of(who)
             return self.backup.lost() if who == self.backup.to else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
-        found = self.backup.hold(self.stores[mine].handle(departed))
-        others = [store for server, store in self.stores.items() if server != mine]
-        return [*copies, *found, *(a for store in others for a in store.handle(departed))]
+        answers = [a for store in self.stores.values() for a in store.handle(departed)]
+        return [*copies, *self.backup.hold(answers)]

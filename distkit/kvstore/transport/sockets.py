@@ -94,7 +94,7 @@ BROKEN = "its connection was lost"
 
 
 #: As plain numbers: each use of ZeroMQ's own, which are enums, costs a microsecond.
-_EVENTS, _READABLE, _NOBLOCK, _MORE = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK, zmq.SNDMORE))
+_EVENTS, _READABLE, _NOBLOCK = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK))
 
 #: A monitor's first frame: an event and its value. zmq.utils.monitor imports asyncio.
 _MONITORED = struct.Struct("=Hi")
@@ -147,23 +147,11 @@ class Ends:
 
 def receive(sock: Any) -> list[Any] | None:
     """The frames of the next message, where ZeroMQ put them; None if there is none."""
-    if not sock.get(_EVENTS) & _READABLE:  # cheaper than zmq.Again
-        return None
-    try:
-        frames = [sock.recv(_NOBLOCK, copy=False)]
-    except zmq.Again:  # its sender has gone meanwhile
-        return None
-    while frames[-1].more:
-        frames.append(sock.recv(_NOBLOCK, copy=False))
-    return frames
-
-
-def send(sock: Any, frames: Sequence[Any]) -> None:
-    """Send a message: small frames are copied, which is faster, large ones are not."""
-    last = len(frames) - 1
-    for i, frame in enumerate(frames):
-        more = _MORE if i < last else 0
-        sock.send(frame, more, copy=len(frame) < zmq.COPY_THRESHOLD)
+    if sock.get(_EVENTS) & _READABLE:  # cheaper than zmq.Again
+        with suppress(zmq.Again):  # its sender has gone meanwhile
+            frames: list[Any] = sock.recv_multipart(_NOBLOCK, copy=False)
+            return frames
+    return None
 
 
 def listen_on(sock: Any, address: str) -> str:
