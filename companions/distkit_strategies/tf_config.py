@@ -6,16 +6,73 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
+from msgspec import Meta, Struct, ValidationError, convert, field
 
 from distkit.errors import StrategyError
 
 #: The kinds of tasks, in the order of their ranks.
 TASKS = ("chief", "worker", "ps", "evaluator")
+
+#: What it looks like, for an error.
+_FORM = (
+    'It is {"cluster": {"worker": ["host:port", …], …}, "task": {"type": "worker", "index": 0}}, '
+    f"with the tasks {', '.join(TASKS)}."
+)
+
+_Address = Annotated[str, Meta(pattern=r"^.+:[0-9]{1,5}$")]
+_One = Annotated[list[_Address], Meta(max_length=1)]
+
+
+class _Cluster(Struct, forbid_unknown_fields=True):
+    """The addresses of each kind of task."""
+
+    chief: _One = []
+    worker: list[_Address] = []
+    ps: list[_Address] = []
+    evaluator: _One = []
+
+
+class _Task(Struct, forbid_unknown_fields=True):
+    """The place of a process."""
+
+    type: Literal["chief", "worker", "ps", "evaluator"]
+    index: Annotated[int, Meta(ge=0)]
+
+
+class _Text(Struct, forbid_unknown_fields=True):
+    """What ``TF_CONFIG`` may hold."""
+
+    cluster: _Cluster = field(default_factory=_Cluster)
+    task: _Task | None = None
+    rpc_layer: Any = None
+    environment: Any = None
+
+    def __post_init__(self) -> None:
+        """Check what fields have to do with each other."""
+        hosts = {kind: getattr(self.cluster, kind) for kind in TASKS}
+        places = [host.lower() for kind in TASKS for host in hosts[kind]]
+        twice = [place for place in dict.fromkeys(places) if places.count(place) > 1]
+        far = [place for place in places if int(place.rpartition(":")[2]) not in range(1, 1 << 16)]
+        for wrong, what in (
+            (twice, f"{twice} in cluster: each task needs an address of its own"),
+            (far, f"{far} in cluster: a port is a number from 1 to 65535"),
+            (
+                (places or self.task) and not (self.cluster.chief or self.cluster.worker),
+                "cluster: has neither a chief nor a worker",
+            ),
+            (len(places) > 1 and not self.task, 'task: must be {"type": …, "index": …}'),
+        ):
+            if wrong:
+                raise ValueError(what)
+        if self.task is not None and self.task.type != "evaluator":
+            tasks = len(hosts[self.task.type])
+            if self.task.index >= tasks:
+                raise ValueError(f"task: {self.task.type} {self.task.index}, of {tasks} such tasks")
 
 
 @dataclass(frozen=True)
@@ -27,8 +84,8 @@ class TFConfig:
         type: this process's kind of task.
         index: its number among them.
 
-    As for TensorFlow's ``TFConfigClusterResolver``, an index may be a text, a type may be a number,
-    and ``{}`` is one process on its own. ``rpc_layer`` and ``environment`` are ignored.
+    As for TensorFlow's ``TFConfigClusterResolver``, an index may be a text, and ``{}`` is one
+    process on its own. ``rpc_layer`` and ``environment`` are ignored.
 
     Source:
         TensorFlow, "Multi-worker training with Keras", ``TF_CONFIG``.
@@ -39,7 +96,7 @@ class TFConfig:
     (1, 2, False, 'a:1')
     """
 
-    cluster: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cluster: Mapping[str, tuple[str, ...]]
     type: str = "worker"
     index: int = 0
 
@@ -58,32 +115,29 @@ class TFConfig:
         """Read and check a configuration.
 
         Raises:
-            StrategyError: it is not valid JSON, which the error places, or fields are missing or
+            StrategyError: it is not valid JSON, which the error places, or a field is missing or
                 wrong, which it names.
         """
         try:
-            found = json.loads(text)
+            found = convert(json.loads(text), _Text, strict=False)
         except json.JSONDecodeError as error:
             line = text.split("\n")[error.lineno - 1]
             raise StrategyError(
                 f"TF_CONFIG is not valid JSON: {error.msg} in line {error.lineno}, "
                 f"column {error.colno}:\n    {line}\n    {' ' * (error.colno - 1)}^"
             ) from None
-        except (TypeError, ValueError, RecursionError) as error:
+        except ValidationError as error:
+            raise StrategyError(f"TF_CONFIG has a wrong field: {error}. {_FORM}") from None
+        except (ValueError, RecursionError) as error:
             raise StrategyError(f"TF_CONFIG is not valid JSON: {error}") from None
-        if errors := _errors(found):
-            lines = "\n".join(f"    {e}" for e in errors)
-            raise StrategyError(f"TF_CONFIG has {len(errors)} wrong fields:\n{lines}")
-        hosts = {kind: tuple(places) for kind, places in found.get("cluster", {}).items()}
-        alone = {"type": "chief" if hosts.get("chief") else "worker", "index": 0}
-        task = found.get("task", alone)
-        cluster = {**dict.fromkeys(TASKS, ()), **hosts}
-        return cls(cluster, str(task["type"]), int(task["index"]))
+        cluster = {kind: tuple(getattr(found.cluster, kind)) for kind in TASKS}
+        task = found.task or _Task("chief" if cluster["chief"] else "worker", 0)
+        return cls(cluster, task.type, task.index)
 
     @property
     def workers(self) -> tuple[str, ...]:
         """The addresses of the processes that train: the chief, and the workers."""
-        return (*self.cluster.get("chief", ()), *self.cluster.get("worker", ()))
+        return (*self.cluster["chief"], *self.cluster["worker"])
 
     @property
     def world_size(self) -> int:
@@ -95,7 +149,7 @@ class TFConfig:
         """This process's rank among those that train; None for a server or an evaluator."""
         if self.type not in ("chief", "worker"):
             return None
-        return self.index + (len(self.cluster.get("chief", ())) if self.type == "worker" else 0)
+        return self.index + (len(self.cluster["chief"]) if self.type == "worker" else 0)
 
     @property
     def is_chief(self) -> bool:
@@ -115,77 +169,7 @@ class TFConfig:
         >>> TFConfig.parse(json.dumps(config | {"task": {"type": "chief", "index": 0}})).layout
         {'workers': 2, 'servers': 1}
         """
-        return {"workers": self.world_size, "servers": len(self.cluster.get("ps", ()))}
-
-
-def _errors(found: Any) -> list[str]:
-    """What is wrong, field by field."""
-    if not isinstance(found, dict):
-        return [f'the whole: a {type(found).__name__}; it must be {{"cluster": …, "task": …}}']
-    cluster, task = found.get("cluster", {}), found.get("task")
-    unknown = sorted(found.keys() - {"cluster", "task", "rpc_layer", "environment"})
-    errors = [f"{name}: unknown; there are cluster, task and rpc_layer" for name in unknown]
-    if not isinstance(cluster, dict) or (not cluster and found.keys() & {"cluster", "task"}):
-        return [*errors, 'cluster: must be {"worker": ["host:port", …], …}']
-    known: dict[str, str] = {}
-    for kind, hosts in cluster.items():
-        errors += _errors_of_hosts(kind, hosts, known, _type(task))
-    if cluster and not cluster.get("chief") and not cluster.get("worker"):
-        errors.append("cluster: has neither a chief nor a worker")
-    if "task" in found or len(known) > 1:
-        errors += _errors_of_task(task, cluster)
-    return errors
-
-
-def _errors_of_hosts(kind: str, hosts: Any, known: dict[str, str], own: str | None) -> list[str]:
-    """What is wrong with the addresses of a kind of task; ``known`` has those of the others."""
-    where = f"cluster.{kind}"
-    if kind not in (*TASKS, own):
-        return [f"{where}: no such kind of task; there are {', '.join(TASKS)}"]
-    if not isinstance(hosts, list):
-        return [f"{where}: must be a list of addresses, not a {type(hosts).__name__}"]
-    errors = []
-    for k, host in enumerate(hosts):
-        place = f"{where}[{k}]"
-        first = known.setdefault(str(host).lower(), place)
-        if not _is_address(host):
-            errors.append(f"{place}: {host!r:.60} is not host:port")
-        elif first != place:
-            errors.append(f"{place}: {host!r} is also the address of {first}")
-    if kind in ("chief", "evaluator") and len(hosts) > 1:
-        errors.append(f"{where}: has {len(hosts)} addresses; there is at most one {kind}")
-    return errors
-
-
-def _errors_of_task(task: Any, cluster: dict[str, Any]) -> list[str]:
-    """What is wrong with the place of this process."""
-    if not isinstance(task, dict):
-        return ['task: must be {"type": …, "index": …}, the place of this process']
-    own, index = _type(task), task.get("index")
-    counts = {"evaluator": 1} | {k: len(h) for k, h in cluster.items() if isinstance(h, list) and h}
-    if own not in counts:
-        given = f"{task.get('type')!r:.60}"
-        return [f"task.type: {given} is not in the cluster, which has {', '.join(cluster)}"]
-    last = counts[own] - 1
-    known = f"there is {own} 0" + (f" to {last}" if last else "")
-    return [] if 0 <= _number(index) <= last else [f"task.index: {index!r:.60}; {known}"]
-
-
-def _type(task: Any) -> str | None:
-    """A task's type: a text or a number, as TensorFlow takes it; None for what it cannot be."""
-    found = task.get("type") if isinstance(task, dict) else None
-    return str(found) if type(found) in (str, int) else None
-
-
-def _number(value: Any) -> int:
-    """A whole number, perhaps in a text, as TensorFlow takes it; -1 for what is none."""
-    text = str(value) if type(value) in (str, int) else ""
-    return int(text) if text.isdecimal() and len(text) < 10 else -1
-
-
-def _is_address(host: Any) -> bool:
-    name, colon, port = host.rpartition(":") if isinstance(host, str) else ("", "", "")
-    return bool(name and colon) and 0 < _number(port) < 65536
+        return {"workers": self.world_size, "servers": len(self.cluster["ps"])}
 
 
 def join(config: TFConfig) -> None:
