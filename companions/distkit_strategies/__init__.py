@@ -59,7 +59,7 @@ from distkit_strategies.synchronous import (
     OneDeviceStrategy,
     TPUStrategy,
 )
-from distkit_strategies.table import Support, support
+from distkit_strategies.table import support
 from distkit_strategies.tf_config import TFConfig
 from distkit_strategies.variables import (
     Variable,
@@ -93,7 +93,6 @@ __all__ = [
     "RemoteValue",
     "ReplicaContext",
     "Strategy",
-    "Support",
     "TFConfig",
     "TPUStrategy",
     "TensorBoard",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, update_wrapper
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,9 @@ from distkit_strategies.synchronous import (
     TPUStrategy,
 )
 
+if TYPE_CHECKING:
+    import pandas
+
 #: Results that differ by no more than this, in float64, are equal: sums in another order.
 EQUAL = 1e-12
 ROWS, BATCH, EPOCHS = 210, 50, 2
@@ -43,25 +45,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 }
 
 
-class Support(dict[str, dict[str, str]]):
-    """What each strategy did in each way to train; shown as a table."""
-
-    def __repr__(self) -> str:
-        width = max(map(len, self))
-        lines = [(s, way, said) for s, cells in self.items() for way, said in cells.items()]
-        return "\n".join(f"{s:{width}}  {way:16}  {said}" for s, way, said in lines)
-
-    def _repr_html_(self) -> str:
-        """Strategies down, ways to train across."""
-        cell = '<t{0} style="text-align: left; vertical-align: top">{1}</t{0}>'.format
-        rows = ["".join(cell("h", way) for way in ["", *WAYS])]
-        for name, cells in self.items():
-            said = "".join(cell("d", html.escape(text)) for text in cells.values())
-            rows.append(cell("d", f"<code>{name}</code>") + said)
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-
-
-def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> Support:
+def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
     """Try every strategy in every way to train, and compare the results with one process.
 
     Each cell says "equal to one process", "differs by …" (the largest difference of losses and
@@ -75,11 +59,14 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> Suppo
     Example:
         >>> dk.strategies.support(cluster.run)                        # doctest: +SKIP
     """
+    import pandas as pd
+
     alone = {way: _tried(train, Strategy()) for way, train in WAYS.items()}
-    return Support(
-        (name, {way: _cell(run, STRATEGIES[name], way, found) for way, found in alone.items()})
+    rows = {
+        name: {way: _cell(run, STRATEGIES[name], way, found) for way, found in alone.items()}
         for name in only or STRATEGIES
-    )
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def _cell(run: Callable[..., Any], make: Any, way: str, alone: Any) -> str:
@@ -95,8 +82,6 @@ def _cell(run: Callable[..., Any], make: Any, way: str, alone: Any) -> str:
 
 def _tried(train: Callable[[Model], Iterable[float]], strategy: Strategy) -> Tensor | str:
     """The results of a way to train and the model's outputs, or why there are none."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         with strategy.scope():
             torch.manual_seed(0)
@@ -107,8 +92,6 @@ def _tried(train: Callable[[Model], Iterable[float]], strategy: Strategy) -> Ten
         return torch.cat([results, model.predict(_data()[0], global_batch=BATCH).reshape(-1)])
     except DistkitError as error:
         return str(error)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _data() -> tuple[Tensor, Tensor]:

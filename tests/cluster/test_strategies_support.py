@@ -10,7 +10,7 @@ EQUAL = "equal to one process"
 
 def test_every_synchronous_strategy_equals_one_process() -> None:
     with Cluster(workers=2, servers=1) as cluster:
-        table = support(cluster.run)
+        table = support(cluster.run).to_dict("index")
     refused, alone = table.pop("TPUStrategy"), table.pop("ParameterServerStrategy, async")
     assert {said for cells in table.values() for said in cells.values()} == {EQUAL}
     assert all(said.startswith("refused because TPUStrategy needs") for said in refused.values())

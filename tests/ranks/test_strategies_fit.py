@@ -221,10 +221,8 @@ def test_a_model_without_an_optimizer() -> None:
 
 def test_the_support_table_is_made_by_trying() -> None:
     names = ["MirroredStrategy", "ParameterServerStrategy, sync", "TPUStrategy"]
-    table = support(lambda do, strategy: run_ranks(do, 3, strategy), names)
-    assert set(table["MirroredStrategy"].values()) == {"equal to one process"}
-    for said in table["ParameterServerStrategy, sync"].values():
+    table = support(lambda do, strategy: run_ranks(do, 3, strategy), names).T
+    assert set(table["MirroredStrategy"]) == {"equal to one process"}
+    for said in table["ParameterServerStrategy, sync"]:
         assert said.startswith("refused because ParameterServerStrategy needs parameter servers")
     assert table["TPUStrategy"]["fit"].startswith("refused because TPUStrategy needs torch_xla")
-    assert repr(table).count("\n") == 3 * len(table) - 1
-    assert table._repr_html_().count("<tr>") == len(table) + 1
