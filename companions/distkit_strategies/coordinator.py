@@ -78,8 +78,8 @@ class FunctionQueue:
     def __init__(self) -> None:
         self.unfinished: dict[int, Any] = {}  # functions by number
         self.pending: deque[int] = deque()
-        self.running: dict[Worker, int] = {}
-        self._idle: dict[Worker, None] = {}  # in the order in which they became so
+        #: What each worker runs, if anything; in the order in which they became free.
+        self.workers: dict[Worker, int | None] = {}
         self._scheduled = 0
 
     @property
@@ -97,31 +97,29 @@ class FunctionQueue:
 
     def ready(self, worker: Worker) -> None:
         """A worker asks for a function: what an earlier life of it was running runs again."""
-        others = [w for w in (*self.running, *self._idle) if w.rank == worker.rank and w != worker]
-        if any(other.life > worker.life for other in others):
-            return
-        for dead in others:
-            self._idle.pop(dead, None)
-            if dead in self.running:
-                self.pending.appendleft(self.running.pop(dead))
-        if worker not in self.running:
-            self._idle.setdefault(worker)
+        for other in [w for w in self.workers if w.rank == worker.rank and w != worker]:
+            if other.life > worker.life:
+                return
+            number = self.workers.pop(other)
+            if number is not None:
+                self.pending.appendleft(number)
+        self.workers.setdefault(worker)
 
     def finished(self, worker: Worker, number: int) -> Any:
         """A worker has run a function: it, if this is its first result, else None."""
         if number in self.pending:  # its worker was taken for dead
             self.pending.remove(number)
-        self.running = {w: n for w, n in self.running.items() if n != number}
+        self.workers = {w: n for w, n in self.workers.items() if n != number}
         self.ready(worker)
         return self.unfinished.pop(number, None)
 
     def assign(self) -> list[tuple[Worker, int]]:
         """Hand pending functions to idle workers."""
-        made = list(zip(self._idle, self.pending, strict=False))
+        free = [worker for worker, number in self.workers.items() if number is None]
+        made = list(zip(free, self.pending, strict=False))
         for worker, number in made:
-            del self._idle[worker]
             self.pending.popleft()
-            self.running[worker] = number
+            self.workers[worker] = number
         return made
 
     def cancel(self) -> list[Any]:
@@ -345,11 +343,7 @@ class ClusterCoordinator:
     def _finished(self, worker: Worker, number: int, result: bytes, where: str) -> None:
         if (done := self._queue.finished(worker, number)) is None:
             return
-        try:
-            done._outcome = _, error = pickle.loads(result)
-        except Exception as why:
-            error = StrategyError(where or _unsendable(done._name, "unpickled on worker 0", why))
-            done._outcome = None, error
+        done._outcome = _, error = pickle.loads(result)
         done._function = b""
         if where:
             error.__cause__ = StrategyError(where)
@@ -542,20 +536,17 @@ def _pack(it: Any, strategy: ParameterServerStrategy) -> bytes:
 
 
 def _packed(value: Any, error: Exception | None, name: str, where: str) -> bytes:
-    """A result or an error; if it cannot be pickled, an error that says so."""
+    """A result or an error; if it cannot be pickled or unpickled, an error that says so."""
     try:
         result: bytes = cloudpickle.dumps((value, error))
+        pickle.loads(result)
     except Exception as why:
-        kind = f"{name} a {type(value).__name__},"
-        result = pickle.dumps((None, StrategyError(where or _unsendable(kind, "pickled", why))))
+        unsendable = (
+            f"The result of {name} a {type(value).__name__}, cannot be pickled and unpickled: "
+            f"{type(why).__name__}: {why}. Return tensors, numbers, or other plain values."
+        )
+        result = pickle.dumps((None, StrategyError(where or unsendable)))
     return result
-
-
-def _unsendable(name: str, what: str, why: Exception) -> str:
-    return (
-        f"The result of {name} cannot be {what}: {type(why).__name__}: {why}. Return tensors, "
-        "numbers, or other plain values."
-    )
 
 
 def _name(fn: Callable[..., Any], args: Sequence[Any]) -> str:

@@ -34,6 +34,10 @@ class Queue(RuleBasedStateMachine):
     def worker(self, rank: int) -> Worker:
         return Worker(rank, self.lives[rank])
 
+    @property
+    def running(self) -> dict[Worker, int]:
+        return {w: n for w, n in self.queue.workers.items() if n is not None}
+
     def assign(self) -> None:
         for worker, function in self.queue.assign():
             assert worker == self.worker(worker.rank) or self.lives[worker.rank] > worker.life
@@ -50,11 +54,11 @@ class Queue(RuleBasedStateMachine):
         self.queue.ready(self.worker(rank))
         self.assign()
 
-    @precondition(lambda self: self.queue.running)
+    @precondition(lambda self: self.running)
     @rule(data=st.data(), dies=st.booleans())
     def finishes(self, data, dies: bool) -> None:
-        worker = data.draw(st.sampled_from(sorted(self.queue.running)))
-        function = self.queue.running[worker]
+        worker = data.draw(st.sampled_from(sorted(self.running)))
+        function = self.running[worker]
         if dies:  # its last word may still be under way
             self.lives[worker.rank] = max(self.lives[worker.rank], worker.life + 1)
             self.late.append((worker, function))
@@ -82,7 +86,7 @@ class Queue(RuleBasedStateMachine):
         assert all(n <= 1 for n in self.results.values())
         assert not {f for f, n in self.results.items() if n} & self.queue.unfinished.keys()
         assert all(f >= self.queue.floor for f in self.queue.unfinished)
-        assert len(set(self.queue.running.values())) == len(self.queue.running)
+        assert len(set(self.running.values())) == len(self.running)
 
     @invariant()
     def a_function_runs_again_only_after_a_death(self) -> None:
@@ -96,8 +100,8 @@ class Queue(RuleBasedStateMachine):
                 worker = self.worker(rank)
                 self.queue.ready(worker)
                 self.assign()
-                if worker in self.queue.running:
-                    function = self.queue.running[worker]
+                if worker in self.running:
+                    function = self.running[worker]
                     self.results[function] += self.queue.finished(worker, function) is not None
         assert not self.queue.unfinished
         self.nothing_is_lost_or_counted_twice()
