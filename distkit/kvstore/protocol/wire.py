@@ -152,7 +152,5 @@ _reader = _Reader()
 
 def _buffer(tensor: Tensor) -> Frame:
     """The memory of a flat, contiguous CPU tensor."""
-    if not tensor.numel():
-        return b""
     array: Any = tensor.view(torch.uint8).numpy()  # there is no bfloat16 in NumPy
     return memoryview(array)

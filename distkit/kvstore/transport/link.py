@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -22,33 +22,13 @@ from distkit.kvstore.transport.sockets import Ends, open_socket, receive
 GOODBYE = encode()
 
 
-class Line:
-    """A connection to a node that answers: its socket, and the memory that both lend.
+@dataclass
+class _Line:
+    """A connection to a node that answers: its socket, and the memory that both lend."""
 
-    Memory is lent to nodes of this host alone: not to one at the other end of a TCP connection.
-    """
-
-    def __init__(
-        self,
-        context: Any,
-        endpoint: str,
-        keys: tuple[str, str] | None,
-        heartbeat_timeout: float = 0.0,
-    ) -> None:
-        self.socket = open_socket(context, zmq.DEALER, keys, heartbeat_timeout)
-        self.ends = Ends(self.socket)
-        pool = memory.shared() if endpoint.startswith("ipc://") else None
-        self.exchange = Exchange(pool)
-        self.socket.connect(endpoint)
-
-    def close(self) -> None:
-        """Close it, with a goodbye."""
-        self.ends.close(self.socket, GOODBYE)
-
-    def send(self, messages: Iterable[Message], to: int = 0) -> None:
-        """Send a batch for node ``to``."""
-        frames = encode(*messages, exchange=self.exchange, to=to)
-        self.socket.send_multipart(frames, copy=False)  # but for small ones, of which it is faster
+    socket: Any
+    ends: Ends
+    exchange: Exchange
 
     def receive(self) -> Iterator[Message]:
         """All messages that are here; those whose memory ended with their sender are lost.
@@ -76,22 +56,28 @@ class ZmqLink:
         #: Of what :meth:`wait` waits for.
         self.poller = zmq.Poller()
         self._keys, self._way = keys, way
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, _Line] = {}
         self._changes: list[tuple[int, str | None]] = []
 
     def connect(self, node: int, endpoint: str, heartbeat_timeout: float = 0.0) -> None:
-        """Connect to a node, which may come up later."""
-        line = Line(self.context, self._way(endpoint), self._keys, heartbeat_timeout)
-        self._lines[node] = line
-        for sock in (line.socket, line.ends.socket):
-            self.poller.register(sock, zmq.POLLIN)
+        """Connect to a node, which may come up later.
+
+        Memory is lent to nodes of this host alone: not to one at the other end of TCP.
+        """
+        way = self._way(endpoint)
+        sock = open_socket(self.context, zmq.DEALER, self._keys, heartbeat_timeout)
+        pool = memory.shared() if way.startswith("ipc://") else None
+        line = self._lines[node] = _Line(sock, Ends(sock), Exchange(pool))
+        sock.connect(way)
+        for end in (sock, line.ends.socket):
+            self.poller.register(end, zmq.POLLIN)
 
     def disconnect(self, node: int) -> None:
         """Close the connection to a node, which has ended."""
         if (line := self._lines.pop(node, None)) is not None:
             for sock in (line.socket, line.ends.socket):
                 self.poller.unregister(sock)
-            line.close()
+            line.ends.close(line.socket, GOODBYE)
 
     def send(self, node: int | None, messages: Sequence[Message], to: int = 0) -> None:
         """Send messages for server ``to`` to the node that serves its values, if it is there.
@@ -99,7 +85,8 @@ class ZmqLink:
         Their tensors are not copied: they must not change any more.
         """
         if node in self._lines:
-            self._lines[node].send(messages, to)
+            frames = encode(*messages, exchange=self._lines[node].exchange, to=to)
+            self._lines[node].socket.send_multipart(frames, copy=False)  # but for small ones
 
     def wait(self) -> Collection[Any]:
         """Wait until there is something at a connection, or elsewhere: the sockets where it is."""
@@ -123,7 +110,7 @@ class ZmqLink:
     def close(self) -> None:
         """Close all connections at once; what was not sent is lost."""
         for line in self._lines.values():
-            line.close()
+            line.ends.close(line.socket, GOODBYE)
         self._lines.clear()
         self.context.term()
 
@@ -133,7 +120,7 @@ class LocalLink:
 
     def __init__(self) -> None:
         self._server = KVServer(Synchronous(), workers=[0], watch=updating)
-        self._answers = deque[Message]()
+        self._answers: list[Message] = []
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
         """Have them answered at once."""
@@ -142,8 +129,7 @@ class LocalLink:
 
     def receive(self, *, wait: bool) -> list[Message]:
         """The answers to what was sent since."""
-        answers = list(self._answers)
-        self._answers.clear()
+        answers, self._answers = self._answers, []
         return answers
 
     def changes(self) -> list[tuple[int, str | None]]:

@@ -130,6 +130,7 @@ class Exchange:
         memory = self._map(pid, file, inode)
         if not 0 <= start <= start + nbytes <= len(memory):
             raise ValueError(f"{nbytes} bytes from {start} on in memory of {len(memory)} bytes")
+        self._pool = self._pool or _pool  # whoever lends is on this host
         view = memoryview(memory)[start : start + nbytes]
         weakref.finalize(view, self._given_up.append, number).atexit = False
         return view

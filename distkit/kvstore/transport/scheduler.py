@@ -35,6 +35,9 @@ class Scheduler:
     Args:
         workers: how many there are, W.
         servers: how many must register, S.
+        lost: called with a node that is taken for dead, its pid, and how it was lost: returns that,
+            as the caller may know better.
+        on_begin: called when all nodes have registered.
 
     >>> scheduler = Scheduler(workers=1, servers=1)
     >>> scheduler.handle(Register(1, 0, "ipc://port-of-the-server"))
@@ -43,13 +46,14 @@ class Scheduler:
     [(0, {0: '', 1: 'ipc://port-of-the-server'}), (1, {0: '', 1: 'ipc://port-of-the-server'})]
     """
 
-    def __init__(self, workers: int, servers: int) -> None:
-        self.workers, self.servers = workers, servers
-        #: Called with a node that is taken for dead, its pid, and how it was lost: the caller may
-        #: know better.
-        self.lost: Callable[[int, int, str], str] = lambda node, pid, how: how
-        #: Called when all nodes have registered.
-        self.on_begin: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        workers: int,
+        servers: int,
+        lost: Callable[[int, int, str], str] = lambda node, pid, how: how,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.workers, self.servers, self.lost, self.on_begin = workers, servers, lost, on_begin
         self.begun = False  # all nodes have the address book
         self.terms: Terms | None = None  # as the first worker gave them
         self.present: dict[int, Register] = {}  # nodes that have registered and not ended

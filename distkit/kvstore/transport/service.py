@@ -7,13 +7,13 @@ On one host large tensors go through memory that both ends see (:mod:`.memory`).
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import zmq
+from msgspec import msgpack
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import (
@@ -37,7 +37,6 @@ from distkit.kvstore.transport.sockets import (
     BROKEN,
     Ends,
     connection,
-    from_afar,
     listen_on,
     open_socket,
     outlives_connection,
@@ -66,6 +65,10 @@ class Peer:
 _AT_ONCE = 8
 
 
+#: The most bytes of a notice.
+_NOTICE = 1 << 16
+
+
 class Service:
     """A server, or the scheduler, run by this process.
 
@@ -85,9 +88,8 @@ class Service:
         #: Called with "missed", a node that is taken for dead and its pid (0: the scheduler); by a
         #: scheduler with "listens" and where, and "begun" when all have registered.
         self.report: Callable[[str, Any], None] = lambda what, which: None
-        #: Wakes the thread that serves for each of the notices of other threads: the end of a node.
+        #: Takes notices of other threads to the one that serves: the end of a node.
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notices: deque[tuple[int, int, str]] = deque()
         #: Set from another thread: nothing is answered any more, as the run is ended.
         self.resting = False
         self._notes = Answering()
@@ -96,21 +98,20 @@ class Service:
         self._names: dict[int, bytes] = {}  # of connections, by descriptor
         self._ways: dict[int, Peer] = {}  # the latest connection of each node: answers go there
         self._broken: list[bytes] = []  # connections that have ended
-        self._machine = ServerSession(node) if node.role == "server" else self._scheduler()
-
-    def _scheduler(self) -> Scheduler:
-        scheduler = Scheduler(self.node.workers, self.node.servers)
-        scheduler.lost = self._cause
-        scheduler.on_begin = lambda: self.report("begun", None)
-        return scheduler
+        self._machine: ServerSession | Scheduler = (
+            ServerSession(node)
+            if node.role == "server"
+            else Scheduler(
+                node.workers, node.servers, self._cause, lambda: self.report("begun", None)
+            )
+        )
 
     def leave(self, node: int, life: int, how: str) -> None:
         """Report to a scheduler that this life of a node has ended, from any thread.
 
         It notices by itself when a connection breaks; a worker may end before it has one.
         """
-        self._notices.append((node, life, how))
-        self._outside.send(b"!")
+        self._outside.send(msgpack.encode((node, life, how)))
 
     def run(self) -> None:
         """Serve in this thread until the process ends.
@@ -172,8 +173,7 @@ class Service:
         if (self.node.scheduler, BROKEN) in self._link.changes():
             self.report("missed", (self.node.scheduler, 0))
         if self._inside.fileno() in ready:
-            self._inside.recv(1)
-            self._deliver(self._machine.leave(*self._notices.popleft()))
+            self._deliver(self._machine.leave(*msgpack.decode(self._inside.recv(_NOTICE))))
 
     def _answered(self, answer: Answer) -> list[Message]:
         """Handle an answer of the scheduler or of the backup, as a server."""
@@ -230,7 +230,8 @@ class Service:
         if name not in self._peers:
             self._find_broken()
             self._names[connection(frame)] = name
-            self._peers[name] = Peer(name, Exchange(None if from_afar(frame) else self._pool))
+            # of several hosts this one lends only to those that have lent to it
+            self._peers[name] = Peer(name, Exchange(None if self.node.address else self._pool))
         return self._peers[name]
 
     def _serve(self, frames: list[Any]) -> list[Message]:

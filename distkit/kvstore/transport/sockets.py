@@ -7,7 +7,6 @@ cluster has keys (CurveZMQ), a process without them cannot even shake hands.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import select
 import struct
@@ -158,15 +157,6 @@ def listen_on(sock: Any, address: str) -> str:
     """Have a socket listen to other hosts, too: at a free port of this interface."""
     sock.bind(f"tcp://{address}:*")
     return str(sock.last_endpoint.decode())
-
-
-def from_afar(frame: Any) -> bool:
-    """True if a frame came by TCP: its sender has no memory in common with this process."""
-    try:
-        ipaddress.ip_address(frame.get("Peer-Address"))
-    except (ValueError, zmq.ZMQError):  # a Unix socket, which tells a process or nothing
-        return False
-    return True
 
 
 def connection(frame: Any) -> int:
