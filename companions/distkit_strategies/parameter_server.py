@@ -209,8 +209,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         shards = [(w, keys) for w, keys in self._shards if id(w) in weights]
         values = _spread(shards)
         gradients = _spread((w.grad, keys) for w, keys in shards if w.grad is not None)
-        priorities = [-n for n in range(len(values))]
-        self.store.pushpull([*values], [*gradients.values()], [*values.values()], priorities)
+        self.store.pushpull([*values], [*gradients.values()], [*values.values()])
 
     def _set_optimizer(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
         """Give the servers the optimizer with its present options.

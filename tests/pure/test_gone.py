@@ -91,7 +91,7 @@ def test_a_removed_method_says_what_to_do_instead(name: str) -> None:
 
 
 def test_a_removed_option_says_what_to_do_instead() -> None:
-    with pytest.raises(dk.errors.KVStoreError, match=r"check_finite=…\) was removed: .*isfinite"):
+    with pytest.raises(TypeError, match=r"check_finite=…\) was removed: .*isfinite"):
         kvstore.create("dist_sync", check_finite=True)
 
 

@@ -11,7 +11,6 @@ import torch
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.kvstore import SGD, Trainer
-from distkit.kvstore.protocol.optimizer import Updater
 
 
 def noise(size: int, seed: int = 0) -> torch.Tensor:
@@ -100,14 +99,3 @@ def test_a_new_adagrad_is_taken() -> None:
     used.step()
     with pytest.raises(KVStoreError, match="has already made steps"):
         Trainer([w], used)
-
-
-def test_after_an_update_that_fails_the_store_goes_on(monkeypatch) -> None:
-    kv = kvstore.create("local")
-    kv.init("w", torch.zeros(1))
-    kv.set_optimizer("sgd")
-    monkeypatch.setattr(Updater, "update", lambda *_: 1 / 0)
-    with pytest.raises(KVStoreError, match=r"the update of 'w' to version 1 failed .*as before"):
-        kv.push("w", torch.ones(1))
-        kv.pull("w")
-    assert kv.pull("w").shape == (1,)

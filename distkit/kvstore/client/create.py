@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from distkit.errors import KVStoreError
-from distkit.gone import GONE
+from distkit.gone import refuse
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
@@ -59,17 +58,14 @@ def create(
         unknown: refused.
 
     Raises:
-        KVStoreError: no such name or option, no cluster with servers, or other workers chose
-            otherwise.
+        KVStoreError: no such name, no cluster with servers, or other workers chose otherwise.
+        TypeError: no such option.
 
     >>> create("local")
     <KVStore local: worker 0 of 1>
     """
     global _store, _terms
-    if unknown:
-        option = next(iter(unknown))
-        what = GONE.get(f"kvstore.create({option}=…)", f"kvstore.create has no option {option!r}.")
-        raise KVStoreError(f"{what} Its options are: {', '.join(_OPTIONS)}.")
+    refuse("kvstore.create", unknown)
     if not isinstance(name, str):
         raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
     spelled, name = name.lower(), canonical(name)
@@ -91,10 +87,6 @@ def create(
             "Use one kind per run."
         )
     return _store
-
-
-#: What ``create`` takes beside the name.
-_OPTIONS = [n for n in inspect.signature(create).parameters if n not in ("name", "unknown")]
 
 
 def _hint(name: str) -> None:

@@ -186,7 +186,7 @@ class Requests:
             if self._serving(node) is not None:
                 continue
             mine = [f for f in self._flights.values() if node in (f.to, self._scheduler)]
-            why = self._loss(node, [f.request for f in mine]) if mine else ""
+            why = self._loss(node) if mine else ""
             why += f"{STOPPED} " if SILENT in how else ""
             for f in mine:
                 text = (
@@ -195,15 +195,14 @@ class Requests:
                 )
                 self._settle(f, refusal(f.request, text))
 
-    def _loss(self, node: int, asked: list[Request]) -> str:
+    def _loss(self, node: int) -> str:
         """What is lost with a node, and what would have kept it."""
         if node == self._scheduler:
             return _WITHOUT_SCHEDULER
-        named = [key for request in asked if (key := _key(request)) is not None]
-        keys = list(dict.fromkeys([*named, *self.held_by(node)]))
+        keys = self.held_by(node)
         what = ", ".join(map(repr, keys[:_NAMED])) or "no key yet"
         what += f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
-        owners, remedy = self._owners.get(node, (node,)), ""
+        owners, remedy = self._owners[node], ""
         who = " and ".join(map(self._name, owners))
         if len(owners) == 1:
             remedy = "To survive this, create the store with replication=2, and servers=2 or more. "

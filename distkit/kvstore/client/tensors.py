@@ -27,8 +27,8 @@ Keys: TypeAlias = "Key | Sequence[Key]"
 Values: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Tensor | Sequence[Tensor]]"
 
 
-def pairs(what: str, key: Keys, value: Values) -> list[tuple[Key, list[Tensor]]]:
-    """Each key with the list of its tensors.
+def by_key(what: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
+    """The tensors of each key, also of one that is given twice.
 
     Raises:
         KVStoreError: what is given is not keys and tensors, or not as many of each.
@@ -40,7 +40,10 @@ def pairs(what: str, key: Keys, value: Values) -> list[tuple[Key, list[Tensor]]]
             f"{what} of {len(keys)} keys with {len(values)} tensors. Give one tensor per key, or "
             "one list of tensors (one per device) per key."
         )
-    return [(k, _tensors(what, k, v)) for k, v in zip(keys, values, strict=True)]
+    found: dict[Key, list[Tensor]] = {k: [] for k in keys}
+    for k, v in zip(keys, values, strict=True):
+        found[k] += _tensors(what, k, v)
+    return found
 
 
 def each(key: Keys) -> list[Key]:
@@ -58,28 +61,18 @@ def each(key: Keys) -> list[Key]:
     return keys
 
 
-def grouped(found: list[tuple[Key, list[Tensor]]]) -> list[tuple[Key, list[Tensor]]]:
-    """Each key once, with all its tensors."""
-    together: dict[Key, list[Tensor]] = {}
-    for k, tensors in found:
-        together.setdefault(k, []).extend(tensors)
-    return list(together.items())
-
-
-def by_priority(
-    found: list[tuple[Key, Any]], priority: int | Sequence[int]
-) -> list[tuple[Key, Any]]:
+def by_priority(keys: Sequence[Key], priority: int | Sequence[int]) -> list[Key]:
     """Keys of higher priority first, otherwise as they were given.
 
     Raises:
         KVStoreError: there is not one priority for each.
     """
     if isinstance(priority, int):
-        return found
-    if len(priority) != len(found):
-        raise KVStoreError(f"{len(found)} keys with {len(priority)} priorities. Give one for each.")
-    order = sorted(range(len(found)), key=lambda i: -priority[i])
-    return [found[i] for i in order]
+        return list(keys)
+    if len(priority) != len(keys):
+        raise KVStoreError(f"{len(keys)} keys with {len(priority)} priorities. Give one for each.")
+    order = sorted(range(len(keys)), key=lambda i: -priority[i])
+    return [keys[i] for i in order]
 
 
 def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:

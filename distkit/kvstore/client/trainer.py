@@ -63,8 +63,7 @@ class Trainer:
         self._torch = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
         self._given: _Specs = [] if self._torch else [(spec_of(optimizer, optimizer_params), ())]
         self._given = self._specs(1)  # and it is one that works
-        self._store = _store(kvstore, self._params, update_on_kvstore)
-        self.update_on_kvstore = _where(self._store, update_on_kvstore)
+        self._store, self.update_on_kvstore = _store(kvstore, self._params, update_on_kvstore)
         if self._store is not None and compression_params is not None:
             self._store.set_gradient_compression(compression_params)
         self._updaters: dict[tuple[int, int], Updater] = {}  # by parameter and replica
@@ -145,7 +144,7 @@ class Trainer:
         """The first layers go first: the next forward pass needs their weights first."""
         assert self._store is not None
         grads: Any = [_gradients(self._params[k]) for k in keys]
-        self._store.pushpull(list(keys), grads, outs, [-k for k in keys])
+        self._store.pushpull(list(keys), grads, outs)
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
         """The parameters that have gradients; first, worker 0's weights."""
@@ -160,7 +159,7 @@ class Trainer:
         if self._store is not None and not self._begun:
             keys: Any = list(range(len(self._params)))
             self._store.init(keys, [replicas[0] for replicas in self._params])
-            self._store.pull(keys, self._params, [-k for k in keys])
+            self._store.pull(keys, self._params)
         self._begun = True
         return ready
 
@@ -236,22 +235,22 @@ def _gradients(replicas: Sequence[Tensor]) -> list[Tensor]:
 
 def _store(
     kvstore: KVStore | str | None, params: list[list[Tensor]], update: bool | None
-) -> KVStore | None:
-    """The store; none by name for one device of one process, unless it is to update."""
+) -> tuple[KVStore | None, bool]:
+    """The store, and whether its servers update.
+
+    None by name for one device of one process, unless it is to update.
+    """
     if isinstance(kvstore, str):
         made = create(kvstore)
         alone = "dist" not in made.type and len(params[0]) == 1
-        return None if alone and not update else made
-    if kvstore is None or isinstance(kvstore, KVStore):
-        return kvstore
-    raise KVStoreError(f"Trainer got kvstore={kvstore!r:.60}. Give a name, a store, or None.")
-
-
-def _where(store: KVStore | None, update: bool | None) -> bool:
-    """True if the servers update."""
-    if store is not None and "async" in store.type and update is False:
+        kvstore = None if alone and not update else made
+    if kvstore is None:
+        return None, False
+    if not isinstance(kvstore, KVStore):
+        raise KVStoreError(f"Trainer got kvstore={kvstore!r:.60}. Give a name, a store, or None.")
+    if "async" in kvstore.type and update is False:
         raise KVStoreError(
-            f'update_on_kvstore=False with "{store.type}": there is no sum of all '
+            f'update_on_kvstore=False with "{kvstore.type}": there is no sum of all '
             "gradients to pull. Let the servers update, or use dist_sync."
         )
-    return store is not None and update is not False
+    return kvstore, update is not False

@@ -19,12 +19,11 @@ from distkit.kvstore.client.tensors import (
     Traffic,
     Values,
     add_up,
+    by_key,
     by_priority,
     cut,
     each,
     fresh,
-    grouped,
-    pairs,
     whole,
     write,
 )
@@ -37,7 +36,7 @@ from distkit.kvstore.protocol.terms import canonical
 from distkit.kvstore.transport.recording import Step, gates, stepped
 
 #: For each key the tensors to write its value to.
-_Outs: TypeAlias = "list[tuple[Key, list[Tensor]]]"
+_Outs: TypeAlias = "dict[Key, list[Tensor]]"
 
 
 class KeyDirectory:
@@ -77,13 +76,13 @@ class KeyDirectory:
         """The keys of which this server has a part."""
         return [k for k in self.layouts if any(server == node for node, _ in self.parts(k))]
 
-    def check(self, what: str, found: list[tuple[Key, list[Tensor]]], *, dtype: bool) -> None:
+    def check(self, what: str, found: _Outs, *, dtype: bool) -> None:
         """Refuse tensors that do not have their key's shape, and ``dtype`` where that counts.
 
         Raises:
             KVStoreError: one does not, or its key is not initialised.
         """
-        for key, tensors in found:
+        for key, tensors in found.items():
             layout = self.layout(key, what)
             for tensor in tensors:
                 has = dtype_name(tensor) if dtype else layout.dtype
@@ -173,13 +172,13 @@ class KVStore:
             KVStoreError: initialised already in this run, or with another shape or dtype; or a
                 key is given twice.
         """
-        found = pairs("init", key, value)
-        layouts = {k: Layout.of(tensors[0]) for k, tensors in found}
+        found = by_key("init", key, value)
+        layouts = {k: Layout.of(tensors[0]) for k, tensors in found.items()}
         gives = self.rank == self._giver
         self._step([*layouts], layouts.values() if gives else ())
-        self._requests.ask([c for k, t in found for c in self._inits(k, layouts[k], t, gives)])
+        self._requests.ask([c for k in found for c in self._inits(k, layouts[k], found[k], gives)])
         self._keys.layouts |= layouts
-        self._weights |= {k for k, (t, *_) in found if bool(t.any())}
+        self._weights |= {k for k, (t, *_) in found.items() if bool(t.any())}
 
     def _inits(
         self, key: Key, layout: Layout, tensors: list[Tensor], gives: bool
@@ -205,9 +204,9 @@ class KVStore:
             KVStoreError: not initialised, or with another shape or dtype. What only a server can
                 tell is raised by the next call on that key.
         """
-        found = pairs("push", key, value)
+        found = by_key("push", key, value)
         sums = self._optimizer is None and self._mode.startswith("dist_sync")
-        if sums and (lost := self._read.intersection(k for k, _ in found)):
+        if sums and (lost := self._read.intersection(found)):
             self._weights, self._read = set(), set()  # said once
             warnings.warn(
                 f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
@@ -227,12 +226,12 @@ class KVStore:
 
     def _post(self, found: _Outs, priority: int | Sequence[int], *, copy: bool = True) -> None:
         """Add up each key's gradients, and post the sums in the order of their priority."""
-        self._requests.check(k for k, _ in found)
+        self._requests.check(found)
         self._keys.check("push of", found, dtype=True)
-        together = grouped(by_priority(found, priority))
-        self._step([k for k, _ in together], (self._keys.layout(k) for k, _ in together))
-        for k, tensors in together:
-            total, once = add_up(tensors, self._where, self.traffic, copy=copy), self._once(k)
+        order = by_priority([*found], priority)
+        self._step(order, map(self._keys.layout, order))
+        for k in order:
+            total, once = add_up(found[k], self._where, self.traffic, copy=copy), self._once(k)
             shape = self._keys.layout(k).shape
             for node, part in self._keys.parts(k):
                 value, threshold = cut(total, part), 0.0
@@ -273,8 +272,8 @@ class KVStore:
 
     def _outs(self, key: Keys, out: Values | None) -> _Outs | None:
         """The outputs for the values, checked; None if the values are to be returned."""
-        outs = None if out is None else pairs("pull", key, out)
-        self._keys.check("pull of", outs or [], dtype=False)
+        outs = None if out is None else by_key("pull", key, out)
+        self._keys.check("pull of", outs or {}, dtype=False)
         return outs
 
     def _pull(
@@ -282,14 +281,13 @@ class KVStore:
     ) -> Tensor | list[Tensor] | None:
         keys = each(key)
         self._read |= self._weights.intersection(keys)
-        order = by_priority([(k, None) for k in keys], priority)
-        asked = {k: self._keys.parts(k) for k, _ in order}
+        asked = {k: self._keys.parts(k) for k in by_priority(keys, priority)}
         calls = [Call(node, messages.Pull, (k,)) for k in asked for node, _ in asked[k]]
         answers = iter(self._requests.ask(calls))
         self._requests.check(asked)
         values = {k: [self._value(k, p, next(answers)) for _, p in asked[k]] for k in asked}
         if outs is not None:
-            for k, tensors in outs:
+            for k, tensors in outs.items():
                 for tensor in tensors:
                     write(tensor, [part for _, part in asked[k]], values[k])
             return None
@@ -326,8 +324,8 @@ class KVStore:
         Raises:
             KVStoreError: what :meth:`push` or :meth:`pull` would raise.
         """
-        found, outs = pairs("push", key, value), self._outs(key, out)
-        if gates or sum(tensors[0].nbytes for _, tensors in found) > LETTER:
+        found, outs = by_key("push", key, value), self._outs(key, out)
+        if gates or sum(tensors[0].nbytes for tensors in found.values()) > LETTER:
             self._push(found, priority)
             self._step(keys := each(key), map(self._keys.layout, keys))
         else:  # nobody changes the tensors before this returns
@@ -335,8 +333,8 @@ class KVStore:
         pulled = self._pull(key, outs, priority)
         if outs is None:
             news: Any = pulled if isinstance(pulled, list) else [pulled]
-            for (_, tensors), new in zip(found, news, strict=True):
-                for tensor in tensors:
+            for k, new in zip(each(key), news, strict=True):
+                for tensor in found[k]:
                     tensor.detach().copy_(new)
         return pulled
 

@@ -69,13 +69,6 @@ class Entry(Struct, eq=False):
     accepted: dict[int, int] = field(default_factory=dict)
     floor: int = 0
 
-    @classmethod
-    def of(cls, init: Init) -> Entry:
-        """A new key, with its first value."""
-        assert init.value is not None
-        layout, value = Layout(init.shape, init.dtype), init.value
-        return cls(init.key, layout, value, (init.node, init.number))
-
     @property
     def arrived(self) -> dict[int, Push]:
         """The gradients of the present round that are here, by worker."""
@@ -199,7 +192,8 @@ class KVServer:
             if init.value is None:
                 self._early.append(init)
                 return self._refuse_early(init.giver)
-            entry = self.entries[init.key] = Entry.of(init)
+            layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
+            entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
             early, self._early = self._early, []
             return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
@@ -229,21 +223,16 @@ class KVServer:
             return [entry.reply(push)]
         n, entry.clocks[push.node] = place
         entry.rounds.setdefault(n, {})[push.node] = push
-        try:
-            self._update(entry)
-        except Exception as failure:  # of an optimizer: those that wait get the value as it is
-            return [error(push, _failed(entry, failure)), *self._due(entry)]
+        self._update(entry)
         return [entry.reply(push), *self._due(entry)]
 
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
-            try:
-                with self.watch(entry, pushes):
-                    self._apply(entry, added_up([p.value for p in pushes]))
-            finally:
-                entry.version += 1  # also if it failed: the round is over
+            with self.watch(entry, pushes):
+                self._apply(entry, added_up([p.value for p in pushes]))
+            entry.version += 1
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
         """Update the value with a sum, which may be wider than it."""
@@ -411,11 +400,3 @@ class KVServer:
                 f"{what} {entry.key!r} with {value.numel()} elements, but this server's part has "
                 f"{entry.value.numel()}."
             )
-
-
-def _failed(entry: Entry, failure: Exception) -> KVStoreError:
-    return KVStoreError(
-        f"the update of {entry.key!r} to version {entry.version} failed "
-        f"({type(failure).__name__}: {failure}). The value is as before. Look at the optimizer's "
-        "options."
-    )
