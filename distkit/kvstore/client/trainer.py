@@ -208,8 +208,7 @@ class Trainer:
             for group in self._torch.param_groups:
                 group["lr"] = lr
             return
-        spec = self._given[0][0]
-        self._given = [(spec_of(spec.name, {**spec.options, "lr": lr}), ())]
+        self._given = [(spec_of(self._given[0][0], {"lr": lr}), ())]
 
 
 def _replicas(params: Iterable[Any] | Mapping[str, Any]) -> list[list[Tensor]]:

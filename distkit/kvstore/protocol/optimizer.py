@@ -236,19 +236,14 @@ def added_up(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
-    """What a name, or a class or instance of ``torch.optim`` stands for: it works.
+    """What a name, or a class or instance of ``torch.optim``, stands for: it works.
+
+    Options replace those that an instance or a specification has.
 
     Raises:
         KVStoreError: servers do not know it, or not with these options.
     """
     options = dict(options or {})
-    if isinstance(given, OptimizerSpec):
-        if options:
-            raise KVStoreError(
-                "an OptimizerSpec was given with more options. Put all options into the "
-                "specification."
-            )
-        return given
     if isinstance(given, torch.optim.Optimizer):
         (given, _), *more = groups_of(given)
         if more:
@@ -257,6 +252,7 @@ def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSp
                 "not known. Give it to kvstore.Trainer, or call kv.set_optimizer(..., keys=[...]) "
                 "for each group."
             )
+    if isinstance(given, OptimizerSpec):
         given, options = given.name, {**given.options, **options}
     if isinstance(given, type) and given in _TORCH.values():
         given = f"torch.optim.{given.__name__}"

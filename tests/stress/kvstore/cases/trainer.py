@@ -271,7 +271,6 @@ def misuses() -> dict[str, tuple[Callable[[], object], str]]:
         "numbers": (lambda: Trainer([1.0]), "float"),
         "unknown optimizer": (lambda: Trainer([w], "sgdd"), "servers know no optimizer"),
         "unknown option": (lambda: Trainer([w], "sgd", {"rate": 1}), "'rate'"),
-        "options twice": (lambda: Trainer([w], kvstore.SGD(), {"wd": 1.0}), "Put all options"),
         "unknown store": (lambda: Trainer([w], kvstore="nothing"), 'no "nothing"'),
         "no store": (lambda: Trainer([w], kvstore=3), "kvstore=3"),  # type: ignore[arg-type]
     }
