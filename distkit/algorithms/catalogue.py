@@ -34,7 +34,6 @@ class Algorithm:
             if it has no formula.
         chunks: number of ranks -> in how many chunks the tensor is split, by
             ``torch.tensor_split``; with the options of the schedule.
-        kind: the collective of ``torch.distributed`` whose contract it has; "" for none.
 
     Example:
         >>> from distkit.algorithms import ALL_REDUCES
@@ -55,7 +54,6 @@ class Algorithm:
     schedule: Callable[..., Schedule]
     seconds: Callable[..., Any] | None = None
     chunks: Callable[..., int] = lambda n, **options: n
-    kind: str = "all_reduce"
 
     def rounds(self, n: int) -> int:
         """The number of rounds on n ranks.

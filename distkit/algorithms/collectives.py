@@ -7,6 +7,7 @@ passed for the other; :mod:`~distkit.algorithms.contract` sees to that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch.distributed as dist
@@ -35,18 +36,35 @@ from distkit.algorithms.rounds import (
     whole,
 )
 
-#: The collectives by name; "gossip" is none, and only comes near to an average.
+#: The collectives by name.
 COLLECTIVES = Algorithms()
 
 
 # -- one to all, all to one ------------------------------------------------------------
 
 
-def root_and_place(root: int, group: Group) -> tuple[int, int]:
-    """A root's rank in the group, and this rank's place when counting begins at the root."""
-    n = dist.get_world_size(group)
+class Node(NamedTuple):
+    """One rank's node in a binomial tree; ranks are those of the group.
+
+    ``children`` come with their distance, the largest subtree first. ``size`` is the number of
+    ranks in its own subtree.
+    """
+
+    root: int
+    parent: int | None
+    children: list[tuple[int, int]]
+    size: int
+
+
+def node(root: int, group: Group) -> Node:
+    """This rank's node in the tree from a root, which is a rank of the world."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
     start = dist.get_group_rank(group or _get_default_group(), root)
-    return start, (dist.get_rank(group) - start) % n
+    place = (rank - start) % n  # counted from the root
+    low = lowest_bit(place) if place else highest_bit(2 * n - 1)
+    children = [((rank + bit) % n, bit) for bit in reversed(bits(low)) if place + bit < n]
+    parent = (rank - low) % n if place else None
+    return Node(start, parent, children, min(low, n - place))
 
 
 def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
@@ -69,7 +87,6 @@ def broadcast_schedule(n: int, root: int = 0) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="broadcast",
     title="Broadcast",
     summary="a binomial tree down from the root",
     source="Thakur et al., 2005",
@@ -98,15 +115,11 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
         Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in
         MPICH", 2005.
     """
-    n = dist.get_world_size(group)
-    root, place = root_and_place(src, group)
-    low = lowest_bit(place) if place else highest_bit(2 * n - 1)
-
-    if place:
-        recv(tensor, (root + place - low) % n, group)
-    while low := low // 2:
-        if place + low < n:
-            send(tensor, (root + place + low) % n, group)
+    _, parent, children, _ = node(src, group)
+    if parent is not None:
+        recv(tensor, parent, group)
+    for child, _ in children:
+        send(tensor, child, group)
 
 
 def reduce_schedule(n: int, root: int = 0) -> Schedule:
@@ -116,7 +129,6 @@ def reduce_schedule(n: int, root: int = 0) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="reduce",
     title="Reduce",
     summary="a binomial tree up to the root",
     source="Thakur et al., 2005",
@@ -140,17 +152,13 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
     """
-    n = dist.get_world_size(group)
-    root, place = root_and_place(dst, group)
-    partial, inbox = tensor if place == 0 else tensor.clone(), empty_like(tensor)
+    _, parent, children, _ = node(dst, group)
+    partial, inbox = tensor if parent is None else tensor.clone(), empty_like(tensor)
 
-    low = 1
-    while low < n and not place & low:
-        if place + low < n:
-            combine(partial, recv(inbox, (root + place + low) % n, group), op)
-        low *= 2
-    if place:
-        send(partial, (root + place - low) % n, group)
+    for child, _ in reversed(children):
+        combine(partial, recv(inbox, child, group), op)
+    if parent is not None:
+        send(partial, parent, group)
 
 
 def scatter_schedule(n: int, root: int = 0) -> Schedule:
@@ -160,7 +168,6 @@ def scatter_schedule(n: int, root: int = 0) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="scatter",
     title="Scatter",
     summary="down a binomial tree, each message for a whole subtree",
     source="Thakur et al., 2005",
@@ -191,16 +198,14 @@ def scatter(
         Thakur, Rabenseifner & Gropp, 2005.
     """
     n, size = dist.get_world_size(group), len(tensor)
-    root, place = root_and_place(src, group)
-    low = lowest_bit(place) if place else highest_bit(2 * n - 1)
-
-    if place:
-        parts = recv(tensor.new_empty(min(low, n - place) * size), (root + place - low) % n, group)
-    else:
+    root, parent, children, below = node(src, group)
+    if parent is None:
         parts = cat([scatter_list[(root + i) % n] for i in range(n)])  # type: ignore[index]
-    while low := low // 2:
-        if place + low < n:
-            send(parts[low * size : 2 * low * size], (root + place + low) % n, group)
+    else:
+        parts = recv(tensor.new_empty(below * size), parent, group)
+
+    for child, distance in children:
+        send(parts[distance * size : 2 * distance * size], child, group)
     tensor.copy_(parts[:size])
 
 
@@ -211,7 +216,6 @@ def gather_schedule(n: int, root: int = 0) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="gather",
     title="Gather",
     summary="up a binomial tree, each message from a whole subtree",
     source="Thakur et al., 2005",
@@ -236,21 +240,17 @@ def gather(
         Thakur, Rabenseifner & Gropp, 2005.
     """
     n, size = dist.get_world_size(group), len(tensor)
-    root, place = root_and_place(dst, group)
-    low = lowest_bit(place) if place else highest_bit(2 * n - 1)
-    parts = tensor.new_empty(min(low, n - place) * size)
+    root, parent, children, below = node(dst, group)
+    parts = tensor.new_empty(below * size)
     parts[:size] = tensor
 
-    step = 1
-    while step < low:
-        if place + step < n:
-            recv(parts[step * size : 2 * step * size], (root + place + step) % n, group)
-        step *= 2
-    if place:
-        send(parts, (root + place - low) % n, group)
-    elif gather_list is not None:
-        for i, part in enumerate(parts.split(size) if size else ()):
-            gather_list[(root + i) % n].copy_(part)
+    for child, distance in reversed(children):
+        recv(parts[distance * size : 2 * distance * size], child, group)
+    if parent is not None:
+        send(parts, parent, group)
+        return
+    for i, part in enumerate(parts.view(n, size)):
+        gather_list[(root + i) % n].copy_(part)  # type: ignore[index]
 
 
 # -- all to all ------------------------------------------------------------------------
@@ -262,7 +262,6 @@ def all_gather_schedule(n: int) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="all_gather",
     title="All-gather",
     summary="every rank's chunk goes round a ring",
     source="Patarasuk & Yuan, 2009",
@@ -299,7 +298,6 @@ def reduce_scatter_schedule(n: int) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="reduce_scatter",
     title="Reduce-scatter",
     summary="chunks are reduced on their way round a ring",
     source="Patarasuk & Yuan, 2009",
@@ -344,7 +342,6 @@ def all_to_all_schedule(n: int) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="all_to_all",
     title="All-to-all",
     summary="in round s every rank serves the rank s places to the right",
     source="Thakur et al., 2005",
@@ -385,7 +382,6 @@ def barrier_schedule(n: int) -> Schedule:
 
 
 @COLLECTIVES.register(
-    kind="barrier",
     title="Barrier",
     summary="every rank tells ranks at distance 1, 2, 4, … who has arrived",
     source="Hensgen, Finkel & Manber, 1988",
@@ -413,64 +409,5 @@ def barrier(group: Group = None) -> None:
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     nothing = empty(0)
 
-    step = 1
-    while step < n:
-        exchange(nothing, (rank + step) % n, nothing, (rank - step) % n, group)
-        step *= 2
-
-
-# -- none ------------------------------------------------------------------------------
-
-
-def gossip_schedule(n: int, rounds: int = 1) -> Schedule:
-    """Send everything to both neighbours on a ring, and add what they send.
-
-    Args:
-        n: number of ranks.
-        rounds: how often.
-    """
-    r = np.arange(n)
-    src, dst = np.tile(r, 2), np.concatenate([(r + 1) % n, (r - 1) % n])
-    for _ in range(rounds if n > 1 else 0):
-        yield Round(src, dst, np.zeros_like(src), reduce=True)
-
-
-@COLLECTIVES.register(
-    kind="",
-    title="Gossip",
-    summary="every rank averages with its neighbours only",
-    source="Lian et al., 2017",
-    cost="2α + 2Kβ per round",
-    schedule=gossip_schedule,
-    chunks=whole,
-)
-@collective()
-def gossip(x: Tensor, group: Group = None, *, rounds: int = 1) -> None:
-    """Average ``x`` with both neighbours on a ring, in place. **No** all-reduce.
-
-    ::
-
-        x_r ← (x_{r-1} + x_r + x_{r+1}) / 3
-
-    Everybody's mean stays what it was, and the ranks come nearer to it from round to round, by
-    a factor of (1 + 2 cos 2π/n)/3. A round takes 2α + 2Kβ, however many ranks there are: that is
-    what decentralised SGD buys with ranks that differ.
-
-    Args:
-        x: floating-point tensor of any shape, the same on every rank; K bytes.
-        group: the process group; None is the world.
-        rounds: how often.
-
-    Source:
-        Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 2017.
-    """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    left, right = (rank - 1) % n, (rank + 1) % n
-    if n == 1:
-        return
-
-    from_left, from_right = empty_like(x), empty_like(x)
-    for _ in range(rounds):
-        exchange(x, right, from_left, left, group)
-        exchange(x, left, from_right, right, group)
-        x.add_(from_left).add_(from_right).div_(3)
+    for bit in bits(n):
+        exchange(nothing, (rank + bit) % n, nothing, (rank - bit) % n, group)

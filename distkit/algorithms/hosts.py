@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from distkit.algorithms.contract import Group
-from distkit.algorithms.rounds import Hosts, neighbours, placed
+from distkit.algorithms.rounds import Hosts, neighbours
 
 _known: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
 
@@ -42,12 +42,9 @@ def hosts_of(group: Group = None) -> Hosts:
     return _known[group]
 
 
-def laid_out(group: Group, devices_per_host: int | None, hosts: Hosts | None) -> Hosts | None:
-    """The ranks of each host, as given or as they are; None if all are on one host."""
-    n = dist.get_world_size(group)
-    if hosts is not None:
-        return placed(n, hosts)
+def layout(group: Group, devices_per_host: int | None) -> Hosts:
+    """The ranks of each host, as given or as they are; [] if all are on one host."""
     if devices_per_host is not None:
-        return neighbours(n, devices_per_host)
+        return neighbours(dist.get_world_size(group), devices_per_host)
     found = hosts_of(group)
-    return found if len(found) > 1 else None
+    return found if len(found) > 1 else []

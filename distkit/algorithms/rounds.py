@@ -179,17 +179,6 @@ def neighbours(n: int, devices_per_host: int) -> Hosts:
     return [list(range(i, min(i + devices_per_host, n))) for i in range(0, n, devices_per_host)]
 
 
-def placed(n: int, hosts: Hosts) -> Hosts:
-    """The hosts, if every rank is on one of them.
-
-    Raises:
-        ValueError: a rank is on none, or on two; or a host has none.
-    """
-    if sorted(rank for host in hosts for rank in host) != list(range(n)) or not all(hosts):
-        raise ValueError(f"hosts={list(hosts)}: give each of {n} ranks a place on one host.")
-    return hosts
-
-
 def highest_bit(n: int) -> int:
     """The largest power of two that is at most ``n``.
 
@@ -249,12 +238,6 @@ def depth(up: Ints) -> Ints:
         deep += above >= 0
         above = np.where(above >= 0, up[above], -1)
     return deep
-
-
-def pairs(some: list[tuple[int, int]]) -> Ints:
-    """Pairs of ranks as two arrays."""
-    both: Ints = np.array(some, dtype=int).reshape(-1, 2).T
-    return both
 
 
 # -- cost formulas ---------------------------------------------------------------------------

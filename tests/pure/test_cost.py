@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -75,19 +75,6 @@ def test_a_torus_has_the_rows_of_its_schedule(k: int, g: int, link: Link) -> Non
     simulated = finish_times("torus", n, nbytes, Network(link), devices_per_host=g).max()
     form = torus(n, nbytes, link, devices_per_host=g)
     assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18)
-
-
-@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4), link=LINKS)
-def test_hosts_of_unequal_numbers_cost_what_the_simulator_finds(
-    sizes: list[int], link: Link
-) -> None:
-    ends = [*accumulate(sizes, initial=0)]
-    hosts = [[*range(*host)] for host in pairwise(ends)]
-    n, nbytes = sum(sizes), whole(len(sizes) * min(sizes))
-    for name in ("hierarchical", "torus"):
-        form = cost.all_reduce(name, n, nbytes, link, hosts=hosts)
-        simulated = finish_times(name, n, nbytes, Network(link), hosts=hosts).max()
-        assert simulated == pytest.approx(form, rel=1e-9, abs=1e-18), name
 
 
 def value(formula: str, **names: float) -> float:
@@ -277,10 +264,3 @@ def test_no_line_goes_below_zero() -> None:
     assert (falling.link.beta, falling.link.alpha > 0) == (0.0, True)
     convex = fit({1000: [1e-9], 2000: [1e-8], 100_000: [1e-3]})
     assert convex.link.alpha == 0.0
-
-
-def test_many_tori_at_once_are_as_square_as_each() -> None:
-    n = np.arange(1, 2001)
-    link = Link(1e-6, 1e-9)
-    each = [torus(int(k), 4096, link) for k in n]
-    assert np.allclose(torus(n, 4096, link), each)

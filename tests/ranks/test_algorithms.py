@@ -16,7 +16,6 @@ from recorded import drawn, in_turn, said, telling
 import distkit as dk
 from distkit import demos
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.collectives import COLLECTIVES
 
 each = pytest.mark.parametrize("name", ALL_REDUCES)
 OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT"]
@@ -120,8 +119,7 @@ def test_a_group_counts_by_itself() -> None:
 @pytest.mark.parametrize("n", range(1, 9))
 def test_the_recorded_pages_are_their_schedules(n: int) -> None:
     """Who sends to whom, how much and in which order; lengths tell which chunk it was."""
-    algorithms = [*ALL_REDUCES.values(), *(a for a in COLLECTIVES.values() if not a.kind)]
-    turns = [(a, length) for a in algorithms for length in telling(a.chunks(n))]
+    turns = [(a, length) for a in ALL_REDUCES.values() for length in telling(a.chunks(n))]
 
     def program() -> None:
         for algorithm, length in turns:
@@ -135,15 +133,11 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("pipelined_ring", {"segments": 3}),
         ("double_tree", {"segments": 1}),
         ("double_tree", {"segments": 3}),
         ("hierarchical", {"devices_per_host": 4}),
         ("hierarchical", {"devices_per_host": 1}),
         ("torus", {"devices_per_host": 3}),
-        ("hierarchical", {"hosts": [[1, 0, 2], [5], [4, 3]]}),
-        ("torus", {"hosts": [[0, 1, 2], [3], [4, 5]]}),
-        ("torus", {"hosts": [[0, 3, 4, 5], [1, 2]]}),
     ],
 )
 def test_options_are_those_of_the_schedule(name: str, options: dict[str, Any]) -> None:
@@ -164,20 +158,6 @@ def test_options_are_those_of_the_schedule(name: str, options: dict[str, Any]) -
         drawn(algorithm.schedule(n, **options), length, chunks) for length in telling(chunks)
     )
     assert said(run.trace) == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
-
-
-# -- gossip ----------------------------------------------------------------------------------
-
-
-def test_gossip_comes_near_the_average() -> None:
-    def program(rounds: int) -> float:
-        x = torch.tensor(float(dist.get_rank()))
-        dk.algorithms.COLLECTIVES["gossip"].reference(x, rounds=rounds)
-        return x.item()
-
-    assert dk.run_ranks(program, 6, 1).results == pytest.approx([2, 1, 2, 3, 4, 3])
-    assert dk.run_ranks(program, 6, 40).results == pytest.approx([2.5] * 6, abs=1e-3)
-    assert dk.run_ranks(program, 1, 3).results == [0.0]
 
 
 # -- bad input -------------------------------------------------------------------------------

@@ -95,8 +95,6 @@ CALLS: dict[str, Call] = {
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
 }
-KINDS = {name: a.kind for name, a in COLLECTIVES.items() if a.kind}
-BARRIERS = [name for name, kind in KINDS.items() if kind == "barrier"]
 
 
 @settings(max_examples=8)
@@ -110,13 +108,13 @@ BARRIERS = [name for name, kind in KINDS.items() if kind == "barrier"]
 )
 def test_every_collective_equals_torchs_own(n: int, cases: list[Any]) -> None:
     """With any root, length and operation."""
-    turns = [(name, *case) for name in KINDS if name not in BARRIERS for case in cases]
+    turns = [(name, *case) for name in CALLS for case in cases]
 
     def program() -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
         return [
             tuple(
-                CALLS[KINDS[name]](page, dist.get_rank(), n, root % n, length, op)
-                for page in (COLLECTIVES[name].reference, getattr(dist, KINDS[name]))
+                CALLS[name](page, dist.get_rank(), n, root % n, length, op)
+                for page in (COLLECTIVES[name].reference, getattr(dist, name))
             )
             for name, length, root, op in turns
         ]
@@ -142,17 +140,17 @@ def speak(name: str, n: int, length: int) -> None:
         "reduce_scatter": (part, parts),
         "all_to_all": ([sizes[i * n + r].clone() for i in range(n)], sizes[r * n : r * n + n]),
     }
-    page(*arguments[KINDS[name]])
+    page(*arguments[name])
 
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_the_recorded_pages_are_their_schedules(n: int) -> None:
     """Who sends to whom, how much and in which order."""
     turns = []
-    for name, kind in KINDS.items():
-        even = kind in {"scatter", "gather", "all_gather", "reduce_scatter"}  # parts are equal
+    for name in COLLECTIVES:
+        even = name in {"scatter", "gather", "all_gather", "reduce_scatter"}  # parts are equal
         many = telling(COLLECTIVES[name].chunks(n))
-        lengths = [0] if kind == "barrier" else [0, n, 3 * n] if even else many
+        lengths = [0] if name == "barrier" else [0, n, 3 * n] if even else many
         turns += [(name, length) for length in lengths]
 
     def program() -> None:
@@ -167,10 +165,9 @@ def test_the_recorded_pages_are_their_schedules(n: int) -> None:
     assert recorded == {link: [4 * k for k in sizes] for link, sizes in figure.items()}
 
 
-@pytest.mark.parametrize("name", BARRIERS)
-def test_a_barrier_waits_for_the_last(name: str) -> None:
+def test_a_barrier_waits_for_the_last() -> None:
     """Nobody passes before everybody has come."""
-    barrier = COLLECTIVES[name].reference
+    barrier = ours.barrier
 
     def program() -> tuple[float, float]:
         import time

@@ -93,7 +93,7 @@ def on_hosts(name: str, size: int, hosts: list[int]) -> tuple[bool, list[list[in
 
 
 @pytest.mark.parametrize("size", [3, LARGE // 8, shared_memory.SLOT // 8 * 2 + 5])
-@pytest.mark.parametrize("name", ["auto", "hierarchical", "shared_memory", "torus"])
+@pytest.mark.parametrize("name", ["auto", "hierarchical", "shared_memory"])
 def test_hosts_are_where_the_ranks_are(name: str, size: int) -> None:
     run = dk.run_ranks(on_hosts, 6, name, size, [3, 1, 2])
     assert run.results == [(True, [[0, 1, 2], [3], [4, 5]])] * 6
@@ -102,6 +102,12 @@ def test_hosts_are_where_the_ranks_are(name: str, size: int) -> None:
     )
     if name in ("shared_memory", "auto"):  # only leaders send
         assert {m.src for m in run.trace.messages} == {0, 3, 4}
+
+
+def test_a_torus_needs_hosts_of_equally_many_ranks() -> None:
+    assert dk.run_ranks(on_hosts, 4, "torus", 5, [2, 2]).results == [(True, [[0, 1], [2, 3]])] * 4
+    with pytest.raises(dk.errors.RankError, match="hosts of 1, 2 ranks are no grid"):
+        dk.run_ranks(on_hosts, 3, "torus", 5, [1, 2])
 
 
 def test_one_rank_on_each_host_has_no_inside() -> None:
