@@ -63,11 +63,6 @@ def isend(out: Tensor, to: int, group: Group) -> dist.Work:
     return cast(dist.Work, dist.isend(out, group=group, group_dst=to))
 
 
-def irecv(into: Tensor, source: int, group: Group) -> dist.Work:
-    """Begin to receive ``into`` from a rank of the group."""
-    return cast(dist.Work, dist.irecv(into, group=group, group_src=source))
-
-
 def exchange(out: Tensor, to: int, into: Tensor, source: int, group: Group) -> Tensor:
     """Send ``out`` to one rank of the group while receiving ``into`` from another."""
     sending = isend(out, to, group)
@@ -107,44 +102,41 @@ def collective(
 
     def decorate(reference: Reference) -> Reference:
         parameters, name = signature(reference), reference.__name__
-        options = {p.name for p in parameters.parameters.values() if p.kind is p.KEYWORD_ONLY}
-        names = [p for p in parameters.parameters if p not in _SETTINGS | options]
-        positional = [p for p in parameters.parameters if p not in options]
-        defaults = {
-            p.name: p.default for p in parameters.parameters.values() if p.default is not p.empty
-        }
-        reduces = positional[1:] == ["op", "group"]
+        names = [
+            p.name
+            for p in parameters.parameters.values()
+            if p.kind is not p.KEYWORD_ONLY and p.name not in _SETTINGS
+        ]
+
+        reduces = [*parameters.parameters][1:3] == ["op", "group"]
 
         @wraps(reference)
         def call(*args: Any, **kwargs: Any) -> None:
-            if reduces and len(args) == 3 and not kwargs and _is_plain(name, *args):
-                reference(args[0], SUM, args[2])
+            if reduces and not kwargs and 0 < len(args) < 4 and _is_plain(name, *args):
+                reference(*args)
                 return
-            given = defaults.copy()
-            given.update(zip(positional, args, strict=False))
-            given.update(kwargs)
-            if kwargs or len(args) > len(positional) or len(given) < len(positional):
-                parameters.bind(*args, **kwargs)  # raises what Python would
+            bound = parameters.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
             group, op, root = given["group"], given.get("op"), given.get("src", given.get("dst"))
             op = getattr(op, "op", op)  # a ReduceOp made from one of its kinds
             if dist.get_rank(group) < 0:
                 c10d._warn_not_in_group(name)
                 return
             theirs = {key: given[key] for key in names if given[key] is not None}
-            written = [key for key in theirs if key != reads]
+            written = {key: listed(value) for key, value in theirs.items() if key != reads}
             if root is not None:
                 _check_root(name, root, set(names) - theirs.keys(), group)
             _check(name, theirs, op, group, uneven)
-            for key in written:
-                _check_outputs(name, listed(theirs[key]))
+            _check_outputs(name, [t for several in written.values() for t in several])
             given.update({key: _plain(value, group, on_device) for key, value in theirs.items()})
-            averages = op == AVG
-            given.update({} if op is None else {"op": SUM if averages else op})
+            if op is not None:
+                given["op"] = SUM if op == AVG else op
             with torch.no_grad():
                 reference(**given)
                 if "dst" not in given or root == dist.get_rank():  # it gets a result
-                    for key in written:
-                        _write_back(listed(theirs[key]), listed(given[key]), averages, group)
+                    for key, several in written.items():
+                        _write_back(several, listed(given[key]), op == AVG, group)
 
         return call  # type: ignore[return-value]
 
@@ -159,9 +151,9 @@ def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
 # -- before ----------------------------------------------------------------------------
 
 
-def _is_plain(name: str, x: Any, op: Any, group: Group) -> bool:
+def _is_plain(name: str, x: Any, op: Any = SUM, group: Group = None) -> bool:
     """True if a reduction is the plain case as it is: so are most, and few looks tell."""
-    if type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64) or op != SUM:
+    if op is not SUM or type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64):
         return False
     if x.layout != torch.strided or x.dim() != 1 or not x.is_contiguous() or x.requires_grad:
         return False
@@ -182,23 +174,15 @@ def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             what = f"a {t.layout} tensor" if isinstance(t, Tensor) else f"a {type(t).__name__}"
             raise TypeError(f"{name} needs dense tensors, not {what}.")
-    if len(tensors) > 1:
-        _check_alike(name, tensors, uneven)
-    if tensors:
-        device = tensors[0].device
-        _check_device(name, device, group)
-        if op is not None:
-            _check_reduction(name, op, tensors[0].dtype, device.type)
-
-
-def _check_alike(name: str, tensors: Sequence[Tensor], uneven: bool) -> None:
     for what in ("dtype", "device"):
-        if len({getattr(t, what) for t in tensors}) > 1:
-            raise TypeError(
-                f"{name}: tensors differ in {what}: {_several(getattr(t, what) for t in tensors)}."
-            )
+        if len(found := {getattr(t, what) for t in tensors}) > 1:
+            raise TypeError(f"{name}: tensors differ in {what}: {_several(found)}.")
     if len(sizes := {t.numel() for t in tensors}) > 1 and not uneven:
         raise ValueError(f"{name}: tensors differ in their number of elements: {_several(sizes)}.")
+    for t in tensors[:1]:
+        _check_device(name, t.device, group)
+        if op is not None:
+            _check_reduction(name, op, t.dtype, t.device.type)
 
 
 def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:
@@ -212,8 +196,6 @@ def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:
 
 def _check_outputs(name: str, tensors: Sequence[Tensor]) -> None:
     for t in tensors:
-        if t.is_contiguous():
-            continue
         if any(k > 1 and step == 0 for k, step in zip(t.shape, t.stride(), strict=True)):
             raise ValueError(
                 f"{name}: elements of a tensor of shape {tuple(t.shape)} share their memory, as "
