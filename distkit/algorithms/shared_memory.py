@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakKeyDictionary, finalize
@@ -33,9 +33,11 @@ SMALL = 1 << 18
 #: Numbers that a rank shows the others, on a cache line of its own.
 _LINE = 8
 #: So many cuts of its slots a rank remembers.
-_VIEWS = 64
+_CUTS = 64
 #: After so many looks a waiting rank sleeps in between [s], longer and longer.
 _LOOKS, _NAP, _LONGEST = 200, 2e-5, 1e-3
+#: Linux shows other processes files in memory that have no name.
+_NAMELESS = sys.platform == "linux"
 
 
 @collective(on_device=True)
@@ -120,7 +122,7 @@ class Segment:
         with torch.inference_mode(False):  # it outlives the mode in which it is first used
             self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=lines)
         self._slots = self._slots.view(2, self.n + 1, self.slot)
-        self._views: dict[tuple[int, torch.dtype, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._cuts = lru_cache(_CUTS)(self._cut)
         self._meetings = self._turn = self._said = 0
         self.pinned = False
         self._lock = threading.Lock()
@@ -168,21 +170,16 @@ class Segment:
             Everybody's slots (n, k), complete after the next meeting, and room for sums (k,).
         """
         self._turn, self._said = 1 - self._turn, said
-        slots, mine, sums = self._cut(block.dtype, len(block))
+        slots, mine, sums = self._cuts(self._turn, block.dtype, len(block))
         mine.copy_(block)
         self._lines[self.rank * _LINE + 1 + self._turn] = said
         return slots, sums
 
-    def _cut(self, dtype: torch.dtype, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The turn's slots (n, k), this rank's (k,), and room for sums (k,); cut once."""
-        key = self._turn, dtype, k
-        if key not in self._views:
-            if len(self._views) == _VIEWS:
-                self._views.clear()
-            with torch.inference_mode(False):
-                slots = self._slots[self._turn].view(dtype)[:, :k]
-                self._views[key] = slots[: self.n], slots[self.rank], slots[self.n]
-        return self._views[key]
+    def _cut(self, turn: int, dtype: torch.dtype, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A turn's slots (n, k), this rank's (k,), and room for sums (k,)."""
+        with torch.inference_mode(False):
+            slots = self._slots[turn].view(dtype)[:, :k]
+            return slots[: self.n], slots[self.rank], slots[self.n]
 
     def part(self, k: int) -> slice:
         """This rank's share of ``k`` elements."""
@@ -225,66 +222,48 @@ def _mapped(group: dist.ProcessGroup, here: Sequence[int], size: int) -> mmap.mm
     """Memory that one rank makes and all open; nothing has its name any more when they have."""
     store, key = group.get_group_store(), f"distkit/shared_memory/{here[0]}"
     rank = dist.get_rank(group)
-    first = rank == here[0]
-    if first:
-        file, path = _file(size)
-        store.set(key, f"{socket.gethostname()}\n{path}\n{os.fstat(file).st_ino}")
-    try:
+    if rank != here[0]:
         host, path, inode = store.get(key).decode().split("\n")
-        if not first:
-            file = _open(host, path, int(inode), rank, here[0])
+        file = _open(host, path, int(inode), rank, here[0])
         memory = mmap.mmap(file, size)
-        if not first:
-            os.close(file)
-        if store.add(f"{key}/opened", 1) == len(here):
-            store.set(f"{key}/all", "opened")
-        store.get(f"{key}/all")
+        os.close(file)
+        store.set(f"{key}/{rank}", "opened")
+        return memory
+    file, path = _file(size)
+    try:
+        memory = mmap.mmap(file, size)
+        store.set(key, f"{socket.gethostname()}\n{path}\n{os.fstat(file).st_ino}")
+        for other in here[1:]:
+            store.get(f"{key}/{other}")
     finally:
-        if first:
-            _let_go(file, path)
+        os.close(file)
+        if not _NAMELESS:
+            Path(path).unlink()
     return memory
 
 
 def _file(size: int) -> tuple[int, str]:
-    """An open file of that size, in memory where there is enough, and where others find it."""
-    for make in (_nameless, _temporary):
-        with suppress(OSError):
-            file, path = make()
-            try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file, 0, size)  # now, instead of a crash later
-                else:
-                    os.ftruncate(file, size)
-            except BaseException:
-                _let_go(file, path)
-                raise
-            return file, path
-    raise OSError(
-        f"neither memory nor {tempfile.gettempdir()} has {size:,} bytes left for all-reduce "
-        "through shared memory. Make room, or use another algorithm."
-    )
+    """An open file of that size, and where others find it.
 
-
-def _nameless() -> tuple[int, str]:
-    """A file in memory that is gone with the last process that has it, however that ends (Linux).
+    On Linux it is in memory, and gone with the last process that has it, however that ends.
 
     Raises:
-        OSError: there is none here.
+        OSError: there is too little memory.
     """
-    if sys.platform != "linux":
-        raise OSError("only Linux has such files, and shows them to other processes")
+    if not _NAMELESS:
+        file, path = tempfile.mkstemp(prefix="distkit-")
+        os.ftruncate(file, size)
+        return file, path
     file = os.memfd_create("distkit", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(file, 0, size)  # now, instead of a crash later
+    except OSError as error:
+        os.close(file)
+        raise OSError(
+            f"there are no {size:,} bytes of memory left for all-reduce through shared memory. "
+            "Make room, or use another algorithm."
+        ) from error
     return file, f"/proc/{os.getpid()}/fd/{file}"
-
-
-def _temporary() -> tuple[int, str]:
-    return tempfile.mkstemp(prefix="distkit-")
-
-
-def _let_go(file: int, path: str) -> None:
-    os.close(file)
-    if not path.startswith("/proc/"):
-        Path(path).unlink()
 
 
 def _open(host: str, path: str, inode: int, rank: int, first: int) -> int:
