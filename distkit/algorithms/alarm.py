@@ -6,7 +6,7 @@ each rank, which is 0 where all is well. Nobody has to ask, so nobody is left wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from weakref import finalize
 
@@ -19,17 +19,11 @@ from distkit.errors import TrainingError
 _steps: dict[int, count[int]] = {}
 
 
-def trained(model: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """The parameters that have gradients, in the order of the layers."""
+def trained(model: nn.Module | Iterable[Tensor]) -> dict[str, Tensor]:
+    """The parameters that have gradients by name, in the order of the layers."""
     if isinstance(model, nn.Module):
-        return [w for w in model.parameters() if w.requires_grad]
-    return list(model)
-
-
-def _names(model: nn.Module | Iterable[Tensor], weights: Sequence[Tensor]) -> list[str]:
-    if isinstance(model, nn.Module):
-        return [name for name, w in model.named_parameters() if w.requires_grad]
-    return [f"parameter {i}" for i in range(len(weights))]
+        return {name: w for name, w in model.named_parameters() if w.requires_grad}
+    return {f"parameter {i}": w for i, w in enumerate(model)}
 
 
 def first_bad(gradients: Sequence[Tensor]) -> int:
@@ -42,21 +36,19 @@ def first_bad(gradients: Sequence[Tensor]) -> int:
     return max(bad, default=0)
 
 
-def raise_alarm(
-    alarms: Sequence[float], weights: Sequence[Tensor], model: nn.Module | Iterable[Tensor]
-) -> None:
+def raise_alarm(alarms: Sequence[float], weights: Mapping[str, Tensor]) -> None:
     """Raise an alarm, if there is one: the table has a number that is not 0 for a rank.
 
     Raises:
         TrainingError: a gradient is NaN or infinite on some rank; on all of them.
     """
-    if (model_id := id(weights[0])) not in _steps:
-        _steps[model_id] = count(1)
-        finalize(weights[0], _steps.pop, model_id).atexit = False
-    step = next(_steps[model_id])
+    names, (first, *_) = list(weights), weights.values()
+    if id(first) not in _steps:
+        _steps[id(first)] = count(1)
+        finalize(first, _steps.pop, id(first)).atexit = False
+    step = next(_steps[id(first)])
     if not any(alarms):
         return
-    names = _names(model, weights)
     found = [(rank, names[int(layer) - 1]) for rank, layer in enumerate(alarms) if layer]
     where = "; ".join(f"rank {rank}: {layer}" for rank, layer in found)
     raise TrainingError(

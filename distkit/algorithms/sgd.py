@@ -66,13 +66,14 @@ def sync_gradients(
         >>> dk.run_ranks(mean_of_three, 2).results        # doctest: +SKIP
         [3.0, 3.0]
     """
-    weights = trained(model)
+    by_name = trained(model)
+    weights = list(by_name.values())
     with torch.no_grad():
         message, table = _packed(weights, 1 if count is None else count)
         all_reduce(message)
         *sums, table = _unflatten_dense_tensors(message, [*weights, table])
         total, *alarms = (told := table.tolist())[len(weights) :]
-        raise_alarm(alarms, weights, model)
+        raise_alarm(alarms, by_name)
 
         message.div_(total or 1)
         for w, g, replicas in zip(weights, sums, told, strict=False):
