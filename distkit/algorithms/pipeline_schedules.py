@@ -237,7 +237,6 @@ class PipelineSchedule:
         cost: bubble and activations, as formulas to be read.
         bubble_to_work: p, m, v -> idle time over the time of computing, with messages free and
             backward twice as long as forward.
-        activations: rank, p, m, v -> the most micro-batches of a stage that the rank holds.
         peer: torch's class in ``torch.distributed.pipelining``.
         looped: whether a rank can have several stages.
 
@@ -254,7 +253,6 @@ class PipelineSchedule:
     schedule: Callable[..., Orders]
     cost: str
     bubble_to_work: Callable[..., float]
-    activations: Callable[..., int]
     peer: str
     looped: bool = False
 
@@ -276,6 +274,10 @@ class PipelineSchedule:
         """The share of a step's time in which a rank is idle."""
         bubble = self.bubble_to_work(ranks, microbatches, chunks)
         return bubble / (1 + bubble)
+
+    def activations(self, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> int:
+        """The most micro-batches of a stage that a rank holds."""
+        return held(self.orders(ranks, microbatches, chunks))[rank]
 
     def __repr__(self) -> str:
         return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
@@ -299,16 +301,6 @@ def _zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
     return (ranks - 1 + more) / (3 * microbatches * chunks)
 
 
-def _interleaved_activations(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> int:
-    ahead = (chunks - 1) * _turn(ranks, microbatches) + 2 * (ranks - 1 - rank)
-    return min(ahead + 1, microbatches * chunks)
-
-
-def _zero_activations(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> int:
-    ahead = (chunks - 1) * _turn(ranks, microbatches)
-    return min(ahead + ranks, microbatches * chunks)
-
-
 #: Every schedule, in the order in which they were found.
 SCHEDULES = (
     PipelineSchedule(
@@ -319,7 +311,6 @@ SCHEDULES = (
         gpipe,
         "bubble (p-1)/m of the work, m micro-batches held",
         _bubble,
-        lambda rank, ranks, microbatches, chunks=1: microbatches,
         "ScheduleGPipe",
     ),
     PipelineSchedule(
@@ -330,7 +321,6 @@ SCHEDULES = (
         one_f_one_b,
         "bubble (p-1)/m of the work, p micro-batches held",
         _bubble,
-        lambda rank, ranks, microbatches, chunks=1: min(ranks - rank, microbatches),
         "Schedule1F1B",
     ),
     PipelineSchedule(
@@ -341,7 +331,6 @@ SCHEDULES = (
         interleaved,
         "bubble (p-1)/(mv) of the work, v times the messages",
         _interleaved_bubble,
-        _interleaved_activations,
         "ScheduleInterleaved1F1B",
         looped=True,
     ),
@@ -353,7 +342,6 @@ SCHEDULES = (
         zero_bubble,
         "bubble (p-1)/(3m) of the work, p micro-batches held",
         _zero_bubble,
-        _zero_activations,
         "ScheduleInterleavedZeroBubble",
         looped=True,
     ),
