@@ -48,6 +48,11 @@ GONE = {
     "torch.isfinite(gradient).all() before kv.push.",
     "kvstore.create(wait_for=…)": "kvstore.create(wait_for=…) was removed: a run begins when all "
     "its workers are there.",
+    **{
+        f"distkit.data.{name}": f"dk.data.{name} was removed: give a DistributedDataset "
+        f"torchvision.datasets.{dataset}(folder, transform=torchvision.transforms.ToTensor())."
+        for name, dataset in (("mnist", "MNIST"), ("cifar10", "CIFAR10"))
+    },
     "distkit.kvstore.Adam": "kvstore.Adam was removed: use kv.set_optimizer(torch.optim.Adam, "
     "lr=0.001).",
     "distkit.kvstore.KVStoreBase": "kvstore.KVStoreBase was removed: give Trainer one of the "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distkit.data.evaluation import correct, evaluate
     from distkit.data.files import Files
     from distkit.data.policies import AutoShardPolicy, Plan, split
-    from distkit.data.sets import cifar10, digits, mnist, synthetic
+    from distkit.data.sets import digits, synthetic
     from distkit.data.shards import place, shard
 
 _HOMES = {
@@ -30,7 +30,7 @@ _HOMES = {
     "distkit.data.evaluation": ["correct", "evaluate"],
     "distkit.data.files": ["Files"],
     "distkit.data.shards": ["place", "shard"],
-    "distkit.data.sets": ["cifar10", "digits", "mnist", "synthetic"],
+    "distkit.data.sets": ["digits", "synthetic"],
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -39,11 +39,9 @@ __all__ = [
     "DistributedDataset",
     "Files",
     "Plan",
-    "cifar10",
     "correct",
     "digits",
     "evaluate",
-    "mnist",
     "place",
     "shard",
     "split",

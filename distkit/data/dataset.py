@@ -146,7 +146,11 @@ class _Arrays:
 
     def take(self, rows: Sequence[int]) -> Any:
         """The samples of these rows; those at equal distances are not copied."""
-        where = _slice(rows) if isinstance(rows, range) else torch.tensor(rows, dtype=torch.long)
+        where = (
+            slice(rows.start, rows.stop, rows.step)
+            if isinstance(rows, range)
+            else torch.tensor(rows, dtype=torch.long)
+        )
         batch = tuple(t[where] for t in self._tensors)
         return batch[0] if self._lone else batch
 
@@ -193,10 +197,6 @@ def _sizes(data: Any) -> tuple[tuple[str, int], ...]:
     if not isinstance(data, Files):
         return ()
     return tuple(zip(map(str, data.paths), data.sizes, strict=True))
-
-
-def _slice(rows: range) -> slice:
-    return slice(rows.start, rows.stop, rows.step)
 
 
 def _collated(samples: list[Any], like: Any) -> Any:
