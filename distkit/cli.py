@@ -14,11 +14,10 @@ import shutil
 import sys
 import tempfile
 import textwrap
-import time
 import warnings
 import webbrowser
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,7 +33,6 @@ from distkit.errors import (
 from distkit.gone import GONE
 
 if TYPE_CHECKING:
-    from distkit.cluster.cluster import Cluster
     from distkit.cluster.runs.run import Run
     from distkit.demos import Demo
     from distkit.diagnosis.findings import Finding
@@ -115,29 +113,23 @@ def add_demo(commands: Any) -> None:
     """Tell the parser about ``demo``."""
     demo = commands.add_parser("demo", help="see ranks send, reduce and train, on real data")
     names = "p2p, all_reduce, sync_sgd, parameter_server or all (the default)"
-    demo.add_argument("names", nargs="*", metavar="NAME", default=["all"], help=names)
+    demo.add_argument("names", nargs="*", metavar="NAME", help=names)
     demo.add_argument("--html", type=Path, metavar="FILE", help="write a replay page of the traces")
-    ranks = "ranks (4), or workers of the parameter server (2)"
-    demo.add_argument("--ranks", type=int, metavar="N", help=ranks)
     demo.set_defaults(run=_demo, wrong=demo.error)
 
 
 def _demo(args: argparse.Namespace, rest: list[str]) -> None:
     from distkit import demos
 
-    names = list(dict.fromkeys([*args.names, *rest]))
-    unknown = [name for name in names if name not in demos.ALL and name != "all"]
-    if unknown:
-        args.wrong(f"unknown demo {unknown[0]!r}: choose from {', '.join(demos.ALL)}, or all")
+    for name in args.names:
+        if name not in demos.ALL and name != "all":
+            args.wrong(f"unknown demo {name!r}: choose from {', '.join(demos.ALL)}, or all")
     check_folder(args.html, args.wrong)
-    chosen = [name for name in demos.ALL if name in names or "all" in names]
-    shown: list[Demo] = []
-    try:
-        for demo in _perform(chosen, args.ranks):
-            shown.append(demo)
-    finally:
-        for demo in shown:
-            _print_demo(demo)
+    shown = []
+    for name, demo in demos.ALL.items():
+        if name in args.names or not args.names or "all" in args.names:
+            shown.append(demo())
+            _print_demo(shown[-1])
     if args.html:
         print()
         _demo_page(shown, args.html)
@@ -159,51 +151,11 @@ def _demo_page(shown: list[Demo], file: Path) -> None:
 _RING = "all_reduce (ring)"
 
 
-def _perform(names: list[str], ranks: int | None) -> Iterator[Demo]:
-    """The demos one after the other; those that only need ranks share a cluster."""
-    from distkit import demos
-
-    served = [name for name in names if name == "parameter_server"]
-    plain = [name for name in names if name not in served]
-    for together, roles in (
-        (plain, {"ranks": demos.RANKS if ranks is None else ranks}),
-        (served, {"workers": 2 if ranks is None else ranks, "servers": 2}),
-    ):
-        if together:
-            with _cluster(roles) as cluster:
-                for name in together:
-                    demo = demos.ALL[name]
-                    with _spinner(name, (demo.__doc__ or "").partition(":")[0]):
-                        done = demo(cluster)
-                    yield done
-
-
-@contextmanager
-def _cluster(roles: dict[str, Any]) -> Iterator[Cluster]:
-    from distkit.cluster.cluster import Cluster
-
-    with Cluster(**roles) as cluster:
-        with _spinner("starting", ", ".join(f"{n} {role}" for role, n in roles.items())):
-            cluster.wait()
-        yield cluster
-
-
 def _print_demo(demo: Demo) -> None:
     """A demo's title and lines; pictures fit any terminal, sentences are wrapped to it."""
     print(f"\n{demo.title}")
     for line in demo.lines:
         _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
-
-
-@contextmanager
-def _spinner(name: str, title: str) -> Iterator[None]:
-    """Show that something is going on, on a terminal; then how long it took."""
-    from rich.console import Console
-
-    started = time.perf_counter()
-    with Console(stderr=True).status(f"{name:<16} {title}"):
-        yield
-    print(f"{name:<16} {title}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
 
 # -- distkit trace and distkit replay ------------------------------------------------------------

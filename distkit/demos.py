@@ -8,13 +8,13 @@ they are plain ``torch.distributed``, to be read and copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count, human_seconds
+from distkit.cluster.runs.run_ranks import run_ranks
 from distkit.data.sets import digits as digits  # also as dk.demos.digits
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark
@@ -22,8 +22,6 @@ from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from distkit.cluster.cluster import Cluster
 
 RANKS, EPOCHS, PS_EPOCHS, BATCH, LR = 4, 8, 3, 32, 0.2
 
@@ -94,66 +92,45 @@ def train_in_step(
     return {"losses": torch.stack(losses).tolist(), "weights": _flat(net)}
 
 
-def train_alone(ranks: int, epochs: int = EPOCHS) -> dict[str, Any]:
-    """The oracle: one process, whose every batch is the union of the ranks' batches."""
+def train_alone(ranks: int, epochs: int = EPOCHS) -> Tensor:
+    """The oracle: the weights of one process, whose every batch is the union of the ranks'."""
     import torch
     import torch.nn.functional as F
 
     net, (images, labels) = model(), digits()
-    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
-    losses = []
-    for _ in range(epochs):
-        for rows in _batches(len(images), ranks):
-            loss = F.cross_entropy(net(images[rows]), labels[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return {"losses": losses, "weights": _flat(net)}
+    optimizer, size = torch.optim.SGD(net.parameters(), lr=LR), ranks * BATCH
+    for i in epochs * [*range(0, len(images) - size + 1, size)]:
+        optimizer.zero_grad()
+        F.cross_entropy(net(images[i : i + size]), labels[i : i + size]).backward()
+        optimizer.step()
+    return _flat(net)
 
 
 def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     """The parameter server: pull the weights, compute a gradient, push it; servers update."""
-    import torch
     import torch.nn.functional as F
 
     from distkit import kvstore
     from distkit.data.shards import shard
 
     images, labels = shard(*digits())
-    net = model()
-    weights = dict(net.named_parameters())
+    net, losses = model(), []
+    keys, weights = zip(*net.named_parameters(), strict=True)
     kv = kvstore.create(mode)
-    for key, w in weights.items():
-        kv.init(key, w.detach())
+    kv.init(keys, weights)
     # the servers add the workers' gradients; dividing makes the sum a mean
     kv.set_optimizer(kvstore.SGD(learning_rate=LR / kv.num_workers))
-    losses = []
-    for _ in range(epochs):
-        for i in range(0, len(images) - BATCH + 1, BATCH):
-            with torch.no_grad():
-                for key, w in weights.items():
-                    kv.pull(key, out=w)
-            with mark("gradient"):
-                loss = F.cross_entropy(net(images[i : i + BATCH]), labels[i : i + BATCH])
-                net.zero_grad()
-                loss.backward()
-            for key, w in weights.items():
-                if w.grad is not None:
-                    kv.push(key, w.grad)
-            losses.append(loss.item())
+    for i in epochs * [*range(0, len(images) - BATCH + 1, BATCH)]:
+        kv.pull(keys, out=weights)
+        with mark("gradient"):
+            loss = F.cross_entropy(net(images[i : i + BATCH]), labels[i : i + BATCH])
+            net.zero_grad()
+            loss.backward()
+        kv.push(keys, [w.grad for w in weights])
+        losses.append(loss.item())
     kv.barrier()
-    with torch.no_grad():
-        for key, w in weights.items():
-            kv.pull(key, out=w)
+    kv.pull(keys, out=weights)
     return {"losses": losses, "weights": _flat(net)}
-
-
-def _batches(size: int, ranks: int) -> Iterator[list[int]]:
-    """The rows of each step's global batch, as the ranks' shards take them."""
-    each = size // ranks
-    for i in range(0, each - BATCH + 1, BATCH):
-        yield [k * ranks + r for r in range(ranks) for k in range(i, i + BATCH)]
 
 
 def _flat(net: nn.Module) -> Tensor:
@@ -179,10 +156,9 @@ def accuracy(weights: Tensor) -> float:
 class Demo:
     """The result of a demonstration: sentences, the traces they are drawn from, and a view."""
 
-    name: str
     title: str
-    lines: list[str] = field(default_factory=list)
-    traces: dict[str, Trace] = field(default_factory=dict)
+    lines: list[str]
+    traces: dict[str, Trace]
     view: str = "Timeline"
 
     def __repr__(self) -> str:
@@ -195,107 +171,89 @@ class Demo:
         getattr(views, self.view)(next(iter(self.traces.values())))._ipython_display_()
 
 
-def p2p(cluster: Cluster | None = None) -> Demo:
+def p2p() -> Demo:
     """Send and receive: a handwritten digit goes from rank to rank."""
     import torch
 
-    with _cluster(cluster) as ranks:
-        run = ranks.submit(pass_a_digit).wait()
-    demo = Demo("p2p", "p2p: a digit passed from rank to rank by send and recv")
+    run = run_ranks(pass_a_digit, RANKS)
     _, sent = run.results[0]
-    for rank, (before, after) in enumerate(run.results):
-        demo.lines += _picture(f"rank {rank}", before, after)
     equal = all(torch.equal(after, sent) for _, after in run.results)
-    demo.lines.append(_brief(run.trace))
-    demo.lines.append(f"every rank ends with the same image, bit by bit: {_yes(equal)}")
-    demo.traces["p2p"] = run.trace
-    return demo
+    lines = [
+        line
+        for rank, (before, after) in enumerate(run.results)
+        for line in _picture(f"rank {rank}", before, after)
+    ]
+    lines += [_brief(run.trace), f"every rank ends with the same image, bit by bit: {_yes(equal)}"]
+    return Demo("p2p: a digit passed from rank to rank by send and recv", lines, {"p2p": run.trace})
 
 
-def all_reduce(cluster: Cluster | None = None) -> Demo:
+def all_reduce() -> Demo:
     """All-reduce: the sum over all ranks, by torch's own call and by a ring on this page."""
     import torch
 
     from distkit.algorithms.all_reduce.ring import ring_all_reduce
 
-    demo = Demo("all_reduce", "all_reduce: the average digit, from partial sums on every rank")
-    with _cluster(cluster) as ranks:
-        n = ranks.plan.ranks
-        native = ranks.submit(average_digit).wait()
-        ring = ranks.submit(average_digit, ring_all_reduce).wait()
-    images = digits()[0][: 1797 // n * n]
+    native = run_ranks(average_digit, RANKS)
+    ring = run_ranks(average_digit, RANKS, ring_all_reduce)
+    images = digits()[0][: 1797 // RANKS * RANKS]
     partial, mean = native.results[0]
-    demo.lines += _picture("rank 0", partial / (len(images) // n), mean)
-    same = all(torch.equal(r[1], ring.results[0][1]) for r in ring.results)
-    error = float((ring.results[0][1] - images.mean(0)).abs().max())
-    demo.lines += [
+    average = ring.results[0][1]
+    same = all(torch.equal(r[1], average) for r in ring.results)
+    error = float((average - images.mean(0)).abs().max())
+    lines = [
+        *_picture("rank 0", partial / (len(images) // RANKS), mean),
         f"native: {_brief(native.trace)}",
-        f"ring:   {_brief(ring.trace)}, {len(ring.trace.messages) // n} per rank = 2(n-1)",
+        f"ring:   {_brief(ring.trace)}, {len(ring.trace.messages) // RANKS} per rank = 2(n-1)",
         f"ring: all ranks equal to the bit: {_yes(same)}; "
         f"largest difference to one process's mean: {error:.1e}",
     ]
-    demo.traces = {"all_reduce (native)": native.trace, "all_reduce (ring)": ring.trace}
-    return demo
+    traces = {"all_reduce (native)": native.trace, "all_reduce (ring)": ring.trace}
+    return Demo("all_reduce: the average digit, from partial sums on every rank", lines, traces)
 
 
-def sync_sgd(cluster: Cluster | None = None) -> Demo:
+def sync_sgd() -> Demo:
     """Synchronous SGD: the replicas stay identical, and equal one process on the whole batch."""
     import torch
 
-    with _cluster(cluster) as ranks:
-        n = ranks.plan.ranks
-        steps = EPOCHS * len(list(_batches(1797, n)))
-        run = ranks.submit(train_in_step).wait()
-    alone = train_alone(n)
+    run = run_ranks(train_in_step, RANKS)
     weights = [r["weights"] for r in run.results]
+    losses = torch.tensor([r["losses"] for r in run.results]).mean(0).tolist()
     identical = all(torch.equal(w, weights[0]) for w in weights)
-    difference = float((weights[0] - alone["weights"]).abs().max())
-    demo = Demo("sync_sgd", f"sync_sgd: {n} replicas of a 64-128-10 perceptron learn digits")
-    demo.view = "Gradients"
-    first, last = (sum(r["losses"][i] for r in run.results) / n for i in (0, -1))
-    demo.lines = [
-        f"{steps} steps of {n} x {BATCH} images: loss {first:.3f} → {last:.3f}, "
-        f"accuracy {accuracy(weights[0]):.1%}",
-        f"loss  {_spark(torch.tensor([r['losses'] for r in run.results]).mean(0).tolist())}",
+    lines = [
+        f"{len(losses)} steps of {RANKS} x {BATCH} images: loss {losses[0]:.3f} → "
+        f"{losses[-1]:.3f}, accuracy {accuracy(weights[0]):.1%}",
+        f"loss  {_spark(losses)}",
         f"replicas identical to the bit: {_yes(identical)}",
-        f"largest difference of a weight to one process on the whole batch: {difference:.1e}",
+        _compared(weights[0], train_alone(RANKS)),
         _brief(run.trace),
     ]
-    demo.traces["sync_sgd"] = run.trace
-    return demo
+    title = f"sync_sgd: {RANKS} replicas of a 64-128-10 perceptron learn digits"
+    return Demo(title, lines, {"sync_sgd": run.trace}, "Gradients")
 
 
-def parameter_server(cluster: Cluster | None = None) -> Demo:
+def parameter_server() -> Demo:
     """The parameter server: workers push gradients, servers update, in step and out of step."""
-    demo = Demo("parameter_server", "parameter_server: workers push gradients to servers")
-    demo.view = "Servers"
-    with _cluster(cluster, servers=2) as ranks:
-        n, plan = ranks.plan.ranks, ranks.plan
-        demo.lines.append(
-            f"{n} workers, {plan.servers} servers and a scheduler, each a process of its own"
-        )
+    from distkit.cluster.cluster import Cluster
+
+    lines = ["2 workers, 2 servers and a scheduler, each a process of its own"]
+    traces = {}
+    with Cluster(workers=2, servers=2) as cluster:
         for mode in ("dist_sync", "dist_async"):
-            run = ranks.submit(train_with_servers, mode).wait()
-            losses = [r["losses"] for r in run.results]
-            final = accuracy(run.results[0]["weights"])
-            demo.lines.append(
-                f"{mode}: {sum(map(len, losses))} gradients in {run.seconds:.1f} s, "
-                f"loss {losses[0][0]:.3f} → {losses[0][-1]:.3f}, accuracy {final:.1%}"
-            )
-            demo.lines.append(f"      {_brief(run.trace)}")
+            run = cluster.run(train_with_servers, mode)
+            losses, weights = run.results[0]["losses"], run.results[0]["weights"]
+            lines += [
+                f"{mode}: {2 * len(losses)} gradients in {run.seconds:.1f} s, loss "
+                f"{losses[0]:.3f} → {losses[-1]:.3f}, accuracy {accuracy(weights):.1%}",
+                f"      {_brief(run.trace)}",
+            ]
             if mode == "dist_sync":
-                alone = train_alone(n, PS_EPOCHS)["weights"]
-                difference = float((run.results[0]["weights"] - alone).abs().max())
-                demo.lines.append(
-                    "      largest difference of a weight to one process on the whole batch: "
-                    f"{difference:.1e}"
-                )
-            demo.traces[mode] = run.trace
-    return demo
+                lines.append(f"      {_compared(weights, train_alone(2, PS_EPOCHS))}")
+            traces[mode] = run.trace
+    return Demo("parameter_server: workers push gradients to servers", lines, traces, "Servers")
 
 
 #: The demonstrations by name, in the order in which they teach.
-ALL: dict[str, Callable[..., Demo]] = {
+ALL: dict[str, Callable[[], Demo]] = {
     "p2p": p2p,
     "all_reduce": all_reduce,
     "sync_sgd": sync_sgd,
@@ -331,18 +289,6 @@ def recorded(name: str) -> Trace:
 # -- small parts -----------------------------------------------------------------
 
 
-@contextmanager
-def _cluster(given: Cluster | None, *, servers: int = 0) -> Iterator[Cluster]:
-    """The cluster that was given, or one for as long as the demonstration takes."""
-    from distkit.cluster.cluster import Cluster
-
-    if given is not None:
-        yield given
-        return
-    with Cluster(workers=2, servers=servers) if servers else Cluster(RANKS) as made:
-        yield made.wait()
-
-
 def _brief(trace: Trace) -> str:
     sizes = sum(m.nbytes for m in trace.messages)
     said = f"{count(len(trace.messages), 'message')}, {sizes:,} bytes" if trace.messages else ""
@@ -369,6 +315,11 @@ def _spark(values: list[float], width: int = 48) -> str:
     picked = [values[i * (len(values) - 1) // (width - 1)] for i in range(width)]
     low, high = min(picked), max(picked)
     return "".join(bars[round((v - low) / ((high - low) or 1) * 7)] for v in picked)
+
+
+def _compared(weights: Tensor, alone: Tensor) -> str:
+    difference = float((weights - alone).abs().max())
+    return f"largest difference of a weight to one process on the whole batch: {difference:.1e}"
 
 
 def _yes(fact: bool) -> str:

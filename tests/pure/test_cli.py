@@ -102,9 +102,9 @@ def test_what_cannot_be_written_is_noticed_before_the_work(
 
 
 def test_an_error_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "p2p", "--ranks", "0"]) == 1
+    assert cli.main(["replay", "no.gz"]) == 1
     said = capsys.readouterr()
-    assert said.err == "distkit: a cluster needs at least 1 rank; got 0. Try dk.Cluster(4).\n"
+    assert said.err == "distkit: no.gz cannot be read (No such file or directory).\n"
     assert said.out == ""
 
 
@@ -124,7 +124,7 @@ def test_pictures_stay_and_sentences_are_wrapped(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     picture = "rank 0   " + "  ▓▓  ██" * 2 + "   →   " + "░░  ▒▒  " * 2
-    cli._print_demo(Demo("p2p", "p2p: a digit", [picture, "many words " * 10]))
+    cli._print_demo(Demo("p2p: a digit", [picture, "many words " * 10], {}))
     _, title, first, *sentences = capsys.readouterr().out.splitlines()
     assert title == "p2p: a digit"
     assert first == f"  {picture}".rstrip()
