@@ -16,11 +16,13 @@ the message. Any other error is shown as IPython does.
 from __future__ import annotations
 
 import linecache
+import re
 import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
 
 from distkit.errors import OWN, DistkitError, RankError, RunStopped
 
@@ -50,6 +52,12 @@ def install(shell: Any) -> None:
 # -- %%ranks -----------------------------------------------------------------------------------
 
 
+_options = MagicArgumentParser(prog="%%ranks", add_help=False)
+_options.add_argument("--step", action="store_true")
+_options.add_argument("--seed", type=int)
+_options.add_argument("ranks", nargs="*")
+
+
 def ranks(line: str, cell: str) -> Any:
     """Run a cell on the ranks of the latest cluster, in their own variables.
 
@@ -58,15 +66,14 @@ def ranks(line: str, cell: str) -> Any:
     from distkit.cluster.cluster import latest
     from distkit.cluster.notebook import name_running_cell, place
 
-    words = line.replace(",", " ").split()
-    step, seed = "--step" in words, _seed(words)
+    args = _options.parse_args(line.replace(",", " ").split())
     cluster = latest()
     if cluster is None:
         raise UsageError("there is no cluster. Make one first: cluster = dk.Cluster(4)")
-    chosen = _numbers([word for word in words if word != "--step"], cluster)
+    chosen = _numbers(args.ranks, cluster)
     file = name_running_cell(f"%%ranks {line}".rstrip() + f"\n{cell}")
     try:
-        return cluster.execute("\n" + cell, chosen, step=step, file=file, seed=seed)
+        return cluster.execute("\n" + cell, chosen, step=args.step, file=file, seed=args.seed)
     except SyntaxError as error:
         error.filename = place(f"{file}:0").rpartition(":")[0]
         raise
@@ -89,36 +96,18 @@ def _explain_name(error: RankError) -> None:
         error.args = (f"{error.args[0]}\n{more}",)
 
 
-def _seed(words: list[str]) -> int | None:
-    """Take ``--seed 3`` out of the words."""
-    if "--seed" not in words:
-        return None
-    at = words.index("--seed")
-    number = "".join(words[at + 1 : at + 2])
-    del words[at : at + 2]
-    try:
-        return int(number)
-    except ValueError:
-        raise UsageError("%%ranks --seed needs a whole number: --seed 3") from None
-
-
 def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
     """The ranks that ["0", "2"] or ["1-3"] means; None for [], all of them."""
-    if not words:
-        return None
     chosen: list[int] = []
     for word in words:
-        first, dash, last = word.partition("-")
-        try:
-            span = range(int(first), int(last if dash else first) + 1)
-        except ValueError:
-            span = range(0)
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        span = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
         if not span:
             most = cluster.plan.ranks - 1
             said = f"%%ranks {' '.join(words)}: name ranks from 0 to {most}, as 0,2 or 1-3"
             raise UsageError(said)
         chosen += span[: cluster.plan.ranks + 1]  # enough to find one that is not there
-    return chosen
+    return chosen or None
 
 
 # -- errors ------------------------------------------------------------------------------------

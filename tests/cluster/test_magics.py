@@ -234,4 +234,4 @@ def test_a_seed_repeats_the_numbers(cells: dict[str, Cell]) -> None:
     (drawn,) = cells["seeded"].printed
     assert drawn in cells["seeded again"].printed
     assert len({line.split("] ")[1] for line in cells["seeded again"].printed}) == 3
-    assert "--seed needs a whole number" in cells["no seed"].usage
+    assert "argument --seed: invalid int value: 'three'" in cells["no seed"].usage
