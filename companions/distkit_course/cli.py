@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,6 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
         empty = "" if report.criteria else " (there is no exercise in it)"
         file = args.reports / f"{report.submission}.json"
         print(f"{submission}: {report.points} of {report.max} points{empty}, {file}")
-        for path in report.restored:
-            print(f"distkit: {path} changed meanwhile, and is written again", file=sys.stderr)
     return 1 if 1 in codes else max(codes)
 
 

@@ -1,8 +1,8 @@
 """Grades a class: each submission has its own judge process; this process writes the reports.
 
 A judge sends plain values. The report is written after the judge, and all that the submission has
-started, has ended. Reports stay in memory until the last submission is graded: a file that was
-changed is written again.
+started, has ended. Reports stay in memory until the last submission is graded, when all are written
+again: no submission changes another's.
 """
 
 from __future__ import annotations
@@ -46,13 +46,11 @@ class Report:
         submission: its name.
         criteria: what was looked at, and the points for it.
         evidence: traces of what is not right, by the names of their files.
-        restored: files of the class that changed while the submission was graded.
     """
 
     submission: str
     criteria: list[dict[str, Any]] = field(default_factory=list)
     evidence: dict[str, bytes] = field(default_factory=dict)
-    restored: list[Path] = field(default_factory=list)
 
     @property
     def points(self) -> int:
@@ -132,10 +130,10 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
     for path, title in zip(paths, titles(submissions), strict=True):
         report = Report(title)
         _judge(path, report, names)
-        report.restored = [file for file, content in written.items() if not _holds(file, content)]
-        written |= {folder / name: content for name, content in report.files().items()}
+        files = {folder / name: content for name, content in report.files().items()}
+        written |= files
         with suppress(OSError):  # a full disk, say: it is tried again
-            _write(written)
+            _write(files)
         yield report
     _write(written)
 
@@ -200,31 +198,16 @@ def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
 # -- files -----------------------------------------------------------------------------------
 
 
-def _holds(file: Path, content: bytes) -> bool:
-    """True if a file has this content."""
-    try:
-        regular = file.is_file() and not file.is_symlink()
-        return regular and file.stat().st_size == len(content) and file.read_bytes() == content
-    except OSError:
-        return False
-
-
 def _write(files: Mapping[Path, bytes]) -> None:
-    """Write those files whose content differs."""
+    """Write files, whatever is in their place."""
     for file, content in files.items():
-        if not _holds(file, content):
-            _put(file, content)
-
-
-def _put(file: Path, content: bytes) -> None:
-    """Write a file, whatever is in its place."""
-    folder = file.parent
-    if folder.is_symlink() or not folder.is_dir():
-        folder.unlink(missing_ok=True)
-        folder.mkdir(parents=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        folder.chmod(0o755)
-    if file.is_dir() and not file.is_symlink():
-        shutil.rmtree(file)
-    file.unlink(missing_ok=True)
-    file.write_bytes(content)
+        folder = file.parent
+        if folder.is_symlink() or not folder.is_dir():
+            folder.unlink(missing_ok=True)
+            folder.mkdir(parents=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            folder.chmod(0o755)
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file)
+        file.unlink(missing_ok=True)
+        file.write_bytes(content)

@@ -142,11 +142,9 @@ def test_nothing_that_a_submission_sends_runs_in_the_grader(graded: Graded) -> N
     assert not (graded.reports.parent / "MARK").exists()
 
 
-def test_changed_reports_are_named_and_no_process_is_left(graded: Graded) -> None:
+def test_no_process_is_left(graded: Graded) -> None:
     assert graded.code == 1
     assert len(graded.said.splitlines()) == len([*graded.reports.glob("*.json")])
-    for name in "ada", "bob":
-        assert f"reports/{name}.json changed meanwhile, and is written again" in graded.warned
     assert "Traceback" not in graded.warned
     until(lambda: not graded.processes())
 
