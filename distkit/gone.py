@@ -53,6 +53,8 @@ GONE = {
         f"torchvision.datasets.{dataset}(folder, transform=torchvision.transforms.ToTensor())."
         for name, dataset in (("mnist", "MNIST"), ("cifar10", "CIFAR10"))
     },
+    "distkit.algorithms.ddp_hook": "dk.algorithms.ddp_hook was removed: open "
+    "dk.algorithms.use_algorithm, which DistributedDataParallel uses, too.",
     "distkit.kvstore.Adam": "kvstore.Adam was removed: use kv.set_optimizer(torch.optim.Adam, "
     "lr=0.001).",
     "distkit.kvstore.KVStoreBase": "kvstore.KVStoreBase was removed: give Trainer one of the "
@@ -90,7 +92,7 @@ FORMER = {
     name: module
     for module, names in {
         "distkit.algorithms": "ring_all_reduce tree_all_reduce halving_doubling_all_reduce "
-        "shared_memory_all_reduce use_algorithm ddp_hook sync_initial_weights sync_gradients "
+        "shared_memory_all_reduce use_algorithm sync_initial_weights sync_gradients "
         "sync_sgd_step",
         "distkit.cluster": "Run Stepper",
         "distkit.data": "shard",

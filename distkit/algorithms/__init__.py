@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distkit.algorithms.collectives import COLLECTIVES
     from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
-    from distkit.algorithms.use import ddp_hook, use_algorithm
+    from distkit.algorithms.use import use_algorithm
 
 _HOMES = {
     "all_reduce": ["ALL_REDUCES"],
@@ -41,7 +41,7 @@ _HOMES = {
     "collectives": ["COLLECTIVES"],
     "sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
     "shared_memory": ["shared_memory_all_reduce"],
-    "use": ["ddp_hook", "use_algorithm"],
+    "use": ["use_algorithm"],
 }
 
 __all__ = [
@@ -49,7 +49,6 @@ __all__ = [
     "COLLECTIVES",
     "PIPELINES",
     "Algorithm",
-    "ddp_hook",
     "halving_doubling_all_reduce",
     "ring_all_reduce",
     "shared_memory_all_reduce",

@@ -24,9 +24,6 @@ from distkit.algorithms.shared_memory import shared_memory_all_reduce
 #: Reduces a tensor in place; the contract of ``dist.all_reduce``.
 AllReduce = Callable[..., Any]
 
-#: What ``register_comm_hook`` takes.
-Hook = Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]
-
 #: From so many bytes on, between hosts, fewer bytes count more than fewer rounds.
 LARGE = 1 << 16
 
@@ -77,34 +74,6 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
         library._destroy()
 
 
-def ddp_hook(algorithm: str | AllReduce = "auto") -> Hook:
-    """A communication hook for DDP: averages each bucket of gradients by ``algorithm``.
-
-    Args:
-        algorithm: as for :func:`use_algorithm`.
-
-    Raises:
-        ValueError: there is no such algorithm.
-
-    Source:
-        ``DistributedDataParallel.register_comm_hook``; Li et al., "PyTorch Distributed", VLDB 2020.
-
-    Example:
-        >>> ddp.register_comm_hook(None, dk.algorithms.ddp_hook("ring"))        # doctest: +SKIP
-    """
-    reduce = implementation(algorithm)
-
-    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        gradients = bucket.buffer().div_(dist.get_world_size())
-        reduce(gradients)
-        done: torch.futures.Future[Tensor] = _done(gradients)
-        return done
-
-    # DDP compares the types themselves, not their names
-    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-    return hook
-
-
 def implementation(algorithm: str | AllReduce) -> AllReduce:
     """The function behind a name.
 
@@ -113,12 +82,13 @@ def implementation(algorithm: str | AllReduce) -> AllReduce:
     """
     if callable(algorithm):
         return algorithm
-    if algorithm in _WITHOUT_MESSAGES:
-        return _WITHOUT_MESSAGES[algorithm]
-    if algorithm not in ALL_REDUCES:
-        names = ", ".join(f'"{name}"' for name in (*_WITHOUT_MESSAGES, *ALL_REDUCES))
+    known: dict[str, AllReduce] = _WITHOUT_MESSAGES | {
+        name: a.reference for name, a in ALL_REDUCES.items()
+    }
+    if algorithm not in known:
+        names = ", ".join(f'"{name}"' for name in known)
         raise ValueError(f'there is no all-reduce "{algorithm}". There are: {names}.')
-    return ALL_REDUCES[algorithm].reference
+    return known[algorithm]
 
 
 def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:

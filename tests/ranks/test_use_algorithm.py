@@ -1,4 +1,4 @@
-"""Our all-reduce in the place of torch's own: dist.all_reduce, DDP, DDP's hooks, shared memory."""
+"""Our all-reduce in the place of torch's own: dist.all_reduce, DDP, shared memory."""
 
 from __future__ import annotations
 
@@ -238,13 +238,11 @@ def test_it_belongs_inside_the_function() -> None:
             pass
 
 
-def train(algorithm: str, how: str) -> list[float]:
+def train(algorithm: str) -> list[float]:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     ddp = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    if how == "hook":
-        ddp.register_comm_hook(None, dk.algorithms.ddp_hook(algorithm))
     (x,) = dk.data.shard(torch.randn(24, 4))
 
     def step() -> None:
@@ -253,7 +251,7 @@ def train(algorithm: str, how: str) -> list[float]:
         optimizer.step()
 
     for _ in range(3):
-        if how == "use":
+        if algorithm:
             with dk.algorithms.use_algorithm(algorithm):
                 step()
         else:
@@ -261,10 +259,9 @@ def train(algorithm: str, how: str) -> list[float]:
     return torch.cat([w.detach().flatten() for w in net.parameters()]).tolist()
 
 
-@pytest.mark.parametrize("how", ["use", "hook"])
 @pytest.mark.parametrize("algorithm", ["ring", "auto"])
-def test_ddp_trains_as_with_torchs_own(algorithm: str, how: str) -> None:
-    plain = dk.run_ranks(train, 2, "", "").results
-    ours = dk.run_ranks(train, 2, algorithm, how).results
+def test_ddp_trains_as_with_torchs_own(algorithm: str) -> None:
+    plain = dk.run_ranks(train, 2, "").results
+    ours = dk.run_ranks(train, 2, algorithm).results
     assert ours[0] == ours[1]
     torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(plain[0]))
