@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import benchmarks
-from benchmarks.figure import Figure, Report, figure, fill
+from benchmarks.figure import Figure, figure, fill
 from distkit import cli, hangs
 from distkit.cli import JUPYTERLAB
 from distkit.cluster.runs import run_ranks as local
@@ -300,12 +300,6 @@ def test_what_a_figure_reached(
     assert figure("x", "s", samples, "other", against, **limits).reached == reached
 
 
-def test_a_figure_is_the_median_beside_its_reference() -> None:
-    f = figure("x", "s", [5.0, 1.0, 2.0], "other", [4.0, 100.0, 3.0])
-    assert (f.value, f.low, f.high, f.reps) == (2.0, 1.0, 5.0, 3)
-    assert (f.reference_value, f.ratio) == (4.0, 0.5)
-
-
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     """Replace the benchmarks by one that measures nothing; tells the repetitions asked for."""
@@ -358,8 +352,3 @@ def test_benchmark_has_a_table_and_a_measurement(name: str) -> None:
     assert callable(module.measure)
     rows = fill(getattr(module, "FIGURES", {}), {}, "no browser")
     assert all(row.value is None and row.note == "no browser" for row in rows)
-
-
-def test_an_empty_report_has_a_head() -> None:
-    facts = {"cpus": 2, "python": "3.11", "torch": "2.13", "load_before": [0.5, 0, 0]}
-    assert str(Report(facts)) == "2 cpus, Python 3.11, torch 2.13, load before 0.5"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import IPython.display
 import pytest
 
 from distkit.cli import main
@@ -92,28 +89,3 @@ def test_the_picture_tells_no_sums_and_no_findings(lesson: str) -> None:
     for said in (view._svg(), repr(view)):
         assert words and not [one for one in words if one in said]
     assert "in communication" not in view._svg() and "first to last" not in repr(view)
-
-
-def test_a_notebook_shows_all_questions_and_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Any] = []
-    told: list[str] = []
-
-    class Handle:
-        def update(self, bundle: dict[str, str], **_: object) -> None:
-            told.append(bundle["text/plain"])
-
-    def display(thing: object, **_: object) -> Handle:
-        shown.append(thing)
-        return Handle()
-
-    monkeypatch.setattr(IPython.display, "display", display)
-    check = concept_check("01_messages")
-    check._ipython_display_()
-    still = shown[2]["text/html"]
-    assert all(one.text.split("`")[0] in still for one in check.quiz.questions)
-    assert "<code>send</code>?" in still
-    check._heard({"number": 0, "guess": ""})  # in the browser
-    assert "Choose one" in check.form.picture["questions"][0]["note"]
-    check._heard({"number": 0, "guess": "rank 1"})
-    assert told[-1].endswith("1 of 5 questions answered, 1 right")
-    assert "rank 1" in repr(check) and "busy" in repr(check)

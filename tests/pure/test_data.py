@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from distkit.data import AutoShardPolicy, DistributedDataset, Files, Plan, split
-from distkit.data.policies import _order, make_plan
+from distkit.data.policies import make_plan
 
 DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
 
@@ -90,17 +90,6 @@ def test_each_epoch_has_its_own_order() -> None:
     data.set_epoch(0)
     next(iter(data))  # a look at the first batch ends no epoch
     assert torch.cat(list(data)).tolist() == first
-
-
-def test_an_order_takes_eight_bytes_a_sample_and_once_for_all_replicas() -> None:
-    _order.cache_clear()
-    for epoch in range(40):
-        plan = Plan(DATA, 8, 4, 5000, seed=0, epoch=epoch)
-        rows = [plan.rows(0, replica) for replica in range(4)]
-        assert len({i for some in rows for i in some}) == 8
-        assert all(memoryview(some).itemsize == 8 for some in rows)  # no Python integers
-    assert _order.cache_info().misses == 40
-    assert _order.cache_info().currsize <= 16
 
 
 # -- policies ----------------------------------------------------------------------

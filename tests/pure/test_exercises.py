@@ -118,10 +118,6 @@ def test_tensors_arrive_with_their_shape_and_dtype(dtype: Any, shape: tuple[int,
     assert came.dtype == dtype and came.shape == shape and torch.equal(came, sent)
 
 
-def test_any_other_object_is_replaced_by_its_text() -> None:
-    assert repr(values.unpack(values.pack((1, print)))) == "(1, <built-in function print>)"
-
-
 @given(st.binary())
 def test_damaged_bytes_are_refused_or_give_a_value(packed: bytes) -> None:
     with suppress(*values.DAMAGED):

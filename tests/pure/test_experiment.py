@@ -9,19 +9,15 @@ from xml.etree import ElementTree
 
 import ipywidgets
 import pytest
-import traces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import distkit as dk
 from distkit.events import Event, Op, State
-from distkit.recording import recorder
-from distkit.recording.progress import MARKS, Meter, noted, progress
-from distkit.recording.recorder import Recorder, to_event
+from distkit.recording.progress import MARKS, noted
 from distkit.trace.trace import Trace
 from distkit_experiments import results
-from distkit_experiments.panel import fitting, message
-from distkit_experiments.results import Record, words
+from distkit_experiments.results import Record
 
 
 def train(batch: int = 32, lr: float = 0.2, algorithm: str = "ring") -> None:
@@ -78,17 +74,6 @@ def test_sizes_and_learning_rates_are_logarithmic() -> None:
     assert isinstance(found["lr"].widget, ipywidgets.FloatLogSlider)
     found["lr"].widget.value = 10**-0.7
     assert found["lr"].value == 0.2  # as the readout says, not 0.19952623149688797
-
-
-@given(st.integers(1, 1 << 40), st.integers(1, 1 << 40))
-def test_every_size_offered_is_inside(a: int, b: int) -> None:
-    low, high = sorted((a, b + a))
-    control = controls(lambda size: None, size=(low, high))["size"]
-    values = [value for _, value in control.widget.options]
-    assert values == sorted(set(values))
-    assert (values[0], values[-1]) == (low, high)
-    for value in values:
-        control.check(value)
 
 
 def test_times_are_in_milliseconds_and_steps_are_round() -> None:
@@ -207,47 +192,6 @@ def test_a_loop_leaves_few_marks_and_always_the_last(total: int) -> None:
     told = [n for n in range(1, total + 1) if noted(n, total)]
     assert told[0] == 1 and told[-1] == total
     assert min(total, MARKS) <= len(told) <= MARKS + 1
-
-
-@given(st.integers(1, 300), st.integers(1, 4), st.randoms())
-def test_the_meter_tells_the_slowest_rank(total: int, ranks: int, random: Any) -> None:
-    loops = [_marks(rank, total, random.randint(1, total)) for rank in range(ranks)]
-    meter, last = Meter(), 0
-    for events in zip(*(_padded(loop, 2 * total + 2) for loop in loops), strict=True):
-        meter.feed(e for e in events if e is not None)
-        assert meter.total == total
-        assert 0 <= (meter.done or 0) <= total
-        last = meter.done or 0
-    slowest = [max(int(e.label[5:].split("/")[0]) for e in loop) for loop in loops]
-    assert last == min(slowest)
-
-
-def _marks(rank: int, total: int, steps: int) -> list[Event]:
-    rec = Recorder(rank)
-    recorder.set_current(rec)
-    try:
-        for n, _ in enumerate(progress(range(total)), 1):
-            if n == steps:
-                break
-    finally:
-        recorder.set_current(None)
-    return [to_event(rank, row) for row in rec.drain()]
-
-
-def _padded(events: list[Event], length: int) -> list[Event | None]:
-    return [*events, *[None] * (length - len(events))]
-
-
-@pytest.mark.parametrize(
-    ("far", "said"),
-    [
-        ((None, None, 0), "0 operations"),
-        ((1200, None, 7), "step 1,200"),
-        ((3, 20, 7), "step 3 of 20"),
-    ],
-)
-def test_how_far_a_run_is_in_words(far: Any, said: str) -> None:
-    assert words(*far) == said
 
 
 # -- results ------------------------------------------------------------------------
@@ -433,28 +377,3 @@ def test_a_picture_of_ones_own_follows_the_controls_and_the_runs() -> None:
     experiment.close()
     with pytest.raises(TypeError, match=r"picture=\(1, 2\): give a function that draws"):
         dk.Experiment(train, picture=(1, 2))
-
-
-def test_what_went_wrong_is_told_in_words() -> None:
-    experiment = dk.Experiment(train)
-    assert message(experiment) == ""
-    text = "rank 1 raised ValueError: a < b at x.py:3\n\nTraceback on rank 1:\n  a < b"
-    experiment.trouble = dk.errors.RankError(text, rank=1)
-    told = message(experiment)
-    assert "<b>RankError</b> rank 1 raised ValueError: a &lt; b at x.py:3<pre" in told
-    assert "Traceback on rank 1:\n  a &lt; b</pre>" in told
-    experiment.trouble = dk.errors.RunInterrupted("train was interrupted")
-    assert "dkx-note" in message(experiment) and "RunInterrupted" not in message(experiment)
-
-
-def test_tabs_hold_what_fits() -> None:
-    mark = Event(
-        0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"watched": "gradient", "name": "w"}
-    )
-    send = Event(0, 1, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8)
-    assert fitting(Trace()) == ["Timeline"]
-    assert fitting(Trace([mark])) == ["Timeline", "Gradients"]
-    assert fitting(Trace([send])) == ["Timeline", "Stage"]
-    assert fitting(Trace([mark, send])) == ["Timeline", "Stage", "Gradients"]
-    served = Trace([send], traces.info(ranks={"1": {"name": "server 0", "role": "server"}}))
-    assert fitting(served) == ["Timeline", "Servers"]

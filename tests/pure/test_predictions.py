@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import IPython.display
 import numpy as np
 import pytest
 import torch
@@ -132,33 +131,6 @@ def test_cards_are_text_and_html() -> None:
     ]
     html = card._repr_html_()
     assert "&lt;yes&gt;" in html and "Is 1 &lt; 2?" in html and "<yes>" not in html
-
-
-def test_the_form_shows_no_answer_before_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Any] = []
-    monkeypatch.setattr(IPython.display, "display", lambda thing, **_: shown.append(thing))
-    made = predict("How many?", [3, 6])
-    made._ipython_display_()
-    assert [("text/html" in s, "How many?" in s.get("text/plain", "")) for s in shown] == [
-        (True, True),
-        (True, False),
-    ]
-
-    def picture() -> dict[str, Any]:
-        return dict(made.form.picture)
-
-    assert not picture()["guess"] and picture()["choices"] == ["3", "6"]
-    made._entered("")
-    assert not picture()["guess"] and "Choose one" in picture()["note"]
-    made._entered("6")
-    assert picture()["guess"] == "6" and picture()["status"] == "waits" and not picture()["final"]
-    made.compare(3)
-    assert picture()["note"] == "the answer: 3" and picture()["final"]
-    late = predict("How many?")
-    late.form  # noqa: B018 - it is shown
-    late._entered("a lot")
-    late.compare(3)
-    assert late.form.picture["status"] == "waits" and "there already" in late.form.picture["note"]
 
 
 def test_a_cell_that_runs_again_keeps_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:

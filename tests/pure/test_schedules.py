@@ -13,7 +13,7 @@ from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.all_reduce.ring import schedule as ring
 from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
-from distkit.algorithms.rounds import Round, chunk_sizes, held, traffic
+from distkit.algorithms.rounds import Round, held
 
 SIZES = [*range(1, 65)]
 everything = pytest.mark.parametrize(
@@ -131,36 +131,6 @@ def test_no_all_reduce_beats_the_lower_bounds(algorithm: Algorithm) -> None:
         assert algorithm.volume(n) >= 2 * (n - 1) / n - 1e-9
         if algorithm.name not in {"flat", "reduce_broadcast"}:  # these talk to all at once
             assert algorithm.rounds(n) >= np.ceil(np.log2(n))
-
-
-@everything
-def test_every_round_says_who_does_what(algorithm: Algorithm) -> None:
-    for n in SIZES[:20]:
-        chunks = algorithm.chunks(n)
-        for t in algorithm.schedule(n):
-            src, dst, chunk, reduce = t.pieces()
-            assert len(t.src) == len(t.dst) == len(t.chunk) > 0
-            assert len(src) == len(dst) == len(chunk) == len(reduce) >= len(t.src)
-            assert (src != dst).all() and 0 <= src.min() and src.max() < n
-            assert 0 <= dst.min() and dst.max() < n
-            assert 0 <= chunk.min() and chunk.max() < chunks
-
-
-@given(st.integers(1, 29), st.integers(0, 100), st.sampled_from([1, 2, 4, 8]))
-def test_traffic_counts_what_is_there(n: int, length: int, itemsize: int) -> None:
-    """Chunks are those of tensor_split, and elements are never cut."""
-    messages, sent = traffic(ring(n), n, length * itemsize, itemsize=itemsize)
-    assert (messages == 2 * (n - 1)).all()
-    assert sent.sum() == 2 * (n - 1) * length * itemsize
-    assert (sent % itemsize == 0).all()
-
-
-@given(st.integers(0, 100), st.integers(1, 30))
-def test_chunks_are_torchs(length: int, chunks: int) -> None:
-    import torch
-
-    sizes = [len(part) for part in torch.empty(length).tensor_split(chunks)]
-    assert chunk_sizes(length, chunks).tolist() == sizes
 
 
 # -- the catalogue --------------------------------------------------------------------------
