@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -92,8 +94,48 @@ class _Form(anywidget.AnyWidget):
     picture = traitlets.Dict().tag(sync=True)
 
 
-class Prediction:
+class Shown(ABC):
+    """Something with a form in a notebook, and its text where no kernel is."""
+
+    _widget: type[Any]
+
+    @abstractmethod
+    def _picture(self) -> dict[str, object]:
+        """What the form shows."""
+
+    @abstractmethod
+    def _entered(self, said: Mapping[str, Any]) -> None:
+        """Take what a reader has entered."""
+
+    @cached_property
+    def form(self) -> Any:
+        """The widget, made when it is first shown."""
+        made = self._widget(picture=self._picture())
+        made.on_msg(lambda _, said, __: self._entered(said))
+        return made
+
+    @cached_property
+    def _still(self) -> HtmlSnapshot:
+        return HtmlSnapshot(self._draw)
+
+    def _refresh(self) -> None:
+        if "form" in vars(self):
+            self.form.picture = self._picture()
+            self._still.renew()
+
+    def _draw(self, text: str = "") -> tuple[str, str]:
+        """HTML and text for where no kernel is."""
+        text = text or repr(self)
+        return f'<div style="white-space:pre-line">{worded(text)}</div>', text
+
+    def _ipython_display_(self) -> None:
+        self._still.show(*(self.form._repr_mimebundle_() or ({}, {})))
+
+
+class Prediction(Shown):
     """A question that waits for a guess, and then for the answer. :func:`predict` makes one."""
+
+    _widget = _Form
 
     def __init__(
         self,
@@ -106,9 +148,7 @@ class Prediction:
         self.guess: Value | None = None
         self._committed, self._why, self._note = committed, why, ""
         self._answer: Comparison | None = None
-        self._form: _Form | None = None  # once it is shown
         self._heard = 0
-        self._still = HtmlSnapshot(self._draw)
 
     def commit(self, guess: Value) -> None:
         """Make the guess, or change it: a number, several numbers, or one of the choices.
@@ -183,34 +223,16 @@ class Prediction:
             "heard": self._heard,  # the same answer again is one, too
         }
 
-    @property
-    def form(self) -> _Form:
-        """The widget."""
-        if self._form is None:
-            self._form = _Form(picture=self._picture())
-            self._form.on_msg(lambda _, said, __: self._entered(str(said["guess"])))
-        return self._form
-
-    def _entered(self, guess: str) -> None:
+    def _entered(self, said: Mapping[str, Any]) -> None:
         try:
-            self.commit(guess)
+            self.commit(str(said["guess"]))
         except DistkitError as error:
             self._note = str(error)
             self._refresh()
 
     def _refresh(self) -> None:
         self._heard += 1
-        if self._form is not None:
-            self._form.picture = self._picture()
-            self._still.renew()
-
-    def _draw(self) -> tuple[str, str]:
-        """HTML and text for where no kernel is."""
-        text = repr(self)
-        return f'<div style="white-space:pre-line">{worded(text)}</div>', text
-
-    def _ipython_display_(self) -> None:
-        self._still.show(*(self.form._repr_mimebundle_() or ({}, {})))
+        super()._refresh()
 
     def __repr__(self) -> str:
         among = f" ({_listed(self.choices)})" if self.choices else ""

@@ -19,9 +19,8 @@ import traitlets
 from distkit.errors import DistkitError
 from distkit.views import Servers, Timeline
 from distkit.views.widget.assets import FORMAT, css, esm
-from distkit.views.widget.snapshot import HtmlSnapshot
 from distkit_course.content.runs import OF_SERVERS, RUNS
-from distkit_course.predictions import Comparison, Prediction, worded
+from distkit_course.predictions import Comparison, Prediction, Shown
 from distkit_course.questions import sections
 
 
@@ -72,8 +71,10 @@ class _Form(anywidget.AnyWidget):
     picture = traitlets.Dict().tag(sync=True)
 
 
-class ConceptCheck:
+class ConceptCheck(Shown):
     """The questions of a quiz, to be answered; :func:`concept_check` makes one."""
+
+    _widget = _Form
 
     def __init__(self, quiz: Quiz) -> None:
         self.quiz, self.trace = quiz, RUNS[quiz.lesson]()
@@ -81,8 +82,6 @@ class ConceptCheck:
         self.view = (Servers if quiz.lesson in OF_SERVERS else Timeline)(self.trace, bare=True)
         self._verdicts: dict[int, Comparison] = {}
         self._predictions = [self._prediction(n, one) for n, one in enumerate(quiz.questions, 1)]
-        self._form: _Form | None = None  # once it is shown
-        self._still = HtmlSnapshot(self._draw)
 
     def _prediction(self, number: int, one: Choice) -> Prediction:
         def judge() -> None:
@@ -135,37 +134,22 @@ class ConceptCheck:
             "again": done and not all(self._verdicts.values()),
         }
 
-    @property
-    def form(self) -> _Form:
-        """The widget with the questions."""
-        if self._form is None:
-            self._form = _Form(picture=self._picture())
-            self._form.on_msg(lambda _, said, __: self._heard(said))
-        return self._form
-
-    def _heard(self, said: Mapping[str, Any]) -> None:
+    def _entered(self, said: Mapping[str, Any]) -> None:
         if said.get("again"):
             self.again()
         else:
-            self._predictions[said["number"]]._entered(str(said["guess"]))
+            self._predictions[said["number"]]._entered(said)
             self._refresh()
 
-    def _refresh(self) -> None:
-        if self._form is not None:
-            self._form.picture = self._picture()
-            self._still.renew()
-
-    def _draw(self) -> tuple[str, str]:
-        """HTML and text for where no kernel is: all questions."""
-        text = "\n".join([*map(repr, self._predictions), self.score])
-        return f'<div style="white-space:pre-line">{worded(text)}</div>', text
+    def _draw(self, text: str = "") -> tuple[str, str]:
+        return super()._draw("\n".join([*map(repr, self._predictions), self.score]))
 
     def _ipython_display_(self) -> None:
         from IPython.display import Markdown, display
 
         display(Markdown(self.quiz.about))
         display(self.view)
-        self._still.show(*(self.form._repr_mimebundle_() or ({}, {})))
+        super()._ipython_display_()
 
     def __repr__(self) -> str:
         return "\n".join([self.quiz.about, self._draw()[1]])
