@@ -15,10 +15,20 @@ def add(commands: Any) -> None:
         description="Grade submissions. Exit status 0: all pass; 1: some do not, or a submission "
         "has no exercise; 2: some are blocked, as the machine is too busy, and all others pass.",
     )
-    what = "a notebook or a Python file with functions of the exercises' names"
-    grade.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
-    where = "where the reports go: a JSON file for each submission (reports)"
-    grade.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
+    grade.add_argument(
+        "submissions",
+        type=Path,
+        nargs="+",
+        metavar="SUBMISSION",
+        help="a notebook or a Python file with functions of the exercises' names",
+    )
+    grade.add_argument(
+        "--reports",
+        type=Path,
+        default=Path("reports"),
+        metavar="DIR",
+        help="where the reports go: a JSON file for each submission (reports)",
+    )
     which = "these exercises, separated by commas; those of a submission without it"
     grade.add_argument("--exercises", default="", metavar="NAMES", help=which)
     grade.set_defaults(run=_grade)
@@ -31,9 +41,13 @@ def add(commands: Any) -> None:
         "answers", help="print the answers of the concept checks, for teachers"
     )
     answers.set_defaults(run=_answers)
-    which = "beginnings of lessons' names, such as 02; all without them"
     for command in (made, answers):
-        command.add_argument("lessons", nargs="*", metavar="LESSON", help=which)
+        command.add_argument(
+            "lessons",
+            nargs="*",
+            metavar="LESSON",
+            help="beginnings of lessons' names, such as 02; all without them",
+        )
 
 
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:

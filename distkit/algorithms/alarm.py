@@ -7,16 +7,15 @@ each rank, which is 0 where all is well. Nobody has to ask, so nobody is left wa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
-from weakref import finalize
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from distkit.errors import TrainingError
 
-#: The number of each model's next step, by the id of its first parameter.
-_steps: dict[int, count[int]] = {}
+#: How many steps each model has made, by its first parameter.
+_steps = WeakTensorKeyDictionary()
 
 
 def trained(model: nn.Module | Iterable[Tensor]) -> dict[str, Tensor]:
@@ -43,10 +42,7 @@ def raise_alarm(alarms: Sequence[float], weights: Mapping[str, Tensor]) -> None:
         TrainingError: a gradient is NaN or infinite on some rank; on all of them.
     """
     names, (first, *_) = list(weights), weights.values()
-    if id(first) not in _steps:
-        _steps[id(first)] = count(1)
-        finalize(first, _steps.pop, id(first)).atexit = False
-    step = next(_steps[id(first)])
+    step = _steps[first] = _steps.get(first, 0) + 1
     if not any(alarms):
         return
     found = [(rank, names[int(layer) - 1]) for rank, layer in enumerate(alarms) if layer]
