@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.stress.bugs.page import EXAMPLES, PUBLISHED, page
+from tests.stress.bugs.page import EXAMPLES, page
 from tests.stress.bugs.stock import MODES, Stock, StockReport, explains, read
 from tests.stress.bugs.suite import TITLES, Case, Score, Verdict, cases, threads
 
@@ -45,11 +44,6 @@ def test_score_counts_reports_of_wrong_and_of_right_programs() -> None:
     assert score.f1 == 0.75
 
 
-def test_published_scores_are_those_of_the_initiative() -> None:
-    must = PUBLISHED["MUST"]
-    assert [round(x, 3) for x in (must.recall, must.specificity, must.f1)] == [0.847, 0.888, 0.869]
-
-
 def test_every_class_has_a_title() -> None:
     assert {case.cls for case in SUITE if not case.ok} == set(TITLES)
 
@@ -75,15 +69,6 @@ def test_a_timeout_and_the_connection_it_closes_are_only_a_timeout(
     assert read(SUITE[0], ends, 20.0).how == how
 
 
-def test_lines_in_tracebacks_are_found_and_the_best_report_is_kept() -> None:
-    case = SUITE[0]
-    log = (
-        f'  File "/tmp/{case.name}.py", line 9, in program\n  File "/tmp/other.py", line 3, in f\n'
-    )
-    report = read(case, [end("raised", (0.1, LOST), (0.2, MISMATCH), log=log)], 20.0)
-    assert report.lines == (f"{case.name}.py:9",) and report.text == MISMATCH
-
-
 @pytest.mark.parametrize(
     ("says", "text", "explained"),
     [
@@ -103,23 +88,10 @@ def test_text_explains_if_it_names_what_differs(says: str, text: str, explained:
     assert explains(replace(SUITE[0], says=(says,)), text) is explained
 
 
-def test_answers_survive_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "stock.jsonl"
-    answers = stock(StockReport("error", MISMATCH, ("a.py:1",), True, 0))
-    answers.save(file)
-    assert Stock.load(file) == answers
-
-
 def test_a_changed_program_has_to_be_asked_again() -> None:
     changed = replace(SUITE[0], text=SUITE[0].text + "\n")
     with pytest.raises(LookupError, match=r"--stock"):
         stock(StockReport("silent", "", (), False, 0)).verdicts("plain", [changed])
-
-
-def test_answers_of_two_versions_of_torch_are_not_mixed() -> None:
-    answers = stock(StockReport("silent", "", (), False, 0))
-    with pytest.raises(ValueError, match=r"torch 2\.13\.0"):
-        answers.updated(replace(answers, torch="2.14.0"))
 
 
 # -- the page ----------------------------------------------------------------------

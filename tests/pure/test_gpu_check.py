@@ -112,27 +112,6 @@ def test_why_a_python_does_not_serve(
     assert tool.unfit({**GOOD, **change}, stand_in) == why
 
 
-def test_a_python_says_what_it_has_and_lacks(tool: ModuleType) -> None:
-    facts = tool.probed(sys.executable)
-    assert tool.unfit(facts, "cpu") == ""
-    assert facts["missing"] == []
-    assert tool.equipped(sys.executable, facts, Path("nowhere"), None) == (sys.executable, [])
-    assert "torch" in map(tool.bare, tool.needed())
-
-
-def test_what_is_missing_and_nowhere_to_be_had_is_reported(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool, "needed", lambda: ["torch>=2.6", "no-such-package>=1"])
-    facts = tool.probed(sys.executable)
-    assert facts["missing"] == ["no_such_package"]
-    python, missing = tool.equipped(sys.executable, facts, tmp_path, tmp_path)
-    assert missing == ["no_such_package"]
-    assert python == str(tmp_path / "env" / "bin" / "python")
-    found = tool.probed(python)  # torch is that of the Python it was made from
-    assert found["torch"] == facts["torch"]
-
-
 def test_a_report_in_words_and_as_an_exit_status(
     tool: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
