@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.processes.channel import Channel, lines
+from distkit.cluster.processes.channel import Channel
 
 #: The name of the socket, in the cluster's folder.
 NAME = "store"
@@ -53,7 +53,7 @@ class StoreServer:
         with suppress(OSError):  # closed
             while True:
                 channel = Channel(self._door.accept()[0])
-                lines().add(channel, partial(self._answer, channel), lambda: None)
+                channel.listen(partial(self._answer, channel), lambda: None)
 
     def _answer(self, channel: Channel, question: tuple[str, str, list[Any]]) -> None:
         group, name, arguments = question
