@@ -151,7 +151,7 @@ def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str)
     """
     known = [(rank, s) for rank, s in held if s is not None]
     if len(known) < 2:
-        return {"word": "", "text": "", "differ": [], "off": {}}
+        return {"word": "", "text": "", "off": {}}
     by_key: dict[object, list[int]] = defaultdict(list)
     for rank, s in known:
         by_key[key(s)].append(rank)
@@ -159,7 +159,7 @@ def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str)
     same = min(by_key.values(), key=lambda ranks: (-len(ranks), ranks))
     base = values[known[0][0]] if what == "message" else values[same[0]]
     if len(by_key) == 1:
-        return {"word": "same", "text": _same(trace, known, what), "differ": [], "off": {}}
+        return {"word": "same", "text": _same(trace, known, what), "off": {}}
     differ = [rank for rank, s in known if key(s) != key(base)]
     off = {rank: unequal(base, values[rank]) for rank in differ}
     by = rounded(max(distance(base, values[rank]) for rank in differ))
@@ -167,7 +167,6 @@ def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str)
         "word": "different",
         "expected": what == "message" or what in AGREEING,
         "text": _different(trace, what, len(by_key), differ, by),
-        "differ": differ,
         "off": off,
     }
 

@@ -55,7 +55,7 @@ def test_an_all_reduce_says_who_had_what_and_that_all_are_equal() -> None:
 def test_who_differs_after_a_collective_is_named_with_the_cells_and_the_amount() -> None:
     op = only(reduced([[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]]))
     assert op["after"]["text"] == "rank 2 differs from the others, by up to 0.5"
-    assert op["after"]["expected"] and op["after"]["differ"] == [2]
+    assert op["after"]["expected"]
     assert [r["off"] for r in op["ranks"]] == [[], [], [3], []]
 
 

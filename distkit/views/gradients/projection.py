@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TypeVar
 
 from distkit._format import count
 from distkit.events import Summary
@@ -43,14 +44,11 @@ EQUAL: Mapping[int, float] = {}
 class Reduced:
     """What became of a layer's gradients in one step.
 
-    ``kind`` is "sum", "mean", "own" (nothing was averaged), "other", or "" while it is open;
-    ``off`` the largest difference of the ranks' mean to the average [the gradient's unit].
+    ``kind`` is "sum", "mean", "own" (nothing was averaged), "other", or "" while it is open.
     """
 
     kind: str
     same: bool
-    off: float = math.nan
-    most: float = 0.0
 
     def scale(self, ranks: int) -> int:
         """What divides it into an average."""
@@ -196,16 +194,14 @@ def reduced(
         return Reduced("", len({key(s) for s in after.values()}) == 1)
     same = len({key(s) for s in after.values()}) == 1
     if ranks == 1:
-        return Reduced("own", True, 0.0)
+        return Reduced("own", True)
     if all(key(before[r]) == key(after[r]) for r in after) and not same:
         return Reduced("own", same)
     mean = average([_times(shares.get(r, 1.0), s) for r, s in before.items()])
-    result = average(list(after.values()))
+    result = next(iter(after.values())).values
     for kind, scale in (("mean", 1), ("sum", ranks)):
-        most = largest([*mean, *(v / scale for v in result)])
-        off = largest(m - v / scale for m, v in zip(mean, result, strict=False))
-        if same and off <= ROUNDING * most:
-            return Reduced(kind, same, off, most)
+        if same and _is(mean, [v / scale for v in result]):
+            return Reduced(kind, same)
     return Reduced("other", same)
 
 
@@ -226,7 +222,7 @@ def agreement(
     norms = [s.norm for s in weighted]
     if found.kind in ("sum", "mean"):
         total = next(iter(after.values())).norm * (1 if found.kind == "sum" else len(norms))
-    elif alone and _is(average(weighted), alone):
+    elif alone and _is(average(weighted), alone.values):
         total = alone.norm * len(norms)
     else:
         return math.nan
@@ -235,10 +231,10 @@ def agreement(
     return max(-1.0, min(1.0, (total**2 - squares) / pairs)) if pairs > 0 else math.nan
 
 
-def _is(mean: Sequence[float], alone: Summary) -> bool:
-    """True if one process has computed this, up to rounding."""
-    off = largest(m - v for m, v in zip(mean, alone.values, strict=False))
-    return len(mean) == len(alone.values) and off <= ROUNDING * largest(mean)
+def _is(mean: Sequence[float], values: Sequence[float]) -> bool:
+    """True if these are the same, up to rounding."""
+    off = largest(m - v for m, v in zip(mean, values, strict=False))
+    return len(mean) == len(values) and off <= ROUNDING * largest([*mean, *values])
 
 
 # -- the whole loop, in sentences ----------------------------------------------------------
@@ -336,6 +332,7 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
 MAX_POINTS, MAX_LAYER_POINTS, WINDOWS = 300, 100, 40
 
 Points = list[tuple[int, float]]
+T = TypeVar("T")
 
 
 def curves(training: Training, layers: Sequence[str], ranks: Sequence[int]) -> Json:
@@ -362,7 +359,7 @@ def _line(rank: int | None, points: Iterable[tuple[int, float]], most: int = MAX
     return {"rank": rank, "points": [[n, rounded(y)] for n, y in thin(list(points), most)]}
 
 
-def thin(points: Points, most: int) -> Points:
+def thin(points: Sequence[T], most: int) -> Sequence[T]:
     """At most about so many of them, evenly chosen, the last one among them.
 
     >>> thin([(i, 0.0) for i in range(5)], 2)
