@@ -25,15 +25,16 @@ from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, Shape, circle, rect, text
 from distkit.views.scene.painter import body, cut, wrapped
 from distkit.views.scene.svg import text_width
+from distkit.views.scene.values import bounds, heat, told
 from distkit.views.timeline.static import WIDTH, paint
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live, Notifier, Steppable, Worker
 from distkit.views.widget.view import Look
 
-#: At most so many lines of source, of ranks' cards, of cells of a strip.
-MAX_LINES, MAX_CARDS, MAX_CELLS = 20, 8, 32
-LINE, CARD, LEFT, SPLIT = 18, 96, 24, 560
+#: At most so many lines of source, of ranks' cards.
+MAX_LINES, MAX_CARDS = 20, 8
+LINE, CARD, STRIP, LEFT, SPLIT = 18, 96, 14, 24, 560
 COLUMNS = ("rank", "state", "call", "line", "waits for")
 #: Seconds between two updates.
 PERIOD = 0.016
@@ -188,6 +189,7 @@ class _Moment:
         for i, r in enumerate(self.ranks[:MAX_CARDS]):
             place = SPLIT + i % columns * (width + 8), y + (CARD + 8) * (i // columns)
             self.scene.add(*place, *self._card(r, width))
+            self._values(*place, r, width)
         tall = math.ceil(min(len(self.ranks), MAX_CARDS) / columns) * (CARD + 8.0)
         if (more := len(self.ranks) - MAX_CARDS) <= 0:
             return tall
@@ -207,13 +209,21 @@ class _Moment:
         letters = int((width - 8 - left) / 6.4) or 1
         reason = textwrap.shorten(r.get("reason", ""), letters, placeholder="…")
         yield text(reason, "alert", x=left, y=41)
+
+    def _values(self, x: float, y: float, r: Json, width: float) -> None:
+        """The tensors of a card as colours: zero is paper, positive orange, negative blue."""
         before = self.bars.get(r.get("now"), {}).get("values") or [None]
         after = self.bars.get(r.get("last"), {}).get("values") or [None]
-        known = [
-            (w, s) for w, s in (("before", before[0]), ("done", after[-1])) if s and s["values"]
-        ]
-        for i, (when, summary) in enumerate(known):
-            yield from _strip(52 + 20 * i, width, when, summary)
+        for when, s in ("before", before[0]), ("done", after[-1]):
+            if s and s["values"]:
+                room = width - (164 if width > 240 else 68)
+                most = max((abs(v) for v in s["values"] if not isinstance(v, str)), default=0.0)
+                cells = tuple(s["values"]), len(s["values"]), most, room, STRIP
+                self.scene.add(x + 56, y + 52, *heat(*cells, frozenset(), told(s))[0])
+                words = bounds(s) if width > 240 else ""
+                said = text(words, "small", x=width - 12, y=11, anchor="end")
+                self.scene.add(x, y + 52, text(when, "small", x=12, y=11), said)
+                y += 20
 
 
 def _window(source: str, marked: list[int]) -> list[tuple[int, str]]:
@@ -224,25 +234,6 @@ def _window(source: str, marked: list[int]) -> list[tuple[int, str]]:
         middle = marked[0]
     first = max(0, min(middle - MAX_LINES // 2, len(lines) - MAX_LINES))
     return lines[first : first + MAX_LINES]
-
-
-def _strip(y: float, width: float, when: str, summary: Json) -> Iterator[Shape]:
-    """Values as colours: zero is paper, positive orange, negative blue."""
-    values = [v for v in summary["values"] if isinstance(v, float | int)]
-    values = values[:: max(1, math.ceil(len(values) / MAX_CELLS))]
-    most = max((abs(v) for v in values), default=0) or 1.0
-    told = f"{summary['min']:.3g} to {summary['max']:.3g}" if values else "no finite values"
-    wide = width - 68
-    yield text(when, "small", x=12, y=y + 11)
-    if width > 240:
-        wide -= 96
-        yield text(told, "small", x=width - 12, y=y + 11, anchor="end")
-    yield rect(wide, 14, "now", x=56, y=y)
-    cell = wide / max(1, len(values))
-    for i, v in enumerate(values):
-        sign, part = "positive" if v > 0 else "negative", round(abs(v) / most, 2)
-        if part:
-            yield rect(cell, 14, sign, x=56 + i * cell, y=y, opacity=part)
 
 
 #: What the browser may call of a run, and with what of the message.

@@ -71,23 +71,15 @@ class Columns:
 
     def picture(self, most: int | None = None) -> Json:
         """Bars and arrows as objects: all, or about the ``most`` first ones, and their partners."""
-        ops, pairs = self.ops, self.pairs
-        chosen = self._drawn.copy()
-        arrows = self._touching(chosen)
-        if most is not None and chosen.sum() > most:
+        pairs, chosen = self.pairs, self._drawn.copy()
+        if most is not None:
             drawn = np.flatnonzero(chosen)
-            chosen[:] = False
-            chosen[drawn[np.argsort(ops.start[drawn], kind="stable")[:most]]] = True
-            tied = np.append(
-                np.bincount(pairs.tie[chosen & (pairs.tie >= 0)], minlength=pairs.ties) > 0,
-                False,
-            )
-            arrows = self._touching(chosen)
-            chosen |= tied[pairs.tie]
-            for end in (pairs.send[arrows], pairs.recv[arrows]):
-                chosen[end[end >= 0]] = True
-            chosen &= self._drawn
-        picture = self._told(chosen, arrows)
+            chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
+        arrows = self._touching(chosen)
+        ends = np.concatenate([pairs.send[arrows], pairs.recv[arrows]])
+        chosen |= np.isin(pairs.tie, pairs.tie[chosen & (pairs.tie >= 0)])
+        chosen[ends[ends >= 0]] = True
+        picture = self._told(chosen & self._drawn, arrows)
         if most is not None:
             picture["entries"] = int(pairs.begun.sum()) + pairs.ties
             picture["coverage"] = coverage(self.frame, self.communication)
@@ -95,11 +87,9 @@ class Columns:
         return picture
 
     def _told(self, chosen: Bools, arrows: Ints) -> Json:
-        bars = np.flatnonzero(chosen)
-        early = bars[self._early[bars]]
-        values = dict(zip(early.tolist(), self.ops.values(early), strict=True))
+        values = self.values()
         return {
-            "bars": [self._bar(i, values.get(i, ())) for i in bars.tolist()],
+            "bars": [self._bar(i, values.get(i, ())) for i in np.flatnonzero(chosen).tolist()],
             "arrows": [self._arrow(i) for i in arrows.tolist()],
             **self.frame,
         }
@@ -170,13 +160,6 @@ class Columns:
     def looks(self) -> list[Json]:
         """What each look is called and how it is drawn."""
         return [look_of(look) for look in self.ops.looks]
-
-    @cached_property
-    def _early(self) -> Bools:
-        """True for the operations that carry their values along."""
-        found = np.zeros(len(self.ops), bool)
-        found[np.argsort(self.ops.begin)[:MAX_VALUES]] = True
-        return found
 
     def values(self, most: int = MAX_VALUES) -> dict[int, Values]:
         """The tensors' values before and after the first operations."""
@@ -273,7 +256,7 @@ class Columns:
         last = max([self.ops.span[1], *deaths])
         return last if self.ops.ended.all() else max(last, self.info.until or 0.0)
 
-    def _mine(self, rank: int) -> slice:
+    def mine(self, rank: int) -> slice:
         """The operations of a rank."""
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
@@ -283,7 +266,7 @@ class Columns:
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """When a rank's communication began and ended, or the picture did."""
-        ops, mine, waited = self.ops, self._mine(rank), self.causes.waited
+        ops, mine, waited = self.ops, self.mine(rank), self.causes.waited
         talk = ~ops.mark[mine] & ~(~ops.ended[mine] & ops.scheduled[mine])
         ends = np.where(ops.ended[mine], ops.end[mine], self._died(rank) or self._until)
         starts = ops.start[mine] + np.where(self.causes.over[mine], waited[mine], 0)
@@ -291,7 +274,7 @@ class Columns:
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
         """When a rank began to wait, and when it no longer had to."""
-        found, mine = self.causes, self._mine(rank)
+        found, mine = self.causes, self.mine(rank)
         some = (found.waited[mine] > 0) & ~found.over[mine]
         since = found.since[mine][some]
         return since, since + found.waited[mine][some]
@@ -347,7 +330,7 @@ class Columns:
 
     def _lane(self, rank: int) -> Json:
         """What a rank's operations add up to: rows of bars, parts of the time, what it sent."""
-        mine, died = self._mine(rank), self._died(rank)
+        mine, died = self.mine(rank), self._died(rank)
         mark, row = self.ops.mark[mine], self.row[mine]
         seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
         busy, waiting = (length(*some(rank)) for some in (self.communication, self.waiting))
