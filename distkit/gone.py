@@ -37,6 +37,8 @@ GONE = {
     "free ports of the kernel's range, which a site may set by net.ipv4.ip_local_port_range.",
     "dk.Cluster(mps=…)": "dk.Cluster(mps=…) was removed: leave it out. Ranks that share a GPU take "
     "turns; a site's own MPS daemon serves them if CUDA_MPS_PIPE_DIRECTORY names it.",
+    "dk.Compare(clock=…)": "dk.Compare(clock=…) was removed: leave it out. All runs begin "
+    "together, and the table has how many times as long each took.",
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "
     "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
     "distkit_simulation.measure_modes": "measure_modes was removed: compile the network with "

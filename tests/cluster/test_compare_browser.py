@@ -71,7 +71,7 @@ def test_overlaid_side_by_side_and_what_the_numbers_say(
     sheet.fine()
 
 
-def test_one_zoom_for_all_and_the_clock(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
+def test_one_zoom_for_all_and_the_keys(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
     canvas = sheet.root.locator("canvas")
     canvas.focus()
@@ -79,12 +79,9 @@ def test_one_zoom_for_all_and_the_clock(tab: Any, tmp_path: Path, runs: dict[str
     before = canvas.evaluate(pixels)
     sheet.press("+", "+", "ArrowRight")
     assert canvas.evaluate(pixels) != before
-    sheet.press("0", "n")
-    assert sheet.root.get_attribute("data-clock") == "duration"
-    sheet.press("o")
+    sheet.press("0", "o")
     assert sheet.root.get_attribute("data-layout") == "overlaid" and sheet.painted("canvas")
-    sheet.press("n", "c")
-    assert sheet.root.get_attribute("data-clock") == "start"
+    sheet.press("c")
     pressed = sheet.root.locator(".dk-lenses button[aria-pressed='true']").all_inner_texts()
     assert pressed == ["Overlaid", "Critical path"]
     assert re.fullmatch(r"ring: through .* · torch: through .*", sheet.text(".dk-told"))
@@ -97,7 +94,7 @@ def test_one_zoom_for_all_and_the_clock(tab: Any, tmp_path: Path, runs: dict[str
 def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
     sheet.root.locator("canvas").focus()
-    sheet.press("ArrowDown", "ArrowDown", "n")
+    sheet.press("ArrowDown", "ArrowDown", "o")
     sheet.press("ArrowDown")
     said = str(sheet.root.locator("> .dk-spoken").text_content())
     assert re.match(r"(ring: (send|recv)|torch: all_reduce), ", said) and "has none" in said
@@ -171,12 +168,12 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
         "thousand": {"a": wide.trace(world_size=1000), "b": traces.ring()},
         "eight": {f"trace number {i}": traces.ring(4, seed=i) for i in range(8)},
     }[case]
-    sheet = opened(tab, tmp_path, named, clock="duration")
+    sheet = opened(tab, tmp_path, named)
     sheet.root.locator("canvas").first.focus()
     sheet.press("o")
     for _ in range(3):
         tab.page.keyboard.press("ArrowDown")
-    sheet.press("n", "o", "c")
+    sheet.press("o", "c")
     said = sheet.root.locator("> .dk-spoken").text_content()
     assert said is not None
     if "empty" in case:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from statistics import fmean
 from typing import TypeGuard
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from distkit._format import aligned, count, human_bytes, human_seconds, joined
 from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
-from distkit.trace.training import read
+from distkit.trace.training import mean_loss, read
 from distkit.views.gradients.projection import thin
 from distkit.views.scene import summaries
 from distkit.views.scene.frame import Json, clean, flagged
@@ -75,22 +75,20 @@ ROWS = [
     ),
     ("steps", "steps of training", "n", "of the watched loop"),
     ("step_seconds", "time per step", "s", "of the watched loop, mean"),
-    ("loss", "loss at the end", "x", "mean of the ranks"),
+    ("loss", "loss at the end", "x", "mean over the examples of all ranks"),
 ]
 #: Of whom parts of the time are means where there is a parameter server.
 OF_WORKERS = "mean of the workers, without servers and scheduler"
 
 
-def project(traces: Mapping[str, EventLog], *, clock: str = "start", baseline: int = 0) -> Json:
+def project(traces: Mapping[str, EventLog], *, baseline: int = 0) -> Json:
     """The comparison of whole traces, without bars and arrows.
 
     Args:
         traces: by name.
-        clock: "start" aligns their beginnings, "duration" their beginnings and ends.
         baseline: the number of the trace to which the others are compared.
     """
-    told = [Side(name, trace).told for name, trace in traces.items()]
-    return {**summary(told, baseline), "clock": clock}
+    return summary([Side(name, trace).told for name, trace in traces.items()], baseline)
 
 
 class Side:
@@ -314,25 +312,15 @@ def _mean(parts: list[float]) -> float:
 
 def _done(columns: Columns) -> dict[int, float]:
     """When each rank had finished [s since the start], before the barrier at the end."""
-    ops, parted, zero = columns.ops, _parted(columns), columns.frame["start"] or 0.0
-    bounds = [*np.flatnonzero(np.diff(ops.rank, prepend=-1)).tolist(), len(ops)]
+    ops, over, zero = columns.ops, columns.causes.over, columns.frame["start"] or 0.0
     found = {}
-    for a, b in pairwise(bounds):
-        rank = int(ops.rank[a])
-        ends = ops.end[a:b][ops.start[a:b] - zero < parted.get(rank, math.inf)]
+    for rank in np.unique(ops.rank).tolist():
+        mine = columns.mine(rank)
+        parted = ops.start[mine][over[mine]].min(initial=math.inf)
+        ends = ops.end[mine][ops.start[mine] < parted]
         if len(ends) and not np.isnan(ends).any():
             found[rank] = round(float(ends.max()) - zero, 9)
     return found
-
-
-def _parted(columns: Columns) -> dict[int, float]:
-    """When ranks had nothing left but the barrier at the end [s since the start]."""
-    ops, over = columns.ops, columns.causes.over
-    first: dict[int, float] = {}
-    for rank, start in zip(ops.rank[over].tolist(), ops.start[over].tolist(), strict=True):
-        first[rank] = min(start, first.get(rank, start))
-    zero = columns.frame["start"] or 0.0
-    return {rank: start - zero for rank, start in first.items()}
 
 
 def ratio(value: float | str | None, base: float | str | None) -> str:
@@ -434,7 +422,7 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
 
 
 def training(trace: EventLog) -> Json | None:
-    """The loss of a watched loop: ``[step, seconds since the start, mean loss of the ranks]``.
+    """The loss of a watched loop: ``[step, seconds since the start, mean loss]``.
 
     None where no loss was told. ``last`` is the last one, ``nan`` the first step at which it is
     no finite number (None: never), ``seconds`` the time per step.
@@ -442,26 +430,19 @@ def training(trace: EventLog) -> Json | None:
     table = trace.table
     marks = table.each(look.attributes.get("watched") == "step" for look in table.looks)
     steps = sorted(read(EventLog(table.part(marks.astype(bool)))).steps.items())
-    told = [(n + 1, list(step.told.values())) for n, step in steps]
     points = [
-        (n, _average([t.time for t in by]) - trace.start, _average([t.loss for t in by]))
-        for n, by in told
-        if by
+        (n + 1, fmean(t.time for t in step.told.values()) - table.time.min(), mean_loss(step))
+        for n, step in steps
+        if step.told
     ]
     if not any(math.isfinite(loss) for _, _, loss in points):
         return None
     (first, begin, _), (final, end, last) = points[0], points[-1]
     odd = [n for n, _, loss in points if not math.isfinite(loss)]
-    where = {n: (at, loss) for n, at, loss in points}
-    kept = [n for n, _ in thin([(n, loss) for n, _, loss in points], 300)]
     return {
-        "points": [[n, round(where[n][0], 7), rounded(where[n][1])] for n in kept],
+        "points": [[n, round(at, 7), rounded(loss)] for n, at, loss in thin(points, 300)],
         "steps": final,
         "last": number(last),
         "nan": odd[0] if odd else None,
         "seconds": (end - begin) / (final - first) if final > first else None,
     }
-
-
-def _average(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain, islice, permutations
+from itertools import accumulate, chain, permutations
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from distkit._format import human_bytes, ticks
+from distkit._format import ticks
 from distkit.events import WORLD
+from distkit.gone import refuse
 from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
@@ -48,7 +49,6 @@ from distkit.views.widget.view import View, trace_of
 
 #: More lanes than this side by side cannot be told apart.
 MAX_TRACES = 8
-CLOCKS = ("start", "duration")
 #: The largest numbers of operations and of lanes in the static picture, until it is small enough.
 SIZES = ((MAX_BARS, MAX_LANES), (0, MAX_LANES), (0, MAX_LANES // 3))
 
@@ -67,13 +67,11 @@ class Compare(View):
     Args:
         traces: a mapping from names to traces or runs, or several of them, then named by
             their programs.
-        clock: "start" aligns the traces' beginnings; "duration" their ends as well, so that
-            each fills the width.
         baseline: the name of the trace to which the others are compared; the first one, if None.
 
     Raises:
         TypeError: something has no trace.
-        ValueError: fewer than two traces or more than eight, no such clock, no such baseline.
+        ValueError: fewer than two traces or more than eight, no such baseline.
 
     >>> from distkit.events import Event, Op, State
     >>> def run(seconds):
@@ -99,16 +97,14 @@ class Compare(View):
     def __init__(
         self,
         *traces: EventLog | Live | Mapping[str, EventLog | Live],
-        clock: str = "start",
         baseline: str | None = None,
+        **options: object,
     ) -> None:
+        refuse("dk.Compare", options)
         named = _named(traces)
-        if clock not in CLOCKS:
-            raise ValueError(f"clock is one of {', '.join(map(repr, CLOCKS))}, not {clock!r}.")
         if baseline is not None and baseline not in named:
             known = ", ".join(map(repr, named))
             raise ValueError(f"no trace is named {baseline!r}: choose from {known}.")
-        self._clock = clock
         self._baseline = list(named).index(baseline) if baseline is not None else 0
         found = {name: trace_of(source, "Compare") for name, source in named.items()}
         self._sides = [Side(name, trace, live is not None) for name, (trace, live) in found.items()]
@@ -145,7 +141,6 @@ class Compare(View):
             "notices": told["notices"] + left_out,
             "facts": [],  # each run has a heading with its own
             "opening": None,
-            "clock": self._clock,
             "runs": [run["name"] for run in told["runs"]],
             "lanes": drawn,
             "figures": table(told, width_of(len(runs))).plain(),
@@ -188,7 +183,7 @@ class Compare(View):
         if picture["operations"] or not picture["losses"]:
             timeline, y = whole(part, limit)
             parts = [timeline]
-        figures = table(told, WIDE, ranks=0).plain()
+        figures = table(told, WIDE).plain()
         others = {*range(1, len(self._sides) + 1)} - {1 + self._baseline}
         for scene in filter(None, [picture["losses"], figures]):
             marks = body(scene, 0.0, hidden=others, joined=True)
@@ -318,8 +313,8 @@ def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
 FEW, COLUMN, WIDE = 3, 112, 912
 #: The column of names, a row, and the heads of the columns [pixels].
 NAMES, ROW, HEAD = 148, 29, 36
-#: At most so many ranks have a row; so many figures are shown at first.
-MOST_RANKS, FIRST = 16, 4
+#: So many figures are shown at first.
+FIRST = 4
 #: A chart of losses [pixels].
 CHART, PLOT, HEIGHT, AXIS = 440, 110, 152, 44
 #: A curve has about so many points.
@@ -333,19 +328,18 @@ def width_of(runs: int) -> int:
     return NAMES + COLUMN * runs if runs <= FEW else WIDE
 
 
-def table(told: Json, width: float, ranks: int = MOST_RANKS) -> Scene:
-    """A row for each figure, those that differ most first, and for each rank.
+def table(told: Json, width: float) -> Scene:
+    """A row for each figure, those that differ most first.
 
     What is compared with the n-th run is in layer n + 1.
 
     Args:
         told: what ``projection.summary`` returns.
         width: of all [pixels].
-        ranks: at most so many have a row.
     """
-    runs = told["runs"]
-    rows = [*sorted(told["rows"], key=_alike), *islice(_ranks(runs), ranks)]
+    runs, rows = told["runs"], sorted(told["rows"], key=_alike)
     room = (width - NAMES) / len(runs)
+    wide = room - 12
     scene = Scene(width, HEAD + ROW * len(rows))
     for n, run in enumerate(runs):
         fits = text_width(run["name"], 13.5) < room - 22
@@ -354,15 +348,19 @@ def table(told: Json, width: float, ranks: int = MOST_RANKS) -> Scene:
         scene.add(NAMES + n * room, 0, rect(10, 10, "trace", y=3, lane=n), *name)
         scene.add(NAMES + n * room, 0, text("baseline", "small", x=16, y=25), layer=n + 1)
     for i, row in enumerate(rows):
-        y, values = HEAD + ROW * i, row["values"]
+        y, values, unit = HEAD + ROW * i, row["values"], row["unit"]
+        sizes = [abs(v) if finite(v) else 0.0 for v in values]
+        most = 1.0 if unit == "%" else max(sizes) or 1.0
         scene.add(0, y, text(row["label"], "tick", y=14), title(row["hint"]))
-        for n, shapes in enumerate(_cells(row, room - 12)):
-            scene.add(NAMES + n * room, y, *shapes)
-        for n, sent in enumerate(row.get("sent", ())):
-            scene.add(NAMES + n * room, y, *_beside(room - 12, sent, "sent"))
-        for n, base in () if "sent" in row else permutations(range(len(runs)), 2):
-            words = ratio(values[n], values[base]), difference(values[n], values[base], row["unit"])
-            scene.add(NAMES + n * room, y, *_beside(room - 12, *words), layer=base + 1)
+        for n, size in enumerate(sizes):
+            words = text(figure(values[n], unit), "strong", y=14, size=0 if wide > 90 else 11)
+            bar = rect(size / most * wide, 4, "trace", y=19, lane=n)
+            scene.add(NAMES + n * room, y, words, rect(wide, 4, "now", y=19), bar)
+        for n, base in permutations(range(len(runs)), 2):
+            beside = text(ratio(values[n], values[base]), "tick", x=wide, y=14, anchor="end")
+            more = title(difference(values[n], values[base], unit))
+            place = rect(44, ROW - 4, "hover", x=wide - 44)
+            scene.add(NAMES + n * room, y, place, more, beside, layer=base + 1)
     return scene
 
 
@@ -372,43 +370,6 @@ def _alike(row: Json) -> float:
     if row["key"] == "seconds" or len(known) < len(row["values"]):
         return -1.0 if row["key"] == "seconds" else 0.5
     return min(known) / (max(known) or 1.0)
-
-
-def _ranks(runs: list[Json]) -> Iterator[Json]:
-    """The part of the time that each rank was in communication, as a figure."""
-    for rank, name in sorted(names(runs).items()):
-        known = [{r["rank"]: r for r in run["figures"]["ranks"]}.get(rank) for run in runs]
-        yield {
-            "label": name,
-            "unit": "%",
-            "values": [one and one["busy"] for one in known],
-            "waiting": [one["waiting"] if one else 0.0 for one in known],
-            "hint": "in communication, of which waiting is pale; bytes sent",
-            "sent": [human_bytes(one["bytes"]) if one and one["bytes"] else "" for one in known],
-        }
-
-
-def _cells(row: Json, room: float) -> Iterator[tuple[Shape, ...]]:
-    """The values of a row: in words, and as bars of which waiting is pale."""
-    sizes = [abs(v) if finite(v) else 0.0 for v in row["values"]]
-    most = 1.0 if row["unit"] == "%" else max(sizes) or 1.0
-    waiting = row.get("waiting", [0.0] * len(sizes))
-    for n, (value, size, waited) in enumerate(zip(row["values"], sizes, waiting, strict=True)):
-        yield (
-            text(figure(value, row["unit"]), "strong", y=14, size=0 if room > 90 else 11),
-            rect(room, 4, "now", y=19),
-            rect(size / most * room, 4, "trace", y=19, lane=n, opacity=0.4),
-            rect((size - waited) / most * room, 4, "trace", y=19, lane=n),
-        )
-
-
-def _beside(room: float, words: str, more: str) -> tuple[Shape, ...]:
-    """What is said at the right of a value, and more to a pointer that rests there."""
-    return (
-        rect(44, ROW - 4, "hover", x=room - 44),
-        title(more),
-        text(words, "tick", x=room, y=14, anchor="end"),
-    )
 
 
 # -- losses ------------------------------------------------------------------------------

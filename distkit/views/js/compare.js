@@ -8,12 +8,8 @@ import { call } from "./painter.js";
 import { Runs } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
-const PILLS = [
-  ["overlaid", "o", "Overlaid", "the lanes of each rank one under the other"],
-  ["stretched", "n", "Same length", "each run stretched to the length of the longest"],
-];
-const KEYS = " o overlays the runs, n stretches them to the same length, b selects the next " +
-  "baseline.";
+const PILL = ["overlaid", "o", "Overlaid", "the lanes of each rank one under the other"];
+const KEYS = " o overlays the runs, b selects the next baseline.";
 const SMALL = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
 const LARGE = 1.2; // times their own size
 const [MOST_BESIDE, WIDE] = [3, 820]; // so many runs have their figures beside them, if so wide
@@ -23,12 +19,11 @@ export class Compare extends Timeline {
   constructor(model, el) {
     super(model, el, { Data: Runs });
     const { store, parts } = this;
-    const { runs, clock, baseline } = store.frame;
+    const { runs, baseline } = store.frame;
     Object.assign(this, { baseline, unfolded: false, drawn: 0 });
     this.root.classList.add("distkit-compare", "distkit-values");
-    store.arrange({ stretched: clock === "duration" });
-    this.pills = toggles(PILLS, (name) => this.toggle(name));
-    this.lenses.root.prepend(...Object.values(this.pills));
+    this.pills = toggles([PILL], () => this.toggle());
+    this.lenses.root.prepend(this.pills.overlaid);
     [this.table, this.losses] = [new Marks("dkc-table"), new Marks("dkc-losses")];
     for (const { root } of [this.table, this.losses]) {
       root.removeAttribute("aria-hidden");
@@ -92,17 +87,14 @@ export class Compare extends Timeline {
 
   // -- the lanes ----------------------------------------------------------------------------
 
-  toggle(name) {
-    const { shows } = this.store;
+  toggle() {
     this.choose(null);
-    this.store.arrange({ ...shows, [name]: !shows[name] });
-    if (name === "stretched") this.viewport.zoomed = null;
+    this.store.arrange(!this.store.overlaid);
     this.later();
   }
 
   manner() {
-    const { lanes, frame, shows: { overlaid, stretched } } = this.store;
-    this.layout.whole = stretched ? frame.end : 0;
+    const { lanes, overlaid } = this.store;
     return { ...this.look, bare: overlaid, lanes: new Map(lanes.map((l) => [l.rank, l.color])) };
   }
 
@@ -114,7 +106,6 @@ export class Compare extends Timeline {
   frame() {
     const { store, root } = this;
     const { lanes, runs } = store.frame;
-    const { overlaid, stretched } = store.shows;
     const beside = runs.length <= MOST_BESIDE && root.clientWidth > WIDE;
     root.toggleAttribute("data-beside", beside);
     const heads = HEAD * new Set(lanes.map(({ host }) => host)).size;
@@ -122,24 +113,17 @@ export class Compare extends Timeline {
     this.sized ??= this.theme;
     this.theme = { ...this.sized, sizes: { ...this.sized.sizes, ...SMALL, ...room } };
     super.frame();
-    press(this.pills, (name) => store.shows[name]);
-    Object.assign(root.dataset, { layout: overlaid ? "overlaid" : "side",
-      clock: stretched ? "duration" : "start", drawn: this.drawn += 1 });
+    press(this.pills, () => store.overlaid);
+    Object.assign(root.dataset, { layout: store.overlaid ? "overlaid" : "side",
+      drawn: this.drawn += 1 });
   }
 
   typed(e) {
-    const pill = PILLS.find(([, key]) => key === e.key);
-    if (pill) return () => this.toggle(pill[0]);
+    if (e.key === "o") return () => this.toggle();
     return e.key === "b" ? () => this.base(this.baseline + 1) : super.typed(e);
   }
 
   // -- one operation, and those like it -------------------------------------------------------
-
-  tell(item, x, y) {
-    const again = () => item && (item.i === undefined ? this.store.arrow(item.a)
-      : this.store.bar(item.i));
-    this.store.measured(() => super.tell(again(), x, y));
-  }
 
   sentence(item) {
     const { store } = this;

@@ -6,55 +6,18 @@ import { Store } from "./store.js";
 export class Runs extends Store {
   load(picture) {
     super.load(picture);
-    this.numbers = this.factors = this.spans = null; // the times are those measured
+    this.numbers = null;
     this.lanes = this.frame.lanes.map((lane) => ({ ...lane, called: lane.name }));
-    this.arrange(this.shows);
+    this.arrange(this.overlaid);
   }
 
-  // overlaid: the lanes of a rank lie one under the other; stretched: all runs are equally long.
-  arrange({ overlaid = false, stretched = false } = {}) {
+  // overlaid: the lanes of a rank lie one under the other.
+  arrange(overlaid = false) {
     const { runs } = this.frame;
-    this.shows = { overlaid, stretched };
-    const lanes = !overlaid ? this.lanes : [...this.lanes].sort((a, b) => a.rank - b.rank)
+    this.overlaid = overlaid;
+    this.frame.lanes = !overlaid ? this.lanes : [...this.lanes].sort((a, b) => a.rank - b.rank)
       .map((lane) => ({ ...lane, name: runs[lane.run], host: lane.called, detail: "" }));
-    this.stretch(false);
-    this.spans = runs.map((_, n) => lanes.find(({ run }) => run === n)?.end ?? 0);
-    this.frame.lanes = lanes;
-    this.laneOf = new Map(lanes.map((lane, i) => [lane.rank, i]));
-    this.stretch(stretched);
-  }
-
-  // Makes all runs as long as the longest, or as long as they were.
-  stretch(on) {
-    const spans = this.spans ?? [];
-    const most = Math.max(...spans);
-    const factors = spans.map((span) => (on && span ? most / span : 1));
-    const by = factors.map((factor, n) => factor / (this.factors?.[n] ?? 1));
-    this.factors = factors;
-    if (by.every((factor) => factor === 1)) return;
-    const of = (i) => by[this.tracks[this.track[i]].rank % by.length];
-    for (let i = 0; i < this.count; i++) {
-      this.start[i] *= of(i);
-      this.end[i] *= of(i);
-    }
-    for (let a = 0; a < this.arrows; a++) {
-      const factor = of(this.send[a] < 0 ? this.recv[a] : this.send[a]);
-      this.sent[a] *= factor;
-      this.received[a] *= factor;
-    }
-    const { waits = [], critical: { ends } = { ends: [] } } = this.causes ?? {};
-    for (const [i, times] of waits) waits.set(i, times.map((time) => time * of(i)));
-    for (const [i, time] of ends) ends.set(i, time * of(i));
-    for (const lane of this.frame.lanes) lane.end *= by[lane.run];
-  }
-
-  // What act() finds while all times are as they were measured.
-  measured(act) {
-    const { stretched } = this.shows;
-    this.stretch(false);
-    const found = act();
-    this.stretch(stretched);
-    return found;
+    this.laneOf = new Map(this.frame.lanes.map((lane, i) => [lane.rank, i]));
   }
 
   // A bar that never ended ends with its run.
