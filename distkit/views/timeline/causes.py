@@ -130,18 +130,10 @@ def _critical(
     path: dict[int, None] = {}
     via: dict[int, None] = {}
 
+    arrived = np.where(waited > SOON, since + waited, math.inf)
+
     def begun(at: int) -> tuple[int, bool]:
-        """How many operations of its rank ended before one began, and True if it waited."""
-        ends, start = lanes[ops.rank[at]].ends, ops.start[at]
-        before = int(np.searchsorted(ends, start + SOON, "right"))
-        if waited[at] <= SOON:
-            return before, False
-        sooner = int(np.searchsorted(ends, final[at]))
-        freed = ends[sooner - 1] if sooner else -math.inf
-        late = freed > since[at] + waited[at] + SOON and freed > start + SOON
-        if late and final[at] - freed <= LATE * (final[at] - start):
-            return sooner, False
-        return before, True
+        return lanes[ops.rank[at]].begun(ops.start[at], final[at], arrived[at])
 
     for run in range(runs):
         ends = np.where(~around & (ops.rank % runs == run), final, -math.inf)
@@ -182,6 +174,20 @@ class _Lane:
         marks = all_[around[mine]]
         self._marks = marks[np.argsort(ops.start[marks], kind="stable")]
         self._begins, self._ends = ops.start[self._marks], final[self._marks]
+
+    def begun(self, start: float, end: float, arrived: float) -> tuple[int, bool]:
+        """How many operations ended before one began, and True if it waited.
+
+        Args:
+            start: of the operation [s].
+            end: of the operation [s].
+            arrived: when the last rank had arrived for which it waited, infinity if it did not.
+        """
+        before = int(np.searchsorted(self.ends, start + SOON, "right"))
+        sooner = int(np.searchsorted(self.ends, end))
+        freed = self.ends[sooner - 1] if sooner else -math.inf
+        late = freed > max(start, arrived) + SOON and end - freed <= LATE * (end - start)
+        return (sooner, False) if late else (before, arrived < math.inf)
 
     def mark_before(self, start: float, since: float) -> int | None:
         """The last mark that began before ``start``, if it went on later than ``since`` [s]."""
