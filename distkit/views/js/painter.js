@@ -37,7 +37,7 @@ export class Painter {
     c.clip();
     const strips = new Strips(this);
     const { bars, thin } = strips.sort();
-    this.summed = strips.sums.length > 0;
+    this.summed = strips.sums.some(({ dense }) => dense);
     strips.draw(true);
     this.#ribbons(bars);
     const arrows = new Arrows(this);
@@ -159,10 +159,8 @@ export class Painter {
     const { at } = this;
     const zero = this.store.frame.start ?? 0;
     const [from, to] = at.view.map((time) => time - zero);
-    const percent = at.whole ? 100 / at.whole : 1; // of a time that is a whole
-    const step = roundStep((to - from) * percent, (at.right - at.left) / 105) / percent;
-    const [scale, unit] = at.whole ? [percent, "%"]
-      : timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
+    const step = roundStep(to - from, (at.right - at.left) / 105);
+    const [scale, unit] = timeUnit(Math.max(Math.abs(from), Math.abs(to)) * 0.999);
     const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
     const found = [];
     for (let n = Math.ceil(from / step - 1e-9); n * step <= to; n++) {
