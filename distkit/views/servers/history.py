@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -49,10 +50,7 @@ class Request:
     arrived: float | None
     left: float | None
     back: float | None
-    nbytes: int
-    nbytes_back: int
-    whole: bool  # whether the request or the reply carried a tensor
-    value: Summary | None  # of that tensor
+    value: Summary | None  # of the tensor that it or the reply carried
     refused: bool
     alone: bool
     dropped: bool = False
@@ -133,13 +131,13 @@ class ServerHistory:
         """The ranks with one of these roles."""
         return sorted(rank for rank, mine in self.roles.items() if mine in roles)
 
-    @property
+    @cached_property
     def registered(self) -> dict[int, float]:
         """The time when the scheduler knew each node [s]."""
         asked = (r for r in self.requests if r.span.op is Op.REGISTER)
         return {r.node: r.arrived for r in asked if r.arrived is not None}
 
-    @property
+    @cached_property
     def quorum(self) -> int:
         """The number of gradients in a complete update."""
         return max(1, len(self.of("worker")) - self.rule.backup) if self.rule.halts else 1
@@ -181,7 +179,6 @@ def _request(s: Span, got: Span | None, reply: Span | None, gone: set[int]) -> R
     value = s.before or (got.after if got else None)
     if is_pull:
         value = s.after or (reply.before if reply else None)
-    returned = s.nbytes if is_pull and back is not None else 0
     return Request(
         span=s,
         node=s.rank,
@@ -189,9 +186,6 @@ def _request(s: Span, got: Span | None, reply: Span | None, gone: set[int]) -> R
         arrived=got.end if got else None,
         left=reply.start if reply else None,
         back=back,
-        nbytes=got.nbytes if got else 0 if is_pull else s.nbytes,
-        nbytes_back=reply.nbytes if reply else returned,
-        whole=bool(s.dtype or (got and got.dtype)),
         value=value,
         refused=refused,
         alone=back is None and reply is not None and not refused and s.rank in gone,
@@ -274,7 +268,7 @@ class _Walk:
     def _arrive(self, r: Request, time: float, versions: list[Version]) -> None:
         """A request comes to its server: the first one shows that its key has a value."""
         op, inbox, who = r.span.op, self.inboxes[r.place], (r.node, r.place)
-        if not versions and not r.refused and (op is not Op.INIT or r.whole):
+        if not versions and not r.refused and (op is not Op.INIT or r.span.dtype):
             versions.append((time, 0, {}, written(r.value) if op is Op.INIT else ""))
         if op is Op.PULL:
             r.clock, r.own = self.clocks[r.place][r.node], self.last.get(who)
@@ -297,6 +291,8 @@ class _Walk:
 
     def _awaited(self, pull: Request) -> tuple[int, ...]:
         """The workers that the rule lets a pull wait for."""
+        if self.history.rule.needs(pull.clock) <= 0:
+            return ()
         here = [w for w, gradients in self.inboxes[pull.place].items() if gradients]
         version = pull.clock - (pull.own is not None and pull.own.taken == math.inf)
         clocks = {w: self.clocks[pull.place][w] for w in self.workers}
@@ -330,7 +326,7 @@ def _waits(history: ServerHistory) -> Iterator[Wait]:
     """Every wait of a worker, from one change to the next."""
     members, registered = history.of("worker", "server"), history.registered
     drawn = history.of("worker")[:MAX_WORKERS]
-    givers = {r.place: r for r in history.requests if r.span.op is Op.INIT and r.whole}
+    givers = {r.place: r for r in history.requests if r.span.op is Op.INIT and r.span.dtype}
     for r in history.requests:
         giver = givers.get(r.place)
         if r.span.op is Op.REGISTER and r.node in drawn:

@@ -129,7 +129,7 @@ def _rows(history: ServerHistory) -> dict[Place, Row]:
     size: Counter[Place] = Counter()
     for r in history.requests:
         if r.span.op is not Op.REGISTER and "optimizer" not in r.span.attributes:
-            size[r.place] = max(size[r.place], r.nbytes_back if r.span.op is Op.PULL else r.nbytes)
+            size[r.place] = max(size[r.place], r.span.nbytes)
     size.update(dict.fromkeys((u.place for u in history.updates), 0))
     parts: dict[str, list[int]] = defaultdict(list)
     for server, key in sorted(size):
@@ -155,12 +155,16 @@ _SAYS = {
 }
 
 
+#: Requests whose replies are drawn: these carry something, and not the requests.
+_ANSWERED = (Op.PULL, Op.REGISTER)
+
+
 def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyframe]:
     """The requests, and the replies with weights or addresses."""
     for r in history.requests:
         op, sent, (server, _) = r.span.op, r.span.start, r.place
         kind = "optimizer" if "optimizer" in r.span.attributes else str(op)
-        carried, nbytes = ("", 0) if op is Op.PULL else (written(r.value), r.nbytes)
+        carried, nbytes = ("", 0) if op in _ANSWERED else (written(r.value), r.span.nbytes)
         end = None if r.arrived is None else max(sent, r.arrived)
         lost = r.refused or r.dropped
         more = [_more(r, history, names), human_bytes(nbytes) if nbytes else "", carried]
@@ -168,21 +172,21 @@ def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyfram
             more[0] = "it has not arrived" if r.back is None else "not recorded by its server"
         told = _told(kind, r, names), _line(more)
         yield Keyframe(kind, r.node, server, sent, end, r, *told, nbytes, lost)
-        if r.left is None or r.refused or op not in (Op.PULL, Op.REGISTER):
+        if r.left is None or r.refused or op not in _ANSWERED:
             continue
         end = None if r.back is None else max(r.left, r.back)
         waited = human_seconds(r.answered - (r.arrived or r.left))
-        more = [f"waited {waited}" if r.held else "answered at once", human_bytes(r.nbytes_back)]
+        more = [f"waited {waited}" if r.held else "answered at once", human_bytes(r.span.nbytes)]
         if op is Op.REGISTER:
             yield Keyframe("book", server, r.node, r.left, end, r, _told("book", r, names))
         else:
             told = _told("weights", r, names), _line([*more, written(r.value)])
-            yield Keyframe("weights", server, r.node, r.left, end, r, *told, r.nbytes_back)
+            yield Keyframe("weights", server, r.node, r.left, end, r, *told, r.span.nbytes)
 
 
 def _told(kind: str, r: Request, names: dict[int, str]) -> str:
     node, server = (names.get(rank, f"rank {rank}") for rank in (r.node, r.place[0]))
-    gives = "gives the first value of" if r.whole else "announces"
+    gives = "gives the first value of" if r.span.dtype else "announces"
     says = {"node": node, "server": server, "key": r.place[1], "version": r.version}
     return clean(_SAYS[kind].format(**says, gives=gives))
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from itertools import count as numbers
 from typing import Any
 
@@ -463,13 +463,10 @@ class _Painter:
 
     def _spent(self, worker: int) -> Iterator[tuple[str, float, float]]:
         """The stretches in which a worker waits or computes, since the picture's beginning."""
-        run = self.run
-        for kind, some in groupby(run.doing[worker], key=lambda s: s[2].kind):
-            first, *more = some
-            end = [first, *more][-1][1]
-            begin, end = max(first[0], run.start), run.end if end is None else end
-            if kind in ("waits", "works") and begin < end:
-                yield kind, begin, end
+        for begin, end, status in self.run.doing[worker]:
+            a, b = max(begin, self.run.start), self.run.end if end is None else end
+            if status.kind in ("waits", "works") and a < b:
+                yield status.kind, a, b
 
     def _counters(self) -> None:
         """Pushes, pulls and updates so far."""
@@ -608,10 +605,9 @@ def _stripes(
     reached = 0.0
     for kind, begin, end in spent:
         a, b = (LEFT + (t - start) / span * (RIGHT - LEFT) for t in (begin, end))
-        if b - a >= 0.5 and b >= reached + 1:
-            a = max(a, reached)
+        if b >= reached + 1 and b - a >= 0.5:
+            a, reached = max(a, reached), b
             found[kind] += f"M{a:.1f} 2h{b - a:.1f}v{BAR}h{a - b:.1f}z"
-            reached = b
     return found
 
 

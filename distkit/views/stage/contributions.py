@@ -69,26 +69,17 @@ def _rings(
     lengths = {len(lane) for lane in lanes.values()}
     if n < 3 or lanes.keys() != set(members) or len(lengths) > 1 or min(lengths) % size:
         return []
-    found = []
-    for k in range(0, min(lengths), size):
-        ring = Ring(tuple(members), [])
-        schedule = [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)]
-        for number, moves in enumerate(schedule, k):
-            row = [lanes[rank][number] for rank in members]
-            if [m.dst for m in row] != [members[i] for i in moves.dst]:
-                return []
-            pairs = zip(row, moves.chunk.tolist(), strict=True)
-            ring.rounds.append(
-                [Transfer(m, c, bool(moves.reduce), _sent(m, spans)) for m, c in pairs]
-            )
-        if not _fits(ring):
+    schedule = [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)]
+    found = [Ring(tuple(members), []) for _ in range(min(lengths) // size)]
+    for number, moves in enumerate(len(found) * schedule):
+        row = [lanes[rank][number] for rank in members]
+        if [m.dst for m in row] != [members[i] for i in moves.dst]:
             return []
-        found.append(ring)
-    return found
-
-
-def _sent(m: Message, spans: dict[Key, Span]) -> Values:
-    return _of(spans[m.send].before) if m.send else ()
+        values = [_of(spans[m.send or (0, 0)].before) for m in row]
+        facts = zip(row, moves.chunk.tolist(), values, strict=True)
+        transfers = [Transfer(m, chunk, bool(moves.reduce), sent) for m, chunk, sent in facts]
+        found[number // size].rounds.append(transfers)
+    return found if all(map(_fits, found)) else []
 
 
 def _fits(ring: Ring) -> bool:

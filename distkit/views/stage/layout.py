@@ -152,29 +152,26 @@ def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
 
 def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
     """The root on top, and every rank below it by its number of hops."""
-    joined: dict[int, list[int]] = defaultdict(list)
-    for a, b in dict.fromkeys(sent):
-        if b not in joined[a]:
-            joined[a].append(b)
-            joined[b].append(a)
-    root = root_of(ranks, sent)
-    depth: dict[int, int] = {}
-    below: dict[int, list[int]] = {}  # in the order of a walk: leaves come from left to right
-    stack = sorted(reversed(ranks), key=lambda rank: rank == root)
+    joined: dict[int, dict[int, None]] = defaultdict(dict)
+    for a, b in sent:
+        joined[a][b] = joined[b][a] = None
+    root, above = root_of(ranks, sent), dict[int, int | None]()  # its parent by rank, as in a walk
+    stack: list[tuple[int, int | None]] = [(rank, None) for rank in reversed(ranks)]
+    stack.append((root, None))
     while stack:
-        rank = stack.pop()
-        if rank not in below:
-            depth.setdefault(rank, 0)
-            below[rank] = [other for other in joined[rank] if other not in depth]
-            depth.update(dict.fromkeys(below[rank], depth[rank] + 1))
-            stack += reversed(below[rank])
-    leaves = (rank for rank, children in below.items() if not children)
-    slots = {rank: float(i) for i, rank in enumerate(leaves)}
-    for rank, children in reversed(below.items()):
-        if children:
-            slots[rank] = sum(slots[child] for child in children) / len(children)
+        rank, parent = stack.pop()
+        if rank not in above and rank in ranks:
+            above[rank] = parent
+            stack += [(other, rank) for other in reversed(joined[rank])]
+    below = grouped(above, above.__getitem__)
+    depth: dict[int | None, int] = {None: -1}
+    for rank, parent in above.items():
+        depth[rank] = depth[parent] + 1
+    slots = {rank: float(i) for i, rank in enumerate(r for r in above if r not in below)}
+    for rank in (r for r in reversed(above) if r in below):
+        slots[rank] = sum(slots[child] for child in below[rank]) / len(below[rank])
     deep, wide = (max([1, *places.values()]) for places in (depth, slots))
-    return {rank: (round(slots[rank] / wide, 4), round(depth[rank] / deep, 4)) for rank in below}
+    return {rank: (round(slots[rank] / wide, 4), round(depth[rank] / deep, 4)) for rank in above}
 
 
 def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:

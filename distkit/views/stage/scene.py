@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
 
 from distkit._format import count, human_seconds, joined
+from distkit.trace.log import grouped
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.marks import (
     Scene,
@@ -28,7 +31,7 @@ from distkit.views.scene.marks import (
 from distkit.views.scene.painter import thinned
 from distkit.views.scene.summaries import figure, largest, number
 from distkit.views.scene.values import NUMBERED, heat
-from distkit.views.stage.contributions import Piece
+from distkit.views.stage.contributions import Change, Piece
 from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
 from distkit.views.stage.projection import (
     Clock,
@@ -149,52 +152,44 @@ class _Painter:
 
     def _tensors(self) -> None:
         """Each piece of each tensor, from one change to the next."""
-        held: dict[int, list[tuple[float, Piece]]] = {}
-        since: dict[int, float] = {}  # when it was cut
-        first: dict[int, float] = {}
-        for time, change in self.clock.changes:
-            rank, at, pieces = change.by[0], change.at, change.pieces
-            if rank not in self.lanes:
-                continue
-            now = held.get(rank, [])
-            if at is None and len(pieces) != len(now):
-                self._strip(rank, now, since.get(rank, time), time)
-                held[rank], since[rank] = [(time, piece) for piece in pieces], time
-                first.setdefault(rank, time)
-                continue
-            for i, piece in enumerate(pieces, at or 0):
-                if i < len(now) and now[i][1] != piece:
-                    self._piece(rank, i, len(now), *now[i], time)
-                    now[i] = time, piece
-        for rank, now in held.items():
-            self._strip(rank, now, since[rank], None)
+        changes = grouped(self.clock.changes, lambda change: change[1].by[0])
+        for rank in self.lanes:
+            states: list[tuple[float, tuple[Piece, ...]]] = []
+            now: tuple[Piece, ...] = ()
+            for time, change in changes.get(rank, ()):
+                now = _changed(now, change)
+                states.append((time, now))
+            ends = [*(time for time, _ in states[1:]), None]
+            spans = [(*state, end) for state, end in zip(states, ends, strict=False)]
+            for n, some in groupby(spans, key=lambda span: len(span[1])):
+                self._strip(rank, n, [*some])
             self.cut[rank] = len(now)
-        for rank in self.lanes:  # what is not known yet
-            x, y, w = self.field.cell(rank, 0, 1)
+            x, y, w = self.field.cell(rank, 0, 1)  # what is not known yet
             empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
-            self.scene.add(x, y, empty, end=first.get(rank), layer=CELL)
+            self.scene.add(x, y, empty, end=spans[0][0] if spans else None, layer=CELL)
 
     def _strip(
-        self, rank: int, now: list[tuple[float, Piece]], since: float, until: float | None
+        self, rank: int, n: int, spans: list[tuple[float, tuple[Piece, ...], float | None]]
     ) -> None:
-        """A rank's tensor until its chunks change, with their numbers."""
-        for i, (begin, piece) in enumerate(now):
-            self._piece(rank, i, len(now), begin, piece, until)
-        n = len(now)
+        """A rank's tensor while it is cut into n chunks, with their numbers."""
+        for i in range(n):
+            for piece, some in groupby(spans, key=lambda span, i=i: span[1][i]):  # type: ignore[misc]
+                same = [*some]
+                self._piece(rank, i, n, same[0][0], piece, same[-1][2])
         if n < 2:
             return
+        when: Any = {"begin": spans[0][0], "end": spans[-1][2]}
         x, y, w = self.field.cell(rank, 0, n)
         places = tuple(round((i + 0.5) * w, 1) for i in range(n))
         high, digits = self.field.strip[1], "".join(map(str, range(n))) if n <= 10 else ""
         if self.shown[CELL]:
-            cuts = "".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n))
-            marks = [path(cuts, "cut")]
+            cuts = path("".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n)), "cut")
+            self.scene.add(x, y, cuts, layer=CHUNK, **when)
             if digits and w > 16:
-                marks.append(letters(digits, "chunk", places, y=high / 2 + 4.5))
-            self.scene.add(x, y, *marks, begin=since, end=until, layer=CHUNK)
+                chunks = letters(digits, "chunk", places, y=high / 2 + 4.5)
+                self.scene.add(x, y, chunks, layer=CHUNK, **when)
         if self.shown[VALUE] and digits and w > 30:
-            numbers = letters(digits, "small", places, y=9)
-            self.scene.add(x, y, numbers, begin=since, end=until, layer=PLACE)
+            self.scene.add(x, y, letters(digits, "small", places, y=9), layer=PLACE, **when)
 
     def _piece(
         self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
@@ -317,6 +312,13 @@ class _Painter:
             self.scene.add(*near, *dot, begin=max(meet, begin), end=end, to=home, layer=DOT)
         elif goes and end is None:
             self.scene.add(*near, *dot, begin=meet, layer=DOT)
+
+
+def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
+    """The pieces of a tensor after a change."""
+    if change.at is None:
+        return change.pieces
+    return (*now[: change.at], *change.pieces, *now[change.at + 1 :]) if now else now
 
 
 @remembered
