@@ -243,7 +243,7 @@ class _Painter:
         if after + text_width(row.size, 11.5) < spot.w - 42:
             shapes.append(text(row.size, "size", x=after, y=17))
         for n in range(self.quorum):
-            x, w = n * spot.slot, _slot(spot)
+            x, w = n * spot.slot, _slot_width(spot)
             shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
             if self.owners and w > 14:  # an empty slot names its worker
                 owner = str(self.owners[n])
@@ -252,7 +252,7 @@ class _Painter:
 
     # -- states ----------------------------------------------------------------------------
 
-    def _slot(self, g: Request) -> int:
+    def _slot_of(self, g: Request) -> int:
         """The slot of a gradient in its inbox: its worker's, or the next one."""
         own = self.owners.index(g.node) if g.node in self.owners else g.nth - 1
         return min(max(own, 0), self.quorum - 1)
@@ -262,12 +262,12 @@ class _Painter:
         lying: dict[tuple[Spot, int], list[Any]] = defaultdict(list)
         for g in self.run.history.gradients:
             if g.place in self.spots:
-                lying[self.spots[g.place], self._slot(g)].append((g.arrived, g.taken, g))
+                lying[self.spots[g.place], self._slot_of(g)].append((g.arrived, g.taken, g))
         for (spot, slot), spans in lying.items():
             over = spot.x + slot * spot.slot - 0.5, spot.y + 25.5  # covers the empty slot's edge
             for begin, end, here in pieces(spans):
                 words = f"×{len(here)}" if len(here) > 1 else f"∇v{here[0].version}"
-                box = _box(_slot(spot) + 1, 18, words, self._lane(here[0].node))
+                box = _box(_slot_width(spot) + 1, 18, words, self._lane(here[0].node))
                 self.scene.add(*over, *box, begin=begin, end=end, layer=ROW)
         held: dict[Spot, list[Any]] = defaultdict(list)
         for r in self.run.history.requests:
@@ -394,7 +394,7 @@ class _Painter:
 
     def _merge(self, i: int, keyframe: Keyframe, spot: Spot) -> None:
         """The gradients of an update move from their slots into the value."""
-        (px, py), w, begin, end = spot.pill, _slot(spot), keyframe.begin, keyframe.end
+        (px, py), w, begin, end = spot.pill, _slot_width(spot), keyframe.begin, keyframe.end
         for n, worker in enumerate(list(keyframe.subject.late)[: self.quorum]):
             box, to = rect(w, 17, "merging", r=4, lane=self._lane(worker)), (px - w / 2, py - 8.5)
             x, y = spot.x + n * spot.slot, spot.y + 26
@@ -408,7 +408,7 @@ class _Painter:
         """The end points of a message, of which one may be at a mark of a key."""
         kind = keyframe.kind
         if spot and kind == "push":
-            x = spot.x + self._slot(keyframe.subject) * spot.slot + _slot(spot) / 2
+            x = spot.x + self._slot_of(keyframe.subject) * spot.slot + _slot_width(spot) / 2
             b = x, spot.y + 43
         elif spot and kind == "pull":
             b = spot.wait, spot.y + 34.5
@@ -534,7 +534,7 @@ def brief(n: int) -> str:
     return f"{n:,}" if n < 1_000 else f"{n // 1000:,}k"
 
 
-def _slot(spot: Spot) -> float:
+def _slot_width(spot: Spot) -> float:
     """The width of a slot, without the gap after it."""
     return round(max(0.7 * spot.slot, spot.slot - 4), 1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from distkit._format import count, human_seconds, joined
@@ -173,7 +174,8 @@ class _Painter:
     ) -> None:
         """A rank's tensor while it is cut into n chunks, with their numbers."""
         for i in range(n):
-            for piece, some in groupby(spans, key=lambda span, i=i: span[1][i]):  # type: ignore[misc]
+            cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
+            for piece, some in groupby(cells, key=itemgetter(1)):
                 same = [*some]
                 self._piece(rank, i, n, same[0][0], piece, same[-1][2])
         if n < 2:
