@@ -50,7 +50,7 @@ LAYERS = {
     "algorithms": WAIST,
     "data": WAIST,
     "recording": WAIST,
-    "views": WAIST + "diagnosis data",
+    "views": WAIST + "diagnosis data algorithms",
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
 }

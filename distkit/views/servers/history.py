@@ -239,7 +239,8 @@ class _Walk:
                 self.pulled[it.node, it.place] = it.version
             elif step == ANSWERED:
                 it.version = versions[-1][1] if versions else 0
-                self.held[it.place].remove(it)
+                if it in self.held[it.place]:  # it may be answered when it arrives
+                    self.held[it.place].remove(it)
             elif step == ARRIVED:
                 self._arrive(it, time, versions)
             else:
@@ -272,7 +273,8 @@ class _Walk:
             versions.append((time, 0, {}, written(r.value) if op is Op.INIT else ""))
         if op is Op.PULL:
             r.clock, r.own = self.clocks[r.place][r.node], self.last.get(who)
-            self.held[r.place].append(r)
+            if r.answered > time:
+                self.held[r.place].append(r)
         elif op is Op.PUSH and not (r.refused or r.dropped):
             inbox.setdefault(r.node, deque()).append(r)
             self.clocks[r.place][r.node] += 1
