@@ -196,7 +196,7 @@ def test_the_desks_list_what_there_is() -> None:
     assert dir(dk.check) == sorted(TASKS) and dir(dk.solution) == sorted([*TASKS, *QUESTIONS])
     with pytest.raises(AttributeError, match=r"no exercise 'ring'. There are: relay"):
         _ = dk.check.ring
-    assert dk.solution.broadcast()._repr_markdown_().startswith("```python\nfrom distkit")
+    assert dk.solution.broadcast()._repr_markdown_().startswith("```python\nfrom torch")
 
 
 def test_every_exercise_has_its_lesson_and_lessons_name_theirs() -> None:
