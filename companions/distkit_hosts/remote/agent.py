@@ -65,7 +65,7 @@ class Agent:
 
     def __init__(self, where: dict[str, Any]) -> None:
         self._where, self._place = where, recognise(os.environ, platform.node())
-        self._answered, self._over = threading.Event(), threading.Event()
+        self._answered, self._over = False, threading.Event()
         self._folders: dict[str, int | None] = {}
         #: The exit status: 0 if the kernel has ended this agent, or itself.
         self.status = 0
@@ -82,23 +82,19 @@ class Agent:
             self._start_zygote()  # sure to be used: it imports torch while the kernel is told
         self._relay.start()
         self._tunnel.say({"here": self._facts()})
-        self._await_answer()
+        begun = time.monotonic()
         parent = self._where.get("parent")  # the engine that has started this agent, if one has
         while not self._over.wait(WATCH):
-            if parent is not None and os.getppid() != parent:
-                self._end("the engine that started it has ended")
-        self._clean_up()
-
-    def _await_answer(self) -> None:
-        """Wait for the kernel's first word, as long as there is a way to the kernel."""
-        begun = time.monotonic()
-        while not self._answered.wait(WATCH):
-            if time.monotonic() - begun > (WELCOME if self._tunnel.reached else REACH):
+            waited = 0.0 if self._answered else time.monotonic() - begun
+            if waited > (WELCOME if self._tunnel.reached else REACH):
                 self._end(
                     f"no answer from {self._where['endpoint']}. Either the notebook's kernel has "
                     "ended, or its machine cannot be reached from here: see distkit doctor --hosts",
                     status=1,
                 )
+            if parent is not None and os.getppid() != parent:
+                self._end("the engine that started it has ended")
+        self._clean_up()
 
     def _facts(self) -> dict[str, Any]:
         kernel = self._where["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
@@ -154,7 +150,7 @@ class Agent:
         """A word of the kernel's: for this agent, or else for the zygote."""
         match word["do"]:
             case "welcome":
-                self._answered.set()
+                self._answered = True
                 if self._zygote is None:
                     self._start_zygote()
             case "leave":
@@ -206,7 +202,6 @@ class Agent:
                 with suppress(OSError):  # the tunnel is lost
                     self._tunnel.say({"ended": why, "said": "".join(self._said)})
         self._over.set()
-        self._answered.set()
 
     def _clean_up(self) -> None:
         """End the zygote, which ends all that it forked, and remove what launchers left."""

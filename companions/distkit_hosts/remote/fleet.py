@@ -22,7 +22,7 @@ from distkit.errors import StartError
 from distkit.kvstore.transport.sockets import new_keys
 from distkit_hosts.remote.agent import versions
 from distkit_hosts.remote.host import HostForkServer
-from distkit_hosts.remote.launching import InEngines, Launch, by_launcher
+from distkit_hosts.remote.launching import launch
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Relay, Tunnel
 
@@ -167,27 +167,34 @@ class Fleet:
     """Starts agents, and waits until they are there.
 
     Args:
-        wish: which machines.
+        request: which machines.
         folder: of the cluster, on this one.
         progress: called with what is waited for.
     """
 
-    def __init__(self, wish: HostRequest, folder: str, progress: Callable[[str], None]) -> None:
-        self.wish, self._folder, self._progress = wish, folder, progress
+    def __init__(self, request: HostRequest, folder: str, progress: Callable[[str], None]) -> None:
+        self.request, self._folder, self._progress = request, folder, progress
         self._hosts: list[RemoteHost] = []
         self._news: queue.SimpleQueue[tuple[Tunnel, dict[str, Any]] | str] = queue.SimpleQueue()
         keys = new_keys()
-        self._relay = self._listen(f"tcp://{wish.address()}:{wish.port}", keys)
+        self._relay = self._listen(f"tcp://{request.address()}:{request.port}", keys)
         self._where = {"endpoint": self._relay.endpoint, "keys": keys}
         try:
-            self._launch = self._begin(folder)
+            self._launch = launch(
+                request.engines if request.client is None else request.client,
+                request.ranks,
+                folder,
+                request.options,
+                self._where,
+                self._news.put,
+            )
         except StartError:
             self._relay.close()
             raise
         self.store = StoreServer(folder)
 
     def _listen(self, endpoint: str, keys: tuple[str, str]) -> Relay:
-        given = self.wish.interface
+        given = self.request.interface
         listener = given if isinstance(given, socket.socket) else None
         try:
             return Relay(endpoint, keys, listen=True, accept=self._accept, listener=listener)
@@ -196,14 +203,6 @@ class Fleet:
                 f"this machine cannot listen at {endpoint}: {error.strerror}. Name one of its "
                 "addresses, and a port that is free: interface='10.0.0.1:45000'."
             ) from error
-
-    def _begin(self, folder: str) -> Launch:
-        wish = self.wish
-        if wish.client is not None:
-            return InEngines(wish.client, self._where, self._news.put)
-        return by_launcher(
-            wish.engines, wish.ranks, folder, wish.options, self._where, self._news.put
-        )
 
     def _accept(self, tunnel: Tunnel) -> None:
         def hear(word: dict[str, Any]) -> None:
@@ -228,19 +227,19 @@ class Fleet:
             host.servers = range(first, plan.servers, len(hosts))
             processes = len(host.ranks) + len(host.servers) + bool(plan.servers and not first)
             host.folder = host.server.make_folder(processes, like=self._folder, sockets=sockets)
-        wish = self.wish
-        machines = [host.machine(wish.device) for host in hosts]
-        asked = wish.device, wish.backend, wish.threads, wish.memory_fraction
+        request = self.request
+        machines = [host.machine(request.device) for host in hosts]
+        asked = request.device, request.backend, request.threads, request.memory_fraction
         made = plan_for_machines(machines, plan.servers, *asked)
         seats = dict(zip((rank for host in hosts for rank in host.ranks), made.seats, strict=True))
         in_order = tuple(seats[rank] for rank in sorted(seats))
-        return hosts, replace(made, far=wish.call, seats=in_order)
+        return hosts, replace(made, far=request.call, seats=in_order)
 
     def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
         """The fork server of each machine by its name, and the numbers of its processes."""
         found: dict[str, tuple[HostForkServer, list[int]]] = {}
         failures: dict[str, None] = {}  # several processes may say the same
-        end, came = time.monotonic() + self.wish.timeout, 0
+        end, came = time.monotonic() + self.request.timeout, 0
         wanted = self._processes()
         while came < wanted:
             self._progress(self._missing(found, came, wanted))
@@ -250,7 +249,7 @@ class Fleet:
                 self._meet(found, news)
             except queue.Empty:
                 if self._launch.state.startswith("PENDING"):  # a queue may be as long as it is
-                    end = time.monotonic() + self.wish.timeout
+                    end = time.monotonic() + self.request.timeout
                 if time.monotonic() > end:
                     failures = failures or {self._late(found, came, wanted): None}
                     break
@@ -262,9 +261,9 @@ class Fleet:
         return found
 
     def _processes(self) -> int:
-        if self.wish.client is not None:
-            return len(self.wish.client.ids)
-        ranks = self.wish.ranks
+        if self.request.client is not None:
+            return len(self.request.client.ids)
+        ranks = self.request.ranks
         return len(ranks) if isinstance(ranks, dict) else ranks
 
     def _meet(
@@ -290,7 +289,7 @@ class Fleet:
 
     def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[RemoteHost]:
         """Ranks have the numbers of a launcher's tasks; without such, machine by machine."""
-        ranks, launched = self.wish.ranks, self.wish.client is None
+        ranks, launched = self.request.ranks, self.request.client is None
         in_order = sorted(found.values(), key=lambda there: min(there[1]))
         orders = [(server, sorted(numbers)) for server, numbers in in_order]
         if isinstance(ranks, dict):
@@ -307,16 +306,19 @@ class Fleet:
         return hosts
 
     def _missing(self, found: dict[str, Any], came: int, wanted: int) -> str:
-        ranks = self.wish.ranks
+        ranks = self.request.ranks
         if isinstance(ranks, dict):
             return "waiting for " + ", ".join(name for name in ranks if name not in found)
         state = f" ({self._launch.state})" if self._launch.state else ""
-        return f"waiting for {self.wish.engines or 'engines'}{state}: {came} of {wanted} are there"
+        return (
+            f"waiting for {self.request.engines or 'engines'}{state}: {came} of {wanted} are there"
+        )
 
     def _late(self, found: dict[str, Any], came: int, wanted: int) -> str:
         return (
-            f"{self._missing(found, came, wanted)}, and not more after {self.wish.timeout:.0f} s. "
-            f"The machines must reach {self._relay.endpoint} on this one: open that port, name "
+            f"{self._missing(found, came, wanted)}, and not more after "
+            f"{self.request.timeout:.0f} s. The machines must reach {self._relay.endpoint} on this "
+            "one: open that port, name "
             "another address with interface=…, or give them longer with timeout=…."
         )
 

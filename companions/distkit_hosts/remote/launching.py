@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from distkit.errors import StartError
+from distkit.gone import GONE
 from distkit_hosts.remote.agent import AGENT
 
 #: Options for ssh, unless the user gives others: no questions, and no long wait for a dead machine.
@@ -300,37 +301,6 @@ class ByBatch(Launch):
             self._thread.join(4 * _GRACE)
 
 
-def by_launcher(
-    name: str,
-    ranks: dict[str, int] | int,
-    folder: str,
-    options: dict[str, Any],
-    where: dict[str, Any],
-    fail: Callable[[str], None],
-) -> Launch:
-    """Agents by ssh on these machines, or so many by one of ipyparallel's launchers.
-
-    Args:
-        name: of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
-        ranks: on each machine, or how many in all.
-        folder: for the launcher's files.
-        options: its configuration.
-        where: see :class:`Launch`.
-        fail: see :class:`Launch`.
-    """
-    if isinstance(ranks, dict):
-        return BySSH(ranks, options, where, fail)
-    launcher = _make(name, folder, options, where)
-    if hasattr(launcher, "job_id"):
-        return ByBatch(name, ranks, launcher, where, fail)
-    launcher.n = ranks
-    commands = {name: launcher.args}
-    if name == "local":
-        commands = {f"{name} {n}": launcher.engine_cmd for n in range(ranks)}
-    env = {**os.environ, **launcher.get_env()}
-    return ByCommands(name, commands, where, fail, env=env, cwd=launcher.work_dir)
-
-
 def _kind(name: str) -> Any:
     """The class of a launcher."""
     from ipyparallel.cluster.launcher import find_launcher_class
@@ -378,8 +348,10 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
 
 def _check_options(options: Iterable[str], known: Iterable[str], whose: str) -> None:
     for unknown in (option for option in options if option not in known):
+        gone = GONE.get(f"dk.Cluster({unknown}=…)")
         raise StartError(
-            f"{unknown!r} is no option of dk.Cluster, nor of {whose}: use one of "
+            gone
+            or f"{unknown!r} is no option of dk.Cluster, nor of {whose}: use one of "
             f"{', '.join(sorted(known))}."
         )
 
@@ -444,6 +416,39 @@ class InEngines(Launch):
                 self.fail(f"engine {engine} does not answer within {_ANSWER:.0f} s. Is it busy?")
             except Exception as error:
                 self.fail(f"engine {engine} could not begin: {type(error).__name__}: {error}")
+
+
+def launch(
+    by: Any,
+    ranks: dict[str, int] | int,
+    folder: str,
+    options: dict[str, Any],
+    where: dict[str, Any],
+    fail: Callable[[str], None],
+) -> Launch:
+    """Agents in engines, by ssh on these machines, or so many by one of ipyparallel's launchers.
+
+    Args:
+        by: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.
+        ranks: on each machine, or how many in all.
+        folder: for the launcher's files.
+        options: its configuration.
+        where: see :class:`Launch`.
+        fail: see :class:`Launch`.
+    """
+    if not isinstance(by, str):
+        return InEngines(by, where, fail)
+    if isinstance(ranks, dict):
+        return BySSH(ranks, options, where, fail)
+    launcher = _make(by, folder, options, where)
+    if hasattr(launcher, "job_id"):
+        return ByBatch(by, ranks, launcher, where, fail)
+    launcher.n = ranks
+    commands = {by: launcher.args}
+    if by == "local":
+        commands = {f"{by} {n}": launcher.engine_cmd for n in range(ranks)}
+    env = {**os.environ, **launcher.get_env()}
+    return ByCommands(by, commands, where, fail, env=env, cwd=launcher.work_dir)
 
 
 def connect(name: str) -> Any:
