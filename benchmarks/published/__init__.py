@@ -10,7 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.figure import Figure
-from benchmarks.published import collectives, parameter_servers, pipelines, rows, tables, training
+from benchmarks.published import (
+    collectives,
+    jobs,
+    parameter_servers,
+    pipelines,
+    rows,
+    tables,
+    training,
+)
 from benchmarks.published.rows import Row
 
 
@@ -21,6 +29,9 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
         "training": training.rows(),
         "parameter server": parameter_servers.rows(),
         "pipelines": pipelines.rows(),
+        "jobs": jobs.rows(),
+        "Megatron": jobs.megatron(),
+        "memory": jobs.memory(),
     }
     for name, table in found.items():
         log(f"published: {name}")
@@ -30,46 +41,31 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
         name: [row.to_dict() for row in table] for name, table in found.items()
     }
     details["not predicted"] = tables.NOT_PREDICTED
+    interleaved = [row for row in found["pipelines"] if "1F1B's" in row.table]
     return [
+        _figure("all-reduce, geometric mean error", found["collectives"], rows.geomean, 15, 8),
+        _figure("training throughput, median error", found["training"], rows.median_error, 10, 5),
         _figure(
-            "all-reduce, geometric mean error",
-            found["collectives"],
-            rows.geomean(found["collectives"]),
-            15,
-            8,
+            "parameter server, median error", found["parameter server"], rows.median_error, 15, 10
         ),
-        _figure(
-            "training throughput, median error",
-            found["training"],
-            rows.median_error(found["training"]),
-            10,
-            5,
-        ),
-        _figure(
-            "parameter server, median error",
-            found["parameter server"],
-            rows.median_error(found["parameter server"]),
-            15,
-            10,
-        ),
-        _figure(
-            "pipelines, largest error",
-            found["pipelines"],
-            abs(rows.worst(found["pipelines"]).error),
-            3,
-            3,
-        ),
+        _figure("pipelines, largest error", found["pipelines"], rows.largest_error, 3, 3),
         _figure(
             "interleaving from 1F1B's constant, largest error",
-            interleaved := [row for row in found["pipelines"] if "1F1B's" in row.table],
-            abs(rows.worst(interleaved).error),
+            interleaved,
+            rows.largest_error,
             6,
             3,
         ),
+        _figure("jobs of vTrain, median error", found["jobs"], rows.median_error, 6, 4),
+        _figure("jobs of vTrain, largest error", found["jobs"], rows.largest_error, 30, 20),
+        _figure("jobs of Megatron, largest error", found["Megatron"], rows.largest_error, 8, 5),
+        _figure("memory of Megatron, largest error", found["memory"], rows.largest_error, 0, 0),
     ], details
 
 
-def _figure(name: str, table: list[Row], error: float, must: float, aim: float) -> Figure:
+def _figure(
+    name: str, table: list[Row], error: Callable[[list[Row]], float], must: float, aim: float
+) -> Figure:
     scored = rows.scored(table)
     worst = rows.worst(table)
     title = (
@@ -81,7 +77,7 @@ def _figure(name: str, table: list[Row], error: float, must: float, aim: float) 
     return Figure(
         title,
         "%",
-        100 * error,
+        100 * error(table),
         min(errors),
         max(errors),
         len(errors),
@@ -94,8 +90,8 @@ def _figure(name: str, table: list[Row], error: float, must: float, aim: float) 
 
 
 def _line(row: Row) -> str:
-    """A row as text: prediction, published number, error."""
-    error = "fitted" if row.fitted else f"{100 * row.error:+.1f} %"
+    """A row as text: prediction, published number, whether it was fitted or asked, error."""
     return (
-        f"{row.table}, {row.case}: {row.predicted:.4g} for {row.published:.4g} {row.unit}, {error}"
+        f"{row.table}, {row.case}: {row.predicted:.4g} for {row.published:.4g} {row.unit}, "
+        f"{'fitted' if row.fitted else 'asked'}, {100 * row.error:+.1f} %"
     )

@@ -73,6 +73,11 @@ def worst(rows: Iterable[Row]) -> Row:
     return max(scored(rows), key=lambda row: abs(row.error))
 
 
+def largest_error(rows: Iterable[Row]) -> float:
+    """The absolute error of the worst row."""
+    return abs(worst(rows).error)
+
+
 def solve(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
     """Solve for as many constants as rows: Σ constant · term = value in each.
 

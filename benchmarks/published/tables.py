@@ -7,7 +7,8 @@ NVIDIA/nccl issue 1368. Horovod: its docs/benchmarks.rst and README. DLPerf: One
 dlperf_benchmark_test_report_v1.md. MXNet: example/image-classification/README. TensorFlow:
 docs_src/performance/benchmarks.md at 5984ffe. Facebook: developer.nvidia.com on Goyal et al. Null
 steps: notes on TensorFlow, OSDI 2016. Piz Daint and p2.8xlarge: e-bug, distributed-tensorflow-
-benchmarks, report/source/benchmarks.tex.
+benchmarks, report/source/benchmarks.tex. Megatron: Korthikanti et al., "Reducing activation
+recomputation in large transformer models", 2022, tables 3 to 5, as in calculon's validation.
 """
 
 from __future__ import annotations
@@ -174,6 +175,30 @@ P2_SERVED = {
     (32, 3): 863.72,
     (64, 8): 1731.31,
     (128, 16): 3333.20,
+}
+
+# -- jobs ---------------------------------------------------------------------------------
+
+#: Megatron on A100 with 80 GB, 2,048 tokens (Korthikanti et al., 2022): layers, width, heads, tp,
+#: pp, chunks, batch, micro-batch; seconds of a step with full recomputation, and with selective
+#: and sequence parallelism; GiB of the states, of all activations, of those of the second way.
+MEGATRON = {
+    "22B": ((48, 6144, 64, 8, 1, 1, 4, 4), (1.42, 1.10), (45.5625, 59.25, 9.5625)),
+    "175B": (
+        (96, 12288, 96, 8, 8, 3, 64, 1),
+        (18.13, 13.75),
+        (45.5625, 66.84375, 12.3515625),
+    ),
+    "530B": (
+        (105, 20480, 128, 8, 35, 3, 280, 1),
+        (49.05, 37.83),
+        (31.640625, 114.0234375, 23.076171875),
+    ),
+    "1T": (
+        (128, 25600, 160, 8, 64, 1, 512, 1),
+        (94.42, 71.49),
+        (32.958984375, 131.25, 26.5625),
+    ),
 }
 
 #: Published numbers that are not predicted here, with the reason.

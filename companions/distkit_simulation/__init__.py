@@ -2,7 +2,8 @@
 
 :mod:`~distkit_simulation.cost` has the formulas of the papers; :func:`simulate` runs a schedule on
 a :class:`Network` and returns the trace that real ranks would record; :func:`data_parallel`,
-:func:`pipeline` and :func:`parameter_server` simulate training steps; :func:`calibrate` measures
+:func:`pipeline` and :func:`parameter_server` simulate training steps; :func:`simulate_job` predicts
+a whole training job, and :func:`search_layouts` the best of its layouts; :func:`calibrate` measures
 the parameters of the formulas; :func:`measure_step` measures the parts of a step, from which
 :func:`plot_speedups` and :func:`plot_prediction` draw speedups.
 """
@@ -16,6 +17,7 @@ from distkit.companions import attributes
 if TYPE_CHECKING:
     from distkit_simulation import cost, parallel
     from distkit_simulation.calibration import Measured, calibrate
+    from distkit_simulation.job import A100, H100, Job, Machine, search_layouts, simulate_job
     from distkit_simulation.network import Link, Network
     from distkit_simulation.parameter_servers import Served, parameter_server, place
     from distkit_simulation.plots import compare
@@ -36,10 +38,12 @@ if TYPE_CHECKING:
         speedups,
     )
     from distkit_simulation.training import Workload, data_parallel, pipeline
+    from distkit_simulation.what_if import ideal_step
 
 #: Calibration and measurements need torch, and are imported on first use.
 _HOMES = {
     "distkit_simulation.calibration": ["Measured", "calibrate"],
+    "distkit_simulation.job": ["A100", "H100", "Job", "Machine", "search_layouts", "simulate_job"],
     "distkit_simulation.network": ["Link", "Network"],
     "distkit_simulation.speedup": [
         "measure_step",
@@ -60,11 +64,16 @@ _HOMES = {
         "simulate",
     ],
     "distkit_simulation.training": ["Workload", "data_parallel", "pipeline"],
+    "distkit_simulation.what_if": ["ideal_step"],
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "A100",
+    "H100",
+    "Job",
     "Link",
+    "Machine",
     "Measured",
     "Network",
     "Served",
@@ -78,6 +87,7 @@ __all__ = [
     "data_parallel",
     "exponential",
     "finish_times",
+    "ideal_step",
     "lognormal",
     "measure_step",
     "parallel",
@@ -87,7 +97,9 @@ __all__ = [
     "plot_prediction",
     "plot_speedups",
     "predict",
+    "search_layouts",
     "simulate",
+    "simulate_job",
     "speedups",
 ]
 

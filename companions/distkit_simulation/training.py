@@ -156,11 +156,41 @@ def pipeline(
         33
     """
     check_network(network, ranks)
-    orders = _orders(order, ranks, microbatches, chunks)
+    writer, orders = Writer(ranks), _orders(order, ranks, microbatches, chunks)
+    play_pipeline(
+        writer,
+        orders,
+        forward,
+        backward,
+        nbytes,
+        network,
+        chunks=chunks,
+        weights=weights,
+        overlap=overlap,
+        stragglers=stragglers,
+    )
+    return writer.trace(f"pipeline ({order if isinstance(order, str) else 'own'})")
+
+
+def play_pipeline(
+    writer: Writer,
+    orders: Orders,
+    forward: float,
+    backward: float,
+    nbytes: int,
+    network: Network,
+    *,
+    chunks: int = 1,
+    weights: float | None = None,
+    overlap: bool = True,
+    stragglers: Stragglers | None = None,
+) -> list[float]:
+    """Write the actions of a pipeline, as for :func:`pipeline`; return the end of each rank [s]."""
+    ranks = len(orders)
     weights = backward / 2 if weights is None else weights
     seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}
     stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
-    clock, writer = [0.0] * ranks, Writer(ranks)
+    clock = [0.0] * ranks
     arrived: dict[Action, float] = {}  # time of an action's result at the next rank
     for rank, action in played(orders):
         needed, begin = action.needs(stages), clock[rank]
@@ -177,7 +207,7 @@ def pipeline(
             arrived[action] = end + took
             writer.operation(Op.SEND, rank, end, end + took, **writer.message(to % ranks, nbytes))
             clock[rank] = end if overlap else end + took
-    return writer.trace(f"pipeline ({order if isinstance(order, str) else 'own'})")
+    return clock
 
 
 def _orders(order: str | Orders, ranks: int, microbatches: int, chunks: int) -> Orders:

@@ -256,19 +256,28 @@ class PipelineSchedule:
     peer: str
     looped: bool = False
 
+    def check(self, ranks: int, microbatches: int, chunks: int = 1) -> None:
+        """Check that the schedule exists for these numbers.
+
+        Raises:
+            ValueError: It does not.
+        """
+        if self.looped:
+            _turn(ranks, microbatches)
+        elif chunks != 1:
+            raise ValueError(
+                f"{self.title} has one stage a rank, not {chunks}: take interleaved or zero_bubble"
+            )
+
     def orders(self, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
         """The actions of each rank.
 
         Raises:
             ValueError: The schedule does not exist for these numbers.
         """
-        if self.looped:
-            return self.schedule(ranks, microbatches, chunks)
-        if chunks != 1:
-            raise ValueError(
-                f"{self.title} has one stage a rank, not {chunks}: take interleaved or zero_bubble"
-            )
-        return self.schedule(ranks, microbatches)
+        self.check(ranks, microbatches, chunks)
+        looped = [chunks] if self.looped else []
+        return self.schedule(ranks, microbatches, *looped)
 
     def bubble_of_whole(self, ranks: int, microbatches: int, chunks: int = 1) -> float:
         """The share of a step's time in which a rank is idle."""

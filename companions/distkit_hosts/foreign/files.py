@@ -29,7 +29,7 @@ from distkit.trace import file
 from distkit.trace.file import unpacked
 from distkit.trace.info import MOST_RANKS, RankInfo, RunInfo
 from distkit.trace.log import Log
-from distkit_hosts.foreign import flight_recorder, kineto, nccl_log
+from distkit_hosts.foreign import flight_recorder, kineto, nccl_log, pipeline_steps
 
 Json = dict[str, Any]
 
@@ -49,7 +49,7 @@ _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
 #: What follows the rank's number: suffixes without a digit.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
 _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
-_KINDS = flight_recorder, kineto, nccl_log
+_KINDS = flight_recorder, pipeline_steps, kineto, nccl_log
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
     "traces of torch.profiler, and logs of NCCL (NCCL_DEBUG=INFO)."
@@ -219,6 +219,8 @@ def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], Ru
     """The events in some files of one kind, and what is known of their run."""
     if reader is nccl_log:
         return nccl_log.read({label: read[path] for path, label in _labels([*read]).items()})
+    if reader is pipeline_steps:
+        return pipeline_steps.read(next(iter(read.values())))
     ranks = _by_rank(read)
     events, info = reader.read({rank: read[path] for rank, path in ranks.items()})
     known = {rank: RankInfo(f"rank {rank}", file=path.name) for rank, path in ranks.items()}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: The axes of the mesh, outermost first: ranks of a tensor-parallel group are neighbours.
 AXES = ("dp", "pp", "tp")
+#: The same with pipelines outermost: copies are neighbours, and stages far from each other.
+MEGATRON = ("pp", "dp", "tp")
 #: The sizes that tensor-parallel ranks divide.
 SLICED = ("heads", "kv_heads", "hidden", "inner", "vocabulary", "sequence")
 
@@ -43,6 +45,7 @@ class Layout:
         schedule: of the pipeline.
         chunks: stages on each rank of the pipeline.
         devices_per_host: a tensor-parallel group stays within a host.
+        axes: the axes of the mesh, outermost first.
 
     Raises:
         LayoutError: Some numbers do not fit; the message names them and the nearest valid layouts.
@@ -74,6 +77,7 @@ class Layout:
     schedule: str | None = None
     chunks: int = 1
     devices_per_host: int | None = None
+    axes: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
@@ -96,9 +100,16 @@ class Layout:
         """
         if not 0 <= rank < self.size:
             raise LayoutError(f"{self} has ranks 0 to {self.size - 1}, and no rank {rank}")
-        outer, tp = divmod(rank, self.tp)
-        dp, pp = divmod(outer, self.pp)
-        return {"dp": dp, "pp": pp, "tp": tp}
+        return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in self.axes}
+
+    def stride(self, axis: str) -> int:
+        """The distance of neighbours on an axis.
+
+        >>> Layout(dp=2, tp=4, pp=3).stride("dp")
+        12
+        """
+        inner = self.axes[self.axes.index(axis) + 1 :]
+        return math.prod(getattr(self, other) for other in inner)
 
     def group(self, rank: int, axis: str) -> list[int]:
         """The ranks that differ from this one on one axis only, including itself.
@@ -124,8 +135,8 @@ class Layout:
                 f"{self} is for {self.size} ranks, and this run has {dist.get_world_size()}: "
                 f"give world={dist.get_world_size()}, and the layout is checked before"
             )
-        shape = tuple(getattr(self, axis) for axis in AXES)
-        return init_device_mesh(device_type, shape, mesh_dim_names=AXES)
+        shape = tuple(getattr(self, axis) for axis in self.axes)
+        return init_device_mesh(device_type, shape, mesh_dim_names=self.axes)
 
 
 # -- the rules ------------------------------------------------------------------------------
@@ -133,7 +144,11 @@ class Layout:
 
 def _no_counts(numbers: dict[str, Any]) -> Iterator[str]:
     for name, value in numbers.items():
-        if name != "schedule" and value is not None and (type(value) is not int or value < 1):
+        if (
+            name not in ("schedule", "axes")
+            and value is not None
+            and (type(value) is not int or value < 1)
+        ):
             yield f"{name} = {value!r} is no positive whole number"
 
 
@@ -158,7 +173,7 @@ def _misfits(it: Any) -> Iterator[str]:
 def _unscheduled(it: Any) -> Iterator[str]:
     try:
         if it.schedule is not None:
-            PIPELINES[it.schedule].orders(it.pp, it.microbatches, it.chunks)
+            PIPELINES[it.schedule].check(it.pp, it.microbatches, it.chunks)
     except (KeyError, ValueError) as error:
         yield str(error.args[0])
 

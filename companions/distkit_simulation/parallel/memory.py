@@ -85,7 +85,9 @@ class Transformer:
         heads: of the queries.
         kv_heads: of keys and values.
         inner: width of the gated feed-forward layer.
-        vocabulary: number of tokens; input and output embedding are separate.
+        vocabulary: number of tokens.
+        matrices: of the feed-forward layer; 2 if it is not gated.
+        embeddings: 1 if input and output share theirs.
 
     Example:
         >>> LLAMA_3_8B.parameters
@@ -100,6 +102,17 @@ class Transformer:
     kv_heads: int
     inner: int
     vocabulary: int
+    matrices: int = 3
+    embeddings: int = 2
+
+    @classmethod
+    def gpt(cls, layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Transformer:
+        """A model like GPT-3: a plain feed-forward layer of four times the width, one embedding.
+
+        >>> round(Transformer.gpt(96, 12288, 96).parameters / 1e9, 1)
+        174.6
+        """
+        return cls(layers, hidden, heads, heads, 4 * hidden, vocabulary, 2, 1)
 
     @property
     def embedding(self) -> int:
@@ -108,14 +121,14 @@ class Transformer:
 
     @property
     def layer(self) -> int:
-        """Parameters of one layer: queries and output, keys and values, three matrices."""
+        """Parameters of one layer: queries and output, keys and values, feed-forward."""
         h, keys = self.hidden, self.hidden * self.kv_heads // self.heads
-        return 2 * h * h + 2 * h * keys + 3 * h * self.inner
+        return 2 * h * h + 2 * h * keys + self.matrices * h * self.inner
 
     @property
     def parameters(self) -> int:
         """All parameters, without those of norms (less than 0.01 %)."""
-        return 2 * self.embedding + self.layers * self.layer
+        return self.embeddings * self.embedding + self.layers * self.layer
 
     def activations(
         self,
@@ -179,7 +192,7 @@ class Transformer:
         >>> round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4)
         2.6035
         """
-        ends = 2 if stages == 1 else 1
+        ends = self.embeddings if stages == 1 else 1
         return self.layers * self.layer / stages + ends * self.embedding
 
     def stage_activations(

@@ -1,0 +1,136 @@
+"""Whole training jobs: measured steps of vTrain's runs and of Megatron, and Megatron's memory.
+
+Three constants of an A100 are fitted on 21 of vTrain's 109 runs, drawn by chance within each size
+of model: the reachable shares of its operations, of its memory's bandwidth, and of a host's network
+cards. All other rows are asked, Megatron's too: its hosts have twice the cards.
+
+vtrain.csv is data/ground_truth_multi.csv of VIA-Research/vTrain: copyright (c) 2024, VIA Research
+Group at KAIST, MIT licence.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published import tables
+from benchmarks.published.rows import Row
+from distkit_simulation.job import A100, Job, Machine
+from distkit_simulation.network import Link
+from distkit_simulation.parallel.layout import MEGATRON, Layout
+from distkit_simulation.parallel.memory import GIB, Transformer
+
+#: Bytes a second of the network cards of a host: vTrain's cluster, Megatron's.
+CARDS = {"vTrain": 100e9, "Megatron": 200e9}
+#: Errors beyond this count less in the fit: some runs were disturbed.
+USUAL = 0.08
+
+
+#: What Megatron recomputes: everything; attention only, with sequence parallelism.
+FULL: dict[str, Any] = {"recompute": "full"}
+SELECTIVE: dict[str, Any] = {"recompute": "selective", "sequence_parallel": True}
+
+
+def rows() -> list[Row]:
+    """Every measured run of vTrain's."""
+    best = fitted()
+    return [
+        Row("vTrain", str(job), "s", seconds, replace(job, machine=machine(best)).seconds, known)
+        for job, seconds, known in runs()
+    ]
+
+
+def megatron() -> list[Row]:
+    """Megatron's steps, of which none is fitted."""
+    gpus = machine(fitted(), "Megatron")
+    return [
+        Row(
+            "Megatron",
+            f"{name}, {way['recompute']}",
+            "s",
+            published,
+            _megatron(name, gpus, way).seconds,
+        )
+        for name, (_, seconds, _) in tables.MEGATRON.items()
+        for way, published in zip((FULL, SELECTIVE), seconds, strict=True)
+    ]
+
+
+def memory() -> list[Row]:
+    """Megatron's memory on the first rank, without embeddings."""
+    found = []
+    for name, (_, _, published) in tables.MEGATRON.items():
+        every, few = (
+            _megatron(name, A100, way).stage_memory(0) for way in ({"recompute": "none"}, SELECTIVE)
+        )
+        states = every["parameters"] + every["gradients"] + every["optimizer"]
+        held = {"states": states, "none": every["activations"], "selective": few["activations"]}
+        found += [
+            Row("Megatron's memory", f"{name}, {kind}", "GiB", gib, nbytes / GIB)
+            for (kind, nbytes), gib in zip(held.items(), published, strict=True)
+        ]
+    return found
+
+
+def _megatron(name: str, gpus: Machine, way: dict[str, Any]) -> Job:
+    (layers, hidden, heads, tp, pp, chunks, batch, size), *_ = tables.MEGATRON[name]
+    schedule = "1f1b" if chunks == 1 else "interleaved"
+    return Job(
+        Transformer.gpt(layers, hidden, heads),
+        Layout(tp=tp, pp=pp, axes=MEGATRON),
+        gpus,
+        batch,
+        2048,
+        size,
+        schedule,
+        chunks,
+        **way,
+    )
+
+
+def machine(shares: Sequence[float], cards: str = "vTrain") -> Machine:
+    """An A100 that reaches these shares of operations, memory and network cards."""
+    matmul, stream, between = shares
+    link = Link.of(A100.between.alpha, between * CARDS[cards])
+    return replace(A100, matmul=matmul, stream=stream, between=link)
+
+
+@cache
+def runs() -> list[tuple[Job, float, bool]]:
+    """Each of vTrain's runs with its seconds, and whether it is fitted."""
+    with (Path(__file__).parent / "vtrain.csv").open() as file:
+        table = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    return [(_run(row), row["milliseconds"] / 1e3, bool(row["fitted"])) for row in table]
+
+
+def _run(row: dict[str, float]) -> Job:
+    n = {name: int(value) for name, value in row.items()}
+    layout = Layout(dp=n["data"], tp=n["tensor"], pp=n["pipeline"], axes=MEGATRON)
+    model = Transformer.gpt(n["layers"], n["hidden"], n["heads"])
+    return Job(model, layout, A100, n["batch"], n["sequence"], n["micro_batch"])
+
+
+@cache
+def fitted() -> list[float]:
+    """The shares that predict the fitted runs best: a search along each of them."""
+    known = [(job, seconds) for job, seconds, fit in runs() if fit]
+
+    def loss(shares: Sequence[float]) -> float:
+        guess = machine(shares)
+        errors = (math.log(replace(job, machine=guess).seconds / s) for job, s in known)
+        return sum(math.sqrt(1 + (error / USUAL) ** 2) for error in errors)
+
+    best, step = [0.8, 0.8, 0.8], 0.1
+    while step > 1e-3:
+        moves = [
+            [*best[:i], best[i] * f, *best[i + 1 :]] for i in range(3) for f in (1 - step, 1 + step)
+        ]
+        better = min([best, *moves], key=loss)
+        step = step if better != best else step / 2
+        best = better
+    return best

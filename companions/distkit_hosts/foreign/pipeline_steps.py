@@ -1,0 +1,114 @@
+"""Recorded steps of pipelines, as ByteDance's what-if analysis publishes them, as events. Pure.
+
+A process of the Chrome trace is a data-parallel copy, a thread a stream of one of its stages; each
+event names its step and its micro-batch. Lin et al., "Understanding stragglers in large model
+training using what-if analysis", 2025.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from distkit.events import Event, Op, State
+from distkit.trace.info import RankInfo, RunInfo
+
+Json = dict[str, Any]
+
+LOOKED_FOR = "forward-compute, backward-compute, sends, receives and collectives with their step"
+_THREAD = re.compile(r"PP rank (\d+), TP rank (\d+)")
+#: The stages to which messages go, or come from, relative to the rank's own.
+_PEERS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
+#: Collectives; "stage": of all copies of a stage; "ends": of a pipeline's first and last stage.
+_COLLECTIVES = {
+    "params-all-gather": (Op.ALL_GATHER, "stage"),
+    "grads-reduce-scatter": (Op.REDUCE_SCATTER, "stage"),
+    "separate-grads-all-reduce": (Op.ALL_REDUCE, "stage"),
+    "embedding-grads-all-reduce": (Op.ALL_REDUCE, "ends"),
+}
+
+
+class _Facts(Struct):
+    step: int
+    mb_id: int | None
+
+
+class _Slice(Struct):
+    name: str
+    pid: int
+    tid: int
+    ts: float
+    dur: float
+    args: _Facts
+
+
+def is_one(value: Any) -> bool:
+    """True if this looks like such a trace."""
+    events = value.get("traceEvents") if isinstance(value, dict) else None
+    return isinstance(events, list) and any(
+        isinstance(e, dict) and e.get("name") == "forward-compute" for e in events
+    )
+
+
+def check(trace: Json) -> None:
+    """Raise ValueError when a field holds something else than it should, and name it."""
+    msgspec.convert(_slices(trace), list[_Slice])
+
+
+def holds(traces: Iterable[Json]) -> str:
+    """The contents of some traces, in words."""
+    return f"{sum(len(_slices(trace)) for trace in traces):,} events"
+
+
+def read(trace: Json) -> tuple[list[Event], RunInfo]:
+    """The events of all ranks, and what is known of their run."""
+    threads = {
+        (e["pid"], e["tid"]): int(told[1])
+        for e in trace["traceEvents"]
+        if e.get("ph") == "M" and (told := _THREAD.match(str(e["args"].get("name"))))
+    }
+    slices = sorted(msgspec.convert(_slices(trace), list[_Slice]), key=lambda s: s.ts)
+    places = sorted({(threads[s.pid, s.tid], s.pid) for s in slices})
+    ranks = {place: rank for rank, place in enumerate(places)}
+    last = max(stage for stage, _ in places)
+    groups: dict[str, list[int]] = {}
+    for (stage, copy), rank in ranks.items():
+        groups.setdefault(f"stage {stage}", []).append(rank)
+        if stage in (0, last):
+            groups.setdefault(f"ends of copy {copy}", []).append(rank)
+    events: list[Event] = []
+    for seq, s in enumerate(slices):
+        stage = threads[s.pid, s.tid]
+        facts: Json = {"op": Op.MARK}
+        if s.name in _PEERS:
+            op = Op.SEND if s.name.endswith("send") else Op.RECV
+            facts = {"op": op, "peer": ranks.get((stage + _PEERS[s.name], s.pid)), "tag": 0}
+        elif s.name in _COLLECTIVES:
+            op, kind = _COLLECTIVES[s.name]
+            facts = {"op": op, "group": f"{kind} of copy {s.pid}"}
+            if kind == "stage":
+                facts["group"] = f"stage {stage}"
+        micro = {} if s.args.mb_id is None or s.args.mb_id < 0 else {"microbatch": s.args.mb_id}
+        known = {"label": s.name, "batch": s.args.step, "stage": stage, **micro}
+        for state, time in ((State.STARTED, s.ts), (State.COMPLETED, s.ts + s.dur)):
+            events.append(
+                Event(
+                    ranks[stage, s.pid],
+                    seq,
+                    state=state,
+                    time=time / 1e6,
+                    attributes=known,
+                    **facts,
+                )
+            )
+    names = {rank: RankInfo(f"stage {stage}, copy {copy}") for (stage, copy), rank in ranks.items()}
+    info = RunInfo(name="pipeline", world_size=len(ranks), groups=groups, ranks=names)
+    return sorted(events, key=lambda e: e.time), info
+
+
+def _slices(trace: Json) -> list[Json]:
+    return [e for e in trace["traceEvents"] if e.get("ph") == "X"]

@@ -1,0 +1,509 @@
+"""Predicts a training job: the time of a step by its parts, memory by rank, and the best layout.
+
+Compute is the larger part of a job. A matrix product of M × N × K takes its operations at the
+reachable rate, plus the bytes of its three matrices at the memory's: so its efficiency grows with
+its size. All else (norms, activations, dropout, attention scores) takes its bytes. Collectives are
+rings over the links where their ranks sit. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distkit._format import aligned, human_seconds, joined
+from distkit.algorithms.catalogue import PIPELINES
+from distkit.errors import LayoutError
+from distkit.events import Op
+from distkit.trace.trace import Trace
+from distkit.views.scene import figures
+from distkit.views.scene.theme import rank_color
+from distkit_simulation import cost
+from distkit_simulation.network import Link, Network
+from distkit_simulation.parallel.layout import MEGATRON, Layout
+from distkit_simulation.parallel.memory import GIB, States, Transformer
+from distkit_simulation.simulator import Stragglers, Writer
+from distkit_simulation.training import play_pipeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Bytes of a number in half precision, of a gradient and of Adam's state in mixed precision.
+HALF, GRADIENT, OPTIMIZER = 2, 4, 12
+#: Bytes that an update reads and writes for each parameter.
+UPDATE = 30
+#: Bytes moved by a layer's forward for each token and unit of width: norms, residuals and dropout,
+#: which each tensor-parallel rank repeats; queries, keys and values; a unit of the inner width;
+#: for each attention score; for each logit.
+REPEATED, PROJECTED, INNER, SCORE, LOGIT = 22, 6, 2, 9, 16
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hosts of several devices each.
+
+    Args:
+        name: of the device.
+        flops: peak operations a second of a device.
+        bandwidth: peak bytes a second of its memory.
+        memory: bytes of a device.
+        inside: the link between devices of a host.
+        between: the link of all network cards of a host together.
+        devices: of a host.
+        matmul: share of ``flops`` that large matrix products reach.
+        stream: share of ``bandwidth`` that is reached.
+        launch: seconds of the host program to launch a layer's forward: small layers take no less.
+
+    Raises:
+        ValueError: a number is missing, zero or negative.
+    """
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory: float
+    inside: Link
+    between: Link
+    devices: int = 8
+    matmul: float = 0.846
+    stream: float = 0.778
+    launch: float = 0.7e-3
+
+    def __post_init__(self) -> None:
+        numbers = {k: v for k, v in vars(self).items() if isinstance(v, int | float)}
+        links = {"inside": self.inside, "between": self.between}
+        numbers |= {
+            f"bandwidth of the link {k}": 1 / v.beta if v.beta else 0 for k, v in links.items()
+        }
+        if missing := [name for name, value in numbers.items() if not value > 0]:
+            raise ValueError(
+                f"the machine {self.name} has no {joined(missing)}: give a positive number, a "
+                "bandwidth in bytes/s as in dk.simulation.Link.of(latency, bandwidth)"
+            )
+
+    def product(self, m: float, n: float, k: float) -> float:
+        """Seconds of a matrix product of m × k by k × n."""
+        return 2 * m * n * k / (self.flops * self.matmul) + self.moved(
+            HALF * (m * n + m * k + n * k)
+        )
+
+    def moved(self, nbytes: float) -> float:
+        """Seconds to read or write as many bytes of a device's memory."""
+        return nbytes / (self.bandwidth * self.stream)
+
+    def link(self, ranks: int, stride: int) -> Link:
+        """The link of a ring of ranks that are ``stride`` apart, while its neighbours' rings run.
+
+        In one host they have the inner link. Else as many rings as ranks apart leave each host, and
+        share its cards.
+        """
+        if ranks * stride <= self.devices:
+            return self.inside
+        share = self.between.beta * min(stride, self.devices)
+        return Link(self.between.alpha, max(self.inside.beta, share))
+
+
+#: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand cards of 200 Gbit/s. The shares are
+#: fitted on 21 of vTrain's runs by ``distkit bench published``; the inner link is NCCL's ring.
+A100 = Machine("A100", 312e12, 2.0e12, 80e9, Link.of(3e-6, 230e9), Link.of(5e-6, 0.923 * 100e9))
+#: NVIDIA's H100 with 80 GB, 8 in a host with 8 cards of 400 Gbit/s; shares as measured on A100.
+H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6, 0.923 * 400e9))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job, and what it takes; see :func:`simulate_job`."""
+
+    model: Transformer
+    layout: Layout
+    machine: Machine
+    batch: int
+    sequence: int
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    recompute: str = "full"
+    sequence_parallel: bool = False
+    flash: bool = False
+    zero: int = 0
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        model, layout = self.model, self.layout
+        each = layout.dp * self.micro_batch
+        if self.micro_batch < 1 or self.batch < each:
+            raise LayoutError(
+                f"a batch of {self.batch} is smaller than dp · micro-batch = {layout.dp} · "
+                f"{self.micro_batch}: give a batch of {each} or more, or fewer copies"
+            )
+        if self.batch % each:
+            raise LayoutError(
+                f"a batch of {self.batch} cannot be divided by dp · micro-batch = {layout.dp} · "
+                f"{self.micro_batch}: give a multiple of {each}"
+            )
+        replace(
+            layout,
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            hidden=model.hidden,
+            inner=model.inner,
+            layers=model.layers,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            chunks=self.chunks,
+        )
+        self.stage_memory(0)  # refuses an unknown recompute or stage of ZeRO
+
+    @property
+    def microbatches(self) -> int:
+        """Of each copy in a step."""
+        return self.batch // (self.layout.dp * self.micro_batch)
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def stage_memory(self, stage: int) -> dict[str, float]:
+        """Bytes on each rank of a place in the pipeline, by kind."""
+        model, layout, first = self.model, self.layout, stage == 0
+        ends = model.embeddings if layout.pp == 1 else int(first or stage == layout.pp - 1)
+        sizes = {
+            "gradient": GRADIENT,
+            "optimizer": OPTIMIZER,
+            "ranks": layout.dp,
+            "stage": self.zero,
+        }
+        layers = States.of(model.layers * model.layer / layout.pp / layout.tp, **sizes)
+        embedding = States.of(ends * model.embedding / layout.tp, **sizes)
+        kept = model.activations(
+            self.sequence,
+            self.micro_batch,
+            tensor=layout.tp,
+            recompute="selective" if self.flash and self.recompute == "none" else self.recompute,
+            sequence_parallel=self.sequence_parallel,
+        )
+        held = PIPELINES[self.schedule].activations(
+            stage, layout.pp, self.microbatches, self.chunks
+        )
+        activations = kept * held / (layout.pp * self.chunks)
+        return asdict(layers) | {"embedding": embedding.total, "activations": activations}
+
+    @property
+    def memory(self) -> list[dict[str, float]]:
+        """Bytes on each rank by kind, for each place in the pipeline."""
+        return [self.stage_memory(stage) for stage in range(self.layout.pp)]
+
+    # -- time -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _layer(self) -> tuple[float, float, float]:
+        """Seconds of a micro-batch in a layer: forward, backward, of these in all-reduces."""
+        model, machine, t = self.model, self.machine, self.layout.tp
+        tokens, h = self.sequence * self.micro_batch, model.hidden
+        keys, gates = h * model.kv_heads // model.heads, model.matrices - 1
+        linear = (
+            machine.product(tokens, (h + 2 * keys) / t, h)
+            + machine.product(tokens, h, h / t)
+            + machine.product(tokens, gates * model.inner / t, h)
+            + machine.product(tokens, h, model.inner / t)
+        )
+        s, width, heads = self.sequence, h / model.heads, self.micro_batch * model.heads / t
+        if self.flash:  # scores never reach the memory
+            attention = 2 * heads * machine.product(s, s, width) - machine.moved(
+                2 * heads * HALF * s * s
+            )
+        else:
+            attention = heads * (
+                machine.product(s, s, width)
+                + machine.product(s, width, s)
+                + machine.moved(SCORE * s * s)
+            )
+        repeated = REPEATED / (t if self.sequence_parallel else 1)
+        inner = INNER * (gates + 1) * model.inner / h
+        pointwise = machine.moved(tokens * h * (repeated + (PROJECTED + inner) / t))
+        again = {"full": linear + attention + pointwise, "selective": attention, "none": 0.0}
+        if self.flash:
+            again["selective"] = 0.0  # its own backward recomputes
+        reduced = cost.ring(t, HALF * tokens * h, machine.link(t, self.layout.stride("tp")))
+        forward = max(linear + attention + pointwise + 2 * reduced, machine.launch)
+        repeats = 4 if self.recompute == "full" else 2
+        backward = 2 * (linear + attention + pointwise) + again[self.recompute] + repeats * reduced
+        return forward, max(backward, 2 * machine.launch), (2 + repeats) * reduced
+
+    @property
+    def _stage(self) -> float:
+        """Seconds of a micro-batch on a rank in the middle of the pipeline, without messages."""
+        return sum(self._layer[:2]) * self.model.layers / self.layout.pp
+
+    @cached_property
+    def _logits(self) -> float:
+        """Seconds of a micro-batch's logits and loss, which the last stage computes too."""
+        tokens, share = self.sequence * self.micro_batch, self.model.vocabulary / self.layout.tp
+        product = self.machine.product(tokens, share, self.model.hidden)
+        return 3 * product + self.machine.moved(LOGIT * tokens * share)
+
+    @cached_property
+    def _message(self) -> float:
+        """Seconds of a message between two stages; all devices of a host send at once."""
+        if self.layout.pp == 1:
+            return 0.0
+        nbytes = HALF * self.sequence * self.micro_batch * self.model.hidden / self.layout.tp
+        stride = min(self.layout.stride("pp"), self.machine.devices)
+        return float(self.machine.link(2, stride).seconds(nbytes))
+
+    @property
+    def _gradients(self) -> float:
+        """Seconds of the gradients' all-reduce; ZeRO gathers parameters in half precision."""
+        layout, mine = self.layout, self.model.largest_stage(self.layout.pp) / self.layout.tp
+        sizes = [GRADIENT, (GRADIENT + HALF) / 2, (GRADIENT + HALF) / 2, GRADIENT / 2 + HALF]
+        link = self.machine.link(layout.dp, layout.stride("dp"))
+        return float(cost.ring(layout.dp, mine * sizes[self.zero], link))
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """The seconds of a step on the slowest rank, by part."""
+        layout, layers = self.layout, self.model.layers / self.layout.pp
+        _, backward, reduced = self._layer
+        m, p = self.microbatches, layout.pp
+        tensor = m * layers * reduced
+        data = self._gradients
+        if self.overlap:
+            data = float(cost.exposed(data, layers * backward, layers))
+        share = layout.dp if self.zero else 1
+        update = self.machine.moved(UPDATE * self.model.largest_stage(p) / layout.tp / share)
+        bubble = PIPELINES[self.schedule].bubble_to_work(p, m, self.chunks)
+        messages = 2 * self.chunks * self._message
+        return {
+            "compute": m * (self._stage + self._logits) - tensor,
+            "tensor": tensor,
+            "pipeline": m * messages,
+            "bubble": m * bubble * (self._stage + messages),
+            "data": data,
+            "update": update,
+        }
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a step."""
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.batch * self.sequence / self.seconds
+
+    @property
+    def utilization(self) -> float:
+        """The share of all devices' peak that trains the model: model FLOPs utilization (MFU)."""
+        model = self.model
+        dense = 6 * (model.layers * model.layer + model.embedding)
+        scores = 12 * model.layers * self.sequence * model.hidden
+        peak = self.layout.size * self.machine.flops
+        return (dense + scores) * self.tokens_per_second / peak
+
+    @property
+    def trace(self) -> Trace:
+        """A step of one pipeline, for the views: a rank stands for its tensor-parallel group."""
+        p, parts = self.layout.pp, self.parts
+        writer, layers = Writer(p), self.model.layers / p
+        clock = play_pipeline(
+            writer,
+            PIPELINES[self.schedule].orders(p, self.microbatches, self.chunks),
+            layers * self._layer[0],
+            layers * self._layer[1],
+            HALF * self.sequence * self.micro_batch * self.model.hidden // self.layout.tp,
+            Network(Link(self._message, 0)),
+            chunks=self.chunks,
+            overlap=False,
+            stragglers=Stragglers(slow={p - 1: 1 + self._logits / self._stage}),
+        )
+        ends = np.full(p, max(clock))
+        gradients = {"nbytes": GRADIENT * int(self.model.largest_stage(p) / self.layout.tp)}
+        writer.operations(Op.ALL_REDUCE, np.array(clock), ends + parts["data"], **gradients)
+        ends += parts["data"]
+        label = {"label": "update"}
+        writer.operations(Op.MARK, ends, ends + parts["update"], attributes=label)
+        return writer.trace(str(self))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layout}, micro-batches: {self.microbatches} of {self.micro_batch}, "
+            f"{self.schedule}, recompute {self.recompute}"
+        )
+
+    def __repr__(self) -> str:
+        layout, first = self.layout, self.stage_memory(0)
+        held = ", ".join(f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in first.items())
+        times = [
+            (part, human_seconds(seconds), f"{seconds / self.seconds:.1%}")
+            for part, seconds in self.parts.items()
+        ]
+        return "\n".join(
+            [
+                f"{self.model.parameters / 1e9:.1f} billion parameters on {layout.size:,} "
+                f"{self.machine.name}: {self}",
+                f"{human_seconds(self.seconds)} a step, {self.tokens_per_second:,.0f} tokens/s, "
+                f"{self.utilization:.1%} of the peak",
+                *(f"  {line}" for line in aligned(times)),
+                f"{sum(first.values()) / GIB:.1f} GiB on rank 0: {held}",
+            ]
+        )
+
+
+def simulate_job(
+    model: Transformer,
+    layout: Layout,
+    machine: Machine,
+    *,
+    batch: int,
+    sequence: int,
+    **options: Any,
+) -> Job:
+    """Predict a step of a training job: its seconds by part, memory, tokens/s, utilization.
+
+    Args:
+        model: a transformer; :meth:`.parallel.Transformer.gpt` makes one like GPT-3.
+        layout: how the devices share it.
+        machine: :data:`A100`, :data:`H100` or a :class:`Machine`.
+        batch: samples of a step over all copies.
+        sequence: tokens of a sample.
+        options: ``micro_batch`` (1), samples of a micro-batch; ``schedule`` ("1f1b") and
+            ``chunks`` (1), as in :data:`dk.algorithms.PIPELINES`; ``recompute`` ("full"): "none",
+            "selective" or "full"; ``sequence_parallel`` (False); ``flash`` (False), fused attention
+            that writes no scores; ``zero`` (0), the stage of ZeRO; ``overlap`` (False) of the
+            gradients' all-reduce with the last backward.
+
+    Returns:
+        A :class:`Job`, printed as a table: ``seconds``, ``parts``, ``memory``,
+        ``tokens_per_second``, ``utilization``, and ``trace``, a step of one of its pipelines.
+
+    Raises:
+        LayoutError: The layout does not divide the model or the batch, or a rank has too little
+            memory; the message says which, and what would fit.
+
+    Source:
+        Narayanan et al., 2021; Korthikanti et al., 2022. Fitted on 21 of vTrain's runs (Bang et
+        al., 2024): `distkit bench published` prints its errors on the others.
+
+    Example:
+        >>> gpt = Transformer.gpt(96, 12288, 96)
+        >>> job = simulate_job(gpt, Layout(tp=8, pp=8), A100, batch=64, sequence=2048)
+        >>> round(job.seconds), round(job.utilization, 2)
+        (19, 0.37)
+    """
+    job = Job(model, layout, machine, batch, sequence, **options)
+    if crowded := _crowded(job):
+        raise LayoutError(f"{job} does not fit: {crowded}{_remedy(job)}")
+    return job
+
+
+def _crowded(job: Job) -> str:
+    """By how much the first rank, which is the fullest, has too little memory; "" if it fits."""
+    kinds = job.stage_memory(0)
+    over = sum(kinds.values()) - job.machine.memory
+    if over <= 0:
+        return ""
+    most = max(kinds, key=lambda kind: kinds[kind])
+    return (
+        f"rank 0 needs {over / GIB:.1f} GiB more than the {job.machine.memory / GIB:.1f} GiB of an "
+        f"{job.machine.name}, most of it for {most} ({kinds[most] / GIB:.1f} GiB)"
+    )
+
+
+def _remedy(job: Job) -> str:
+    """What would fit: one option changed, or else the fastest layout of as many devices."""
+    changes = ({"recompute": "selective"}, {"recompute": "full"}, {"zero": 1})
+    for change in changes:
+        if not _crowded(replace(job, **change)):
+            return "; {}={!r} would fit".format(*next(iter(change.items())))
+    options = {name: getattr(job, name) for name in ("schedule", "chunks", "sequence_parallel")}
+    found = search_layouts(
+        job.model,
+        job.machine,
+        job.layout.size,
+        batch=job.batch,
+        sequence=job.sequence,
+        micro_batches=[job.micro_batch],
+        recompute="full",
+        zero=1,
+        **options,
+    )
+    return f"; {found[0]}, zero=1 would fit" if found else "; no layout of as many devices fits"
+
+
+class Jobs(list[Job]):
+    """Jobs in order of their time; shown as a table."""
+
+    def __repr__(self) -> str:
+        rows = [
+            (str(job), f"{human_seconds(job.seconds)}", f"{job.utilization:.1%}") for job in self
+        ]
+        return "\n".join(aligned(rows)) or "no layout fits"
+
+    def plot(self, most: int = 10) -> Figure:
+        """The seconds of the fastest jobs, by part."""
+        figure = figures.new(8, 0.6 + 0.4 * min(most, len(self)))
+        axes, shown = figure.subplots(), self[:most]
+        left = np.zeros(len(shown))
+        for i, part in enumerate(shown[0].parts if shown else ()):
+            width = np.array([job.parts[part] for job in shown])
+            axes.barh(
+                [str(job) for job in shown], width, left=left, color=rank_color(i), label=part
+            )
+            left += width
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds of a step")
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure
+
+
+def search_layouts(
+    model: Transformer,
+    machine: Machine,
+    devices: int,
+    *,
+    batch: int,
+    sequence: int,
+    micro_batches: Sequence[int] = (1, 2, 4, 8),
+    **options: Any,
+) -> Jobs:
+    """Predict a job on every layout of ``devices`` that divides the model and fits, fastest first.
+
+    Tensor-parallel groups stay within a host; groups of pipelines are outermost, as in Megatron.
+
+    Args:
+        model: as for :func:`simulate_job`, as are the others.
+        machine: of the devices.
+        devices: their number.
+        batch: samples of a step.
+        sequence: tokens of a sample.
+        micro_batches: the sizes of micro-batches to try.
+        options: of :func:`simulate_job`.
+
+    Returns:
+        A list of :class:`Job`, printed as a table; ``plot()`` draws the best.
+
+    Example:
+        >>> found = search_layouts(Transformer.gpt(24, 2048, 16), A100, 16, batch=64, sequence=1024)
+        >>> found[0].layout.size
+        16
+    """
+    found = []
+    for tp in _divisors(machine.devices):
+        for pp in (n for n in _divisors(model.layers) if devices % (n * tp) == 0):
+            for size in micro_batches:
+                try:
+                    layout = Layout(devices // (tp * pp), tp, pp, devices, axes=MEGATRON)
+                    job = Job(model, layout, machine, batch, sequence, size, **options)
+                except LayoutError:
+                    continue
+                if not _crowded(job):
+                    found.append(job)
+    return Jobs(sorted(found, key=lambda job: job.seconds))
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
