@@ -143,6 +143,10 @@ def _check_step(
         )
     if PIPELINES[schedule].looped:
         raise ValueError(f"pipeline_step has one stage a rank: run {schedule!r} by TorchPipeline")
+    if not PIPELINES[schedule].peer:
+        raise ValueError(
+            f"pipeline_step computes a backward at once: dk.simulation.pipeline plays {schedule!r}"
+        )
     if dist.get_backend(group) == "nccl":
         raise ValueError(
             "pipeline_step sends activations and gradients past each other, which would wait for "
@@ -312,6 +316,8 @@ class TorchPipeline:
             )
             for i, stage in enumerate(mine)
         ]
+        if not PIPELINES[schedule].peer:
+            raise ValueError(f"torch has no schedule {schedule!r}: dk.simulation.pipeline plays it")
         kind = getattr(pipelining, PIPELINES[schedule].peer)
         looped = PIPELINES[schedule].looped
         self._schedule = kind(built if looped else built[0], microbatches, loss_fn=loss_fn)

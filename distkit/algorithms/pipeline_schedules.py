@@ -127,6 +127,18 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
     )
 
 
+def zero_bubble_h2(ranks: int, microbatches: int) -> Orders:
+    """ZB-H2: ranks warm up longer, and delay gradients of weights, until none of them waits.
+
+    Each begins its next step when it has ended this one: ranks do not wait for the last one's
+    update. Qi et al., 2024, whose ZB-2P is such an order found by search.
+
+    >>> zero_bubble_h2(2, 3)
+    [[0F0, 0F1, 0F2, 0I0, 0W0, 0I1, 0W1, 0I2, 0W2], [1F0, 1I0, 1F1, 1I1, 1F2, 1I2, 1W0, 1W1, 1W2]]
+    """
+    return _orders(ranks, microbatches, 1, lambda rank: 2 * (ranks - 1 - rank), split=True, delay=2)
+
+
 def _orders(
     ranks: int,
     microbatches: int,
@@ -134,6 +146,7 @@ def _orders(
     warm_up: Callable[[int], int],
     *,
     split: bool = False,
+    delay: int = 1,
 ) -> Orders:
     if min(ranks, microbatches, chunks) < 1:
         raise ValueError(
@@ -141,7 +154,7 @@ def _orders(
             "micro-batches: give at least one micro-batch, one rank and one stage a rank"
         )
     turns = list(_turns(ranks, microbatches, chunks))
-    return [_order(rank, ranks, turns, warm_up(rank), split) for rank in range(ranks)]
+    return [_order(rank, ranks, turns, warm_up(rank), split, delay * rank) for rank in range(ranks)]
 
 
 def _turn(ranks: int, microbatches: int) -> int:
@@ -164,9 +177,12 @@ def _turns(ranks: int, microbatches: int, chunks: int) -> Iterator[tuple[int, in
 
 
 def _order(
-    rank: int, ranks: int, turns: Sequence[tuple[int, int]], warm_up: int, split: bool
+    rank: int, ranks: int, turns: Sequence[tuple[int, int]], warm_up: int, split: bool, delay: int
 ) -> list[Action]:
-    """Forwards of the warm-up, one forward and one backward in turn, and the other backwards."""
+    """Forwards of the warm-up, one forward and one backward in turn, and the other backwards.
+
+    ``delay``: by how many backwards gradients of weights come later.
+    """
     last = turns[-1][0]
     forward = [Action(chunk * ranks + rank, "F", i) for chunk, i in turns]
     backward = [Action((last - chunk) * ranks + rank, "BI"[split], i) for chunk, i in turns]
@@ -174,8 +190,8 @@ def _order(
     order = forward[:warm_up]
     for n, pair in enumerate(zip_longest(forward[warm_up:], backward)):
         order += [action for action in pair if action]
-        order += weights[n - rank : n - rank + 1] if n >= rank else []
-    return order + weights[max(0, len(backward) - rank) :]
+        order += weights[n - delay : n - delay + 1] if n >= delay else []
+    return order + weights[max(0, len(backward) - delay) :]
 
 
 # -- what a schedule achieves ----------------------------------------------------------
@@ -237,7 +253,7 @@ class PipelineSchedule:
         cost: bubble and activations, as formulas to be read.
         bubble_to_work: p, m, v -> idle time over the time of computing, with messages free and
             backward twice as long as forward.
-        peer: torch's class in ``torch.distributed.pipelining``.
+        peer: torch's class in ``torch.distributed.pipelining``; "" if it has none.
         looped: whether a rank can have several stages.
 
     Example:
@@ -353,5 +369,17 @@ SCHEDULES = (
         _zero_bubble,
         "ScheduleInterleavedZeroBubble",
         looped=True,
+    ),
+    PipelineSchedule(
+        "zero_bubble_h2",
+        "Zero bubble, ZB-H2",
+        "ZB-H1 that warms up longer, until no rank waits within a step",
+        "Qi et al., 2024",
+        zero_bubble_h2,
+        "no bubble with 2p-1 micro-batches or more, which are held",
+        lambda ranks, microbatches, chunks=1: (
+            max(0, 2 * ranks - 1 - microbatches) / (3 * microbatches)
+        ),
+        "",
     ),
 )

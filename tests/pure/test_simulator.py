@@ -228,6 +228,15 @@ def test_a_smaller_bubble(order: str, p: int, m: int, v: int) -> None:
     assert len(trace.messages) == (2 * (p * v - 1) * m if p > 1 else 0)
 
 
+@given(p=st.integers(1, 6), m=st.integers(1, 24))
+@settings(max_examples=25)
+def test_with_twice_the_activations_no_rank_waits_within_its_step(p: int, m: int) -> None:
+    trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order="zero_bubble_h2")
+    mine = [s for s in trace.spans if s.rank == 0 and s.op is Op.MARK and s.end is not None]
+    took = max(s.end or 0.0 for s in mine) - min(s.start for s in mine)
+    assert took / (3 * m) - 1 == pytest.approx(PIPELINES["zero_bubble_h2"].bubble_to_work(p, m))
+
+
 def test_gradients_of_weights_fill_the_bubble_as_far_as_they_go() -> None:
     """Qi et al., 2024: ZB-H1 leaves (p-1)(F + I - W)."""
     trace = pipeline(4, 8, 3.0, 5.0, 0, Network(FREE), order="zero_bubble", weights=1.0)

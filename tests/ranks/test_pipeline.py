@@ -86,7 +86,8 @@ def test_its_messages_are_activations_and_gradients() -> None:
 
 def test_torchs_executor_equals_one_process_and_computes_in_our_order() -> None:
     n, m = 2, 4
-    cases = [*product(PIPELINES, [1]), ("interleaved", 2), ("zero_bubble", 2)]
+    known = [name for name in PIPELINES if PIPELINES[name].peer]
+    cases = [*product(known, [1]), ("interleaved", 2), ("zero_bubble", 2)]
 
     def program() -> list[tuple[torch.Tensor, list[list[torch.Tensor]], list[Action]]]:
         found = []
