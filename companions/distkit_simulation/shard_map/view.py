@@ -15,7 +15,7 @@ class ShardMap(SceneView):
     """Shows how data or parameters are divided.
 
     For a dataset: a cell for each sample in the colour of its replica, and the samples of each
-    replica in each step; space plays, arrow keys go from step to step. For a model: a box for each
+    replica in each step. For a model: a box for each
     parameter and rank, in which the rank's piece is coloured.
 
     Args:
