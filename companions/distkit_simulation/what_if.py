@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from typing import Any
 
 from distkit.algorithms.pipeline_schedules import Action
-from distkit.events import Op, Span
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import Writer
@@ -16,7 +13,8 @@ from distkit_simulation.training import play_pipeline
 
 #: A stage or a worker is slow if it computes this much longer than the others.
 SLOW = 1.1
-_KINDS = {"forward-compute": "F", "backward-compute": "B"}
+_COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
+_MESSAGES = ["forward-send", "forward-recv", "backward-send", "backward-recv"]
 
 
 @dataclass(frozen=True)
@@ -49,53 +47,42 @@ def ideal_step(trace: Trace) -> IdealStep:
     Source:
         Lin et al., "Understanding stragglers in large model training using what-if analysis", 2025.
     """
-    spans = [s for s in trace.spans if "stage" in s.attributes and s.end is not None]
-    if not spans:
+    import pandas as pd
+
+    ended = (s for s in trace.spans if "stage" in s.attributes and s.end is not None)
+    table = pd.DataFrame(
+        {"rank": s.rank, "start": s.start, "end": s.end, "seconds": s.seconds, **s.attributes}
+        for s in ended
+    )
+    if table.empty:
         raise ValueError("no event of this trace names its stage: record a pipeline's steps")
-    steps: dict[int, list[Span]] = defaultdict(list)
-    kinds: dict[str, list[float]] = defaultdict(list)
-    for s in spans:
-        steps[s.attributes["batch"]].append(s)
-        kinds[s.label].append(s.seconds or 0.0)
-    usual = {k: mean(x) if k in _KINDS else median(x) for k, x in kinds.items()}
-    orders = _orders(next(iter(steps.values())))
-    message = usual.get("forward-send", 0.0)
-    forward, backward = (usual[kind] for kind in _KINDS)
-    network = Network(Link(message, 0))
+    computed = table[table["label"].isin(_COMPUTE)]
+    means = computed.groupby("label")["seconds"].mean()
+    usual = table[~table["label"].isin(_COMPUTE)].groupby("label")["seconds"].median()
+    one = computed[computed["batch"] == computed["batch"].min()].sort_values("start")
+    orders = [
+        [
+            Action(stage, _COMPUTE[row.label], int(row.microbatch))
+            for row in mine[mine["rank"] == mine["rank"].min()].itertuples()
+        ]
+        for stage, mine in one.groupby("stage")
+    ]
+    forward, backward = means[[*_COMPUTE]]
+    network = Network(Link(usual.get("forward-send", 0.0), 0))
     ends = play_pipeline(Writer(len(orders)), orders, forward, backward, 0, network)
-    messages = {s.label for s in spans if s.op in (Op.SEND, Op.RECV)}
-    rest = sum(x for kind, x in usual.items() if kind not in messages | {*_KINDS})
-    measured = mean(max(s.end or 0.0 for s in x) - min(s.start for s in x) for x in steps.values())
-    return IdealStep(measured, max(ends) + rest, _slow(spans))
+    ideal = max(ends) + usual.drop(_MESSAGES, errors="ignore").sum()
+    steps = table.groupby("batch")
+    measured = (steps["end"].max() - steps["start"].min()).mean()
+    return IdealStep(float(measured), float(ideal), _slow(computed))
 
 
-def _orders(spans: Sequence[Span]) -> list[list[Action]]:
-    """What each stage of the first copy computes, in the order of time."""
-    found: dict[int, list[Action]] = {}
-    first: dict[int, int] = {}
-    for s in spans:
-        stage = s.attributes["stage"]
-        if s.label in _KINDS and s.rank == first.setdefault(stage, s.rank):
-            action = Action(stage, _KINDS[s.label], s.attributes["microbatch"])
-            found.setdefault(stage, []).append(action)
-    return [found[stage] for stage in sorted(found)]
-
-
-def _slow(spans: Sequence[Span]) -> str:
+def _slow(computed: Any) -> str:
     """The slow stage, or else the slow rank; "" if all are alike."""
-    work: dict[int, list[float]] = defaultdict(list)
-    stages = {s.rank: s.attributes["stage"] for s in spans}
-    for s in spans:
-        if s.label in _KINDS:
-            work[s.rank].append(s.seconds or 0.0)
-    means = {rank: mean(x) for rank, x in work.items()}
-    usual = median(means.values())
-    for stage in {*stages.values()}:
-        least = min(means[rank] for rank in means if stages[rank] == stage)
-        if least > SLOW * usual:
-            return f"stage {stage} computes {least / usual:.2f} times as long as others"
-    worst = max(means, key=lambda rank: means[rank])
-    if means[worst] < SLOW * usual:
-        return ""
-    who, times = f"rank {worst} (stage {stages[worst]})", means[worst] / usual
-    return f"{who} computes {times:.2f} times as long as others"
+    ranks = computed.groupby(["stage", "rank"])["seconds"].mean()
+    ranks /= ranks.median()
+    least = ranks.groupby("stage").min()
+    if least.max() > SLOW:
+        return f"stage {least.idxmax()} computes {least.max():.2f} times as long as others"
+    stage, rank = ranks.idxmax()
+    who = f"rank {rank} (stage {stage})"
+    return f"{who} computes {ranks.max():.2f} times as long as others" if ranks.max() > SLOW else ""
