@@ -120,9 +120,10 @@ class Painter:
 def _words(kind: Sequence[Parameter], high: float) -> Iterator[Shape]:
     """The name of parameters, their shape and placement."""
     one, name = kind[0], named(kind)
-    placed = sorted({str(p["placement"]) for p in one["pieces"] if not _alone(one, p)})
+    # torch calls a parameter that a single rank holds replicated, too
+    placed = {str(p["placement"]) for p in one["pieces"]} if len(one["pieces"]) > 1 else set()
     times = [f"{len(kind)} times"] if len(kind) > 1 else []
-    more = " · ".join([shaped(one["shape"]), *times, *placed])
+    more = " · ".join([shaped(one["shape"]), *times, *sorted(placed)])
     yield title(f"{name}: {more}")
     if high > 28:
         yield text(cut(name, LEFT - 16, 12), "key", y=high / 2 - 3)
@@ -130,11 +131,6 @@ def _words(kind: Sequence[Parameter], high: float) -> Iterator[Shape]:
     else:
         yield text(cut(name, LEFT - 30 - text_width(more, 11), 12), "key", y=high / 2 + 4)
         yield text(more, "small", x=LEFT - 14, y=high / 2 + 4, anchor="end")
-
-
-def _alone(one: Parameter, piece: Parameter) -> bool:
-    """True if a single rank holds the parameter, which torch calls replicated, too."""
-    return len(one["pieces"]) == 1 and piece["placement"] == "Replicate()"
 
 
 # -- parameters ---------------------------------------------------------------------------
@@ -190,15 +186,15 @@ def sliced(shape: Sequence[int], piece: Parameter) -> str:
     return f"[{', '.join(told)}] ({shaped(piece['shape'])}), {piece['placement']}"
 
 
-def drawn_axes(parameter: Parameter) -> tuple[int, int]:
+def drawn_axes(parameter: Parameter) -> list[int]:
     """The two drawn dimensions, vertical and horizontal: the first that are divided."""
     shape = parameter["shape"]
-    divided = [
-        d for d, n in enumerate(shape) if any(p["shape"][d] != n for p in parameter["pieces"])
-    ]
-    chosen = sorted([*divided, *(d for d in range(len(shape)) if d not in divided)][:2])
-    down, across = [*chosen, -1, -1][:2]
-    return down, across
+
+    def whole(d: int) -> bool:
+        return all(p["shape"][d] == shape[d] for p in parameter["pieces"])
+
+    chosen = sorted(sorted(range(len(shape)), key=whole)[:2])
+    return [*chosen, -1, -1][:2]
 
 
 def _part(shape: Sequence[int], piece: Parameter, d: int) -> tuple[float, float]:
