@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.driver import Log, take_turns
 from benchmarks.figure import Figure, fill
 
-RANKS, MANY = 4096, 1_000_000
+RANKS, MANY, GPUS = 4096, 1_000_000, 9_600
 
 #: Numbers of ranks and sizes of tensors [bytes] to predict and measure.
 GROUPS = (2, 3, 4, 8)
@@ -35,6 +35,9 @@ FIGURES = {
         must=1,
         aim=0.1,
         absolute=True,
+    ),
+    "layouts": Figure(
+        f"256 layouts of a job on {GPUS:,} GPUs searched", "s", must=10, aim=2, absolute=True
     ),
     "error": Figure(
         "error of calibrated predictions over algorithms, sizes and ranks",
@@ -70,8 +73,19 @@ def _errors(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _speed() -> dict[str, float]:
-    from distkit_simulation import Link, Network, Stragglers, cost, exponential, finish_times
+    from distkit_simulation import (
+        A100,
+        Link,
+        Network,
+        Stragglers,
+        cost,
+        exponential,
+        finish_times,
+        search_layouts,
+    )
+    from distkit_simulation.parallel import Transformer
 
+    gpt = Transformer.gpt(120, 12288, 96)
     link, jitter = Link(1e-6, 1e-9, 1e-10), Stragglers(jitter=exponential(1e-6))
     many = np.arange(1, MANY + 1)
     return {
@@ -79,6 +93,9 @@ def _speed() -> dict[str, float]:
             lambda: finish_times("ring", RANKS, 4 * RANKS, Network(link), stragglers=jitter)
         ),
         "forms": _seconds(lambda: cost.table(many, 1e8, link)),
+        "layouts": _seconds(
+            lambda: search_layouts(gpt, A100, GPUS, batch=8 * GPUS, sequence=2048, zero=1)
+        ),
     }
 
 
