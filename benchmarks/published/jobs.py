@@ -40,7 +40,7 @@ def rows() -> list[Row]:
     """Every measured run of vTrain's."""
     best = fitted()
     return [
-        Row("vTrain", str(job), "s", seconds, replace(job, machine=machine(best)).seconds, known)
+        Row("vTrain", job.title, "s", seconds, replace(job, machine=machine(best)).seconds, known)
         for job, seconds, known in runs()
     ]
 

@@ -133,9 +133,13 @@ class Job:
     overlap: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("batch", "sequence", "micro_batch"):
+            number = getattr(self, name)
+            if type(number) is not int or number < 1:
+                raise LayoutError(f"{name} = {number!r} is no positive whole number")
         model, layout = self.model, self.layout
         each = layout.dp * self.micro_batch
-        if self.micro_batch < 1 or self.batch < each:
+        if self.batch < each:
             raise LayoutError(
                 f"a batch of {self.batch} is smaller than dp · micro-batch = {layout.dp} · "
                 f"{self.micro_batch}: give a batch of {each} or more, or fewer copies"
@@ -325,9 +329,11 @@ class Job:
         ends += parts["data"]
         label = {"label": "update"}
         writer.operations(Op.MARK, ends, ends + parts["update"], attributes=label)
-        return writer.trace(str(self))
+        return writer.trace(self.title)
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
+        """Its layout and schedule, in one line."""
         return (
             f"{self.layout}, micro-batches: {self.microbatches} of {self.micro_batch}, "
             f"{self.schedule}, recompute {self.recompute}"
@@ -343,7 +349,7 @@ class Job:
         return "\n".join(
             [
                 f"{self.model.parameters / 1e9:.1f} billion parameters on {layout.size:,} "
-                f"{self.machine.name}: {self}",
+                f"{self.machine.name}: {self.title}",
                 f"{human_seconds(self.seconds)} a step, {self.tokens_per_second:,.0f} tokens/s, "
                 f"{self.utilization:.1%} of the peak",
                 *(f"  {line}" for line in aligned(times)),
@@ -395,7 +401,7 @@ def simulate_job(
     """
     job = Job(model, layout, machine, batch, sequence, **options)
     if crowded := _crowded(job):
-        raise LayoutError(f"{job} does not fit: {crowded}{_remedy(job)}")
+        raise LayoutError(f"{job.title} does not fit: {crowded}{_remedy(job)}")
     return job
 
 
@@ -430,28 +436,26 @@ def _remedy(job: Job) -> str:
         zero=1,
         **options,
     )
-    return f"; {found[0]}, zero=1 would fit" if found else "; no layout of as many devices fits"
+    return (
+        f"; {found[0].title}, zero=1 would fit" if found else "; no layout of as many devices fits"
+    )
 
 
 class Jobs(list[Job]):
     """Jobs in order of their time; shown as a table."""
 
     def __repr__(self) -> str:
-        rows = [
-            (str(job), f"{human_seconds(job.seconds)}", f"{job.utilization:.1%}") for job in self
-        ]
+        rows = [(job.title, human_seconds(job.seconds), f"{job.utilization:.1%}") for job in self]
         return "\n".join(aligned(rows)) or "no layout fits"
 
     def plot(self, most: int = 10) -> Figure:
-        """The seconds of the fastest jobs, by part."""
+        """The seconds of the fastest jobs, by part; after the layout micro-batches × their size."""
         figure = figures.new(8, 0.6 + 0.4 * min(most, len(self)))
         axes, shown = figure.subplots(), self[:most]
-        left = np.zeros(len(shown))
+        left, names = np.zeros(len(shown)), [_short(job) for job in shown]
         for i, part in enumerate(shown[0].parts if shown else ()):
             width = np.array([job.parts[part] for job in shown])
-            axes.barh(
-                [str(job) for job in shown], width, left=left, color=rank_color(i), label=part
-            )
+            axes.barh(names, width, left=left, color=rank_color(i), label=part)
             left += width
         axes.invert_yaxis()
         axes.set_xlabel("seconds of a step")
@@ -507,3 +511,9 @@ def search_layouts(
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _short(job: Job) -> str:
+    layout = job.layout
+    axes = f"dp {layout.dp} · tp {layout.tp} · pp {layout.pp}"
+    return f"{axes}, {job.microbatches} × {job.micro_batch}"

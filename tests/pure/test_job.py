@@ -107,7 +107,7 @@ def test_the_share_of_activations_left_is_the_published_one(name: str) -> None:
     [
         ({"batch": 1}, "a batch of 1 is smaller than dp · micro-batch = 2 · 4: give a batch of 8"),
         ({"batch": 12}, "a batch of 12 cannot be divided by dp · micro-batch = 2 · 4"),
-        ({"micro_batch": 0}, "smaller than dp · micro-batch"),
+        ({"micro_batch": 0}, "micro_batch = 0 is no positive whole number"),
         ({"chunks": 2}, "1F1B has one stage a rank"),
         ({"recompute": "most"}, "recompute='most': there are 'none', 'selective', 'full'"),
         ({"zero": 4}, "ZeRO stage 4"),
@@ -155,7 +155,7 @@ def test_the_best_layouts_come_first_and_fit() -> None:
     assert [one.seconds for one in found] == sorted(one.seconds for one in found)
     assert all(sum(one.stage_memory(0).values()) <= H100.memory for one in found)
     assert {one.layout.size for one in found} == {64}
-    assert repr(found).splitlines()[0].startswith(str(found[0]))
+    assert repr(found).splitlines()[0].startswith(found[0].title)
     drawn = found.plot(5).axes[0]
     assert len(drawn.get_yticklabels()) == 5
     assert repr(search_layouts(GPT, A100, 1, batch=1, sequence=2048)) == "no layout fits"
