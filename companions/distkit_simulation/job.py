@@ -214,26 +214,19 @@ class Job:
             + machine.product(tokens, h, model.inner / t)
         )
         s, width, heads = self.sequence, h / model.heads, self.micro_batch * model.heads / t
-        if self.flash:  # scores never reach the memory
-            attention = 2 * heads * machine.product(s, s, width) - machine.moved(
-                2 * heads * HALF * s * s
-            )
-        else:
-            attention = heads * (
-                machine.product(s, s, width)
-                + machine.product(s, width, s)
-                + machine.moved(SCORE * s * s)
-            )
+        # with fused attention scores never reach the memory
+        scores = -2 * HALF if self.flash else SCORE
+        products = machine.product(s, s, width) + machine.product(s, width, s)
+        attention = heads * (products + machine.moved(scores * s * s))
         repeated = REPEATED / (t if self.sequence_parallel else 1)
         inner = INNER * (gates + 1) * model.inner / h
         pointwise = machine.moved(tokens * h * (repeated + (PROJECTED + inner) / t))
-        again = {"full": linear + attention + pointwise, "selective": attention, "none": 0.0}
-        if self.flash:
-            again["selective"] = 0.0  # its own backward recomputes
+        work = linear + attention + pointwise
+        again = {"full": work, "selective": 0.0 if self.flash else attention, "none": 0.0}
         reduced = cost.ring(t, HALF * tokens * h, machine.link(t, self.layout.stride("tp")))
-        forward = max(linear + attention + pointwise + 2 * reduced, machine.launch)
+        forward = max(work + 2 * reduced, machine.launch)
         repeats = 4 if self.recompute == "full" else 2
-        backward = 2 * (linear + attention + pointwise) + again[self.recompute] + repeats * reduced
+        backward = 2 * work + again[self.recompute] + repeats * reduced
         return forward, max(backward, 2 * machine.launch), (2 + repeats) * reduced
 
     @property
@@ -309,7 +302,10 @@ class Job:
 
     @property
     def trace(self) -> Trace:
-        """A step of one pipeline, for the views: a rank stands for its tensor-parallel group."""
+        """A step of one pipeline, for the views: a rank stands for its tensor-parallel group.
+
+        With "zero_bubble_h2" steps overlap, and a single one takes longer than ``seconds``.
+        """
         p, parts = self.layout.pp, self.parts
         writer, layers = Writer(p), self.model.layers / p
         clock = play_pipeline(
@@ -333,29 +329,24 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Its layout and schedule, in one line."""
-        return (
-            f"{self.layout}, micro-batches: {self.microbatches} of {self.micro_batch}, "
-            f"{self.schedule}, recompute {self.recompute}"
-        )
+        """Its layout, and how many micro-batches × their size each copy has."""
+        layout, size = self.layout, self.micro_batch
+        axes = f"dp {layout.dp} · tp {layout.tp} · pp {layout.pp}"
+        return f"{axes}, {self.microbatches} × {size}"
 
     def __repr__(self) -> str:
-        layout, first = self.layout, self.stage_memory(0)
+        first, total = self.stage_memory(0), self.seconds
         held = ", ".join(f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in first.items())
-        times = [
-            (part, human_seconds(seconds), f"{seconds / self.seconds:.1%}")
-            for part, seconds in self.parts.items()
+        rows = [(k, human_seconds(x), f"{x / total:.1%}") for k, x in self.parts.items()]
+        lines = [
+            f"{self.model.parameters / 1e9:.1f} billion parameters on {self.layout.size:,} "
+            f"{self.machine.name}: {self.title}, {self.schedule}, recompute {self.recompute}",
+            f"{human_seconds(total)} a step, {self.tokens_per_second:,.0f} tokens/s, "
+            f"{self.utilization:.1%} of the peak",
+            *(f"  {line}" for line in aligned(rows)),
+            f"{sum(first.values()) / GIB:.1f} GiB on rank 0: {held}",
         ]
-        return "\n".join(
-            [
-                f"{self.model.parameters / 1e9:.1f} billion parameters on {layout.size:,} "
-                f"{self.machine.name}: {self.title}",
-                f"{human_seconds(self.seconds)} a step, {self.tokens_per_second:,.0f} tokens/s, "
-                f"{self.utilization:.1%} of the peak",
-                *(f"  {line}" for line in aligned(times)),
-                f"{sum(first.values()) / GIB:.1f} GiB on rank 0: {held}",
-            ]
-        )
+        return "\n".join(lines)
 
 
 def simulate_job(
@@ -452,7 +443,7 @@ class Jobs(list[Job]):
         """The seconds of the fastest jobs, by part; after the layout micro-batches × their size."""
         figure = figures.new(8, 0.6 + 0.4 * min(most, len(self)))
         axes, shown = figure.subplots(), self[:most]
-        left, names = np.zeros(len(shown)), [_short(job) for job in shown]
+        left, names = np.zeros(len(shown)), [job.title for job in shown]
         for i, part in enumerate(shown[0].parts if shown else ()):
             width = np.array([job.parts[part] for job in shown])
             axes.barh(names, width, left=left, color=rank_color(i), label=part)
@@ -511,9 +502,3 @@ def search_layouts(
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _short(job: Job) -> str:
-    layout = job.layout
-    axes = f"dp {layout.dp} · tp {layout.tp} · pp {layout.pp}"
-    return f"{axes}, {job.microbatches} × {job.micro_batch}"

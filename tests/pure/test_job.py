@@ -27,7 +27,7 @@ def test_a_step_is_the_sum_of_its_parts_and_prints_them() -> None:
     assert found.tokens_per_second == pytest.approx(64 * 2048 / found.seconds)
     assert 0.05 < found.utilization < 0.6
     lines = repr(found).splitlines()
-    assert lines[0].startswith("1.3 billion parameters on 32 A100: Layout(dp=2, tp=4, pp=4)")
+    assert lines[0].startswith("1.3 billion parameters on 32 A100: dp 2 · tp 4 · pp 4, 8 × 4, 1f1b")
     assert [line.split()[0] for line in lines[2:-1]] == [*found.parts]
     assert "GiB on rank 0: parameters" in lines[-1]
 
@@ -132,7 +132,7 @@ def test_the_remedy_fits() -> None:
     with pytest.raises(dk.errors.LayoutError, match="recompute='selective' would fit"):
         simulate_job(GPT, Layout(tp=8, pp=16), A100, **given)
     simulate_job(GPT, Layout(tp=8, pp=16), A100, **given | {"recompute": "selective"})
-    with pytest.raises(dk.errors.LayoutError, match=r"Layout\(dp=.*zero=1 would fit"):
+    with pytest.raises(dk.errors.LayoutError, match=r"; dp .*, zero=1 would fit"):
         simulate_job(GPT, Layout(dp=64), A100, batch=64, sequence=2048)
     with pytest.raises(dk.errors.LayoutError, match="no layout of as many devices fits"):
         simulate_job(GPT, Layout(), A100, batch=1, sequence=2048)
