@@ -51,7 +51,7 @@ class Machine:
         flops: peak operations a second of a device.
         bandwidth: peak bytes a second of its memory.
         memory: bytes of a device.
-        inside: the link between devices of a host.
+        inside: the link between devices of a host; :func:`.calibrate` measures one.
         between: the link of all network cards of a host together.
         devices: of a host.
         matmul: share of ``flops`` that large matrix products reach.
@@ -171,8 +171,8 @@ class Job:
 
     def stage_memory(self, stage: int) -> dict[str, float]:
         """Bytes on each rank of a place in the pipeline, by kind."""
-        model, layout, first = self.model, self.layout, stage == 0
-        ends = model.embeddings if layout.pp == 1 else int(first or stage == layout.pp - 1)
+        model, layout = self.model, self.layout
+        ends = model.embeddings if layout.pp == 1 else int(stage in (0, layout.pp - 1))
         sizes = {
             "gradient": GRADIENT,
             "optimizer": OPTIMIZER,
@@ -181,17 +181,18 @@ class Job:
         }
         layers = States.of(model.layers * model.layer / layout.pp / layout.tp, **sizes)
         embedding = States.of(ends * model.embedding / layout.tp, **sizes)
-        kept = model.activations(
+        activations = model.stage_activations(
             self.sequence,
             self.micro_batch,
+            stages=layout.pp,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            chunks=self.chunks,
+            rank=stage,
             tensor=layout.tp,
             recompute="selective" if self.flash and self.recompute == "none" else self.recompute,
             sequence_parallel=self.sequence_parallel,
         )
-        held = PIPELINES[self.schedule].activations(
-            stage, layout.pp, self.microbatches, self.chunks
-        )
-        activations = kept * held / (layout.pp * self.chunks)
         return asdict(layers) | {"embedding": embedding.total, "activations": activations}
 
     @property

@@ -59,7 +59,8 @@ class Trace(EventLog):
         and the Chrome traces of ``torch.profiler`` have a file per rank: give a list of them, or
         their folder. The rank is what a file says, or a number in its name; ``info.ranks`` has
         the file of each. Logs of NCCL (``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL``) are one
-        file of all ranks, or one per rank. What a file is, its content decides, not its name.
+        file of all ranks, or one per rank. Recorded steps of pipelines, as ByteDance's what-if
+        analysis publishes them, are one file. What a file is, its content decides, not its name.
         What such files cannot tell, :meth:`diagnose` says.
 
         A folder in which :func:`distkit_hosts.record` has recorded a run's ranks becomes one trace,

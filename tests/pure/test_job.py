@@ -74,34 +74,6 @@ def test_tensor_parallel_ranks_of_two_hosts_wait_for_the_cards() -> None:
     assert two > 2 * one
 
 
-#: Shares of activations left [%]: sequence parallel, selective, both, full. The published ones
-#: count some outside of the layers. Korthikanti et al., 2022.
-LEFT = {
-    "22B": (48, 6144, 64, (66.84, 49.42, 16.18, 7.64)),
-    "175B": (96, 12288, 96, (62.04, 56.53, 18.49, 8.71)),
-    "530B": (105, 20480, 128, (58.31, 62.04, 20.27, 9.42)),
-}
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_the_share_of_activations_left_is_the_published_one(name: str) -> None:
-    layers, hidden, heads, published = LEFT[name]
-    model = Transformer.gpt(layers, hidden, heads)
-    ways = [
-        {"recompute": "none", "sequence_parallel": True},
-        {"recompute": "selective"},
-        {"recompute": "selective", "sequence_parallel": True},
-        {"recompute": "full"},
-    ]
-
-    def held(**way) -> float:
-        return Job(model, Layout(tp=8), A100, 1, 2048, **way).stage_memory(0)["activations"]
-
-    assert [100 * held(**way) / held(recompute="none") for way in ways] == pytest.approx(
-        published, abs=0.15
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -1,4 +1,4 @@
-"""Files of other programs as a trace: flight-recorder dumps, profiler traces, NCCL's logs.
+"""Files of other programs as a trace: dumps, profiler traces, steps of pipelines, NCCL's logs.
 
 What a file is, its content decides, not its name. Nothing in it is executed. A pickled dump is
 read by an unpickler that knows plain values only: numbers, text, truth values, None, and lists,
@@ -52,7 +52,7 @@ _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
 _KINDS = flight_recorder, pipeline_steps, kineto, nccl_log
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
-    "traces of torch.profiler, and logs of NCCL (NCCL_DEBUG=INFO)."
+    "traces of torch.profiler, recorded steps of pipelines, and logs of NCCL (NCCL_DEBUG=INFO)."
 )
 
 

@@ -204,19 +204,20 @@ class Transformer:
         microbatches: int,
         schedule: str = "1f1b",
         chunks: int = 1,
+        rank: int = 0,
         **kept: Any,
     ) -> float:
-        """Bytes of activations on the first rank of a pipeline, for all micro-batches in flight.
+        """Bytes of activations on a rank of a pipeline, for all micro-batches in flight.
 
-        1F1B has one per stage in flight: a pipeline does not reduce activations. ``kept`` are
-        arguments of :meth:`activations`, such as ``tensor``.
+        1F1B has one per stage in flight on the first rank: a pipeline does not reduce activations.
+        ``kept`` are arguments of :meth:`activations`, such as ``tensor``.
 
         Example:
             >>> whole = LLAMA_3_8B.activations(1024)
             >>> LLAMA_3_8B.stage_activations(1024, stages=8, microbatches=32) == whole
             True
         """
-        held = PIPELINES[schedule].activations(0, stages, microbatches, chunks)
+        held = PIPELINES[schedule].activations(rank, stages, microbatches, chunks)
         return self.activations(sequence, batch, **kept) * held / (stages * chunks)
 
 
