@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distkit.trace.info import ClockOffset
 
 if TYPE_CHECKING:
-    from distkit.cluster.hosts.clocks import Offset
+    from distkit.cluster.process_host import Offset
 
 
 class LiveClocks:

@@ -15,7 +15,6 @@ from benchmarks.published import (
     parameter_servers,
     pipelines,
     rows,
-    tables,
     training,
 )
 from benchmarks.published.rows import Row
