@@ -1,11 +1,11 @@
-"""A trace in Chrome's EventLog Event Format: opens in https://ui.perfetto.dev and chrome://tracing.
+"""A trace in Chrome's Trace Event Format: opens in https://ui.perfetto.dev and chrome://tracing.
 
 A process per rank; threads for communication and for marked computation, several where
 operations overlap without nesting, which the format cannot hold in one. A complete slice
 ("X") per operation, a begin ("B") without an end per unfinished one, and flow arrows
 ("s", "t", "f") from each send to its receive and through the members of each collective.
 
-Source: the EventLog Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
+Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
 flow_tracker.cc), which binds a flow event to the innermost slice around its time, and takes
 those of one id, category and name for one arrow.
 """

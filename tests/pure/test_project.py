@@ -36,7 +36,7 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts it may import.
-WAIST = "errors events consistency companions trace shadowing lazy gone _format "
+WAIST = "errors events consistency companions trace shadowing gone _format "
 LAYERS = {
     "_format": "",
     "errors": "",
@@ -50,7 +50,7 @@ LAYERS = {
     "algorithms": WAIST,
     "data": WAIST,
     "recording": WAIST,
-    "views": WAIST + "diagnosis data algorithms",
+    "views": WAIST + "diagnosis algorithms",
     "kvstore": WAIST + "recording",
     "cluster": WAIST + "recording diagnosis kvstore views",  # it serves roles, a Run shows itself
 }
