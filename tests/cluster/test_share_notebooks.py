@@ -50,12 +50,8 @@ SHOWN = {
     "run = cluster.submit(said, 2); live = dk.Timeline(run); live": "messages",
     "run.wait(); stepper = cluster.step(said, 1); stepper": "said: step",
 }
-END = """import threading
-stepper.finish()
+END = """stepper.finish()
 stepper._cockpit._refresh()  # now at the latest
-told = threading.Event()
-stepper._cockpit._notifier._worker.do(told.set)
-told.wait()  # it has told the last step
 cluster.stop()"""
 
 #: In the page: of each view, whether its picture and its widget are seen. The cluster's card, which

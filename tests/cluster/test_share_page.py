@@ -118,7 +118,7 @@ def test_without_scripts_there_are_pictures(browser: Any, page_file: Path) -> No
     context.close()
 
 
-SCRIPTS = ("cockpit", "compare", "scene", "status", "timeline")
+SCRIPTS = ("cockpit", "compare", "scene", "timeline")
 
 # -- a picture of a newer distkit ----------------------------------------------------
 

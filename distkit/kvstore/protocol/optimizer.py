@@ -253,6 +253,8 @@ def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSp
                 "for each group."
             )
     if isinstance(given, OptimizerSpec):
+        if not options:
+            return given  # it was tried when it was made
         given, options = given.name, {**given.options, **options}
     if isinstance(given, type) and given in _TORCH.values():
         given = f"torch.optim.{given.__name__}"
