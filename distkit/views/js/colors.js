@@ -31,10 +31,16 @@ export function lookOf(root, context, theme) {
   const paper = d3.interpolateRgb(bg, fg)(dark ? 0.07 : 0.035);
   return {
     fg, bg, muted, dark, paper, font: css.fontFamily, soft: alpha(fg, 0.75),
-    lane: alpha(fg, dark ? 0.055 : 0.035), mark: alpha(fg, dark ? 0.13 : 0.09),
+    lane: alpha(fg, dark ? 0.055 : 0.035),
     grid: alpha(fg, 0.07), hairline: alpha(fg, 0.3), heat: heatColors(paper, dark),
     ...theme[dark ? "dark" : "light"],
   };
+}
+
+// The colour of marked computation, as theme.py's work_color has it.
+export function workColor({ work }, label = "") {
+  const found = label.match(/^(?:([FBIW])\d*$|(forward|backward))/);
+  return work[found ? found[1] ?? found[2][0].toUpperCase() : ""];
 }
 
 // Zero is paper, positive orange, negative blue; t from -1 to 1.

@@ -2,7 +2,7 @@
 
 import { humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
-import { alpha, readable } from "./colors.js";
+import { alpha, readable, workColor } from "./colors.js";
 import { Arrows } from "./arrows.js";
 import { roundRect } from "./canvas.js";
 import { FILL, Strips } from "./strips.js";
@@ -186,13 +186,13 @@ export class Painter {
     const [x, y, width, height] = at.box(bar.i);
     c.globalAlpha = this.#dim(bar.i);
     const touch = bar.op === "touch";
-    const plain = touch ? look.warning : look.mark;
+    const plain = touch ? look.warning : workColor(look, bar.label);
     roundRect(c, x, y, width, height, 3);
     for (const fill of [look.bg, bar.state === "failed" ? this.#hatch(look.warning) : plain]) {
       c.fillStyle = fill;
       c.fill();
     }
-    const ink = touch ? readable(look.warning) : look.soft;
+    const ink = readable(plain);
     const labels = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
     if (height >= 11) this.#label(labels, x, y, width, height, ink, 11.5);
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
@@ -226,7 +226,7 @@ export class Painter {
     c.fillStyle = look.bg;
     c.fill();
     const paused = isPaused(bar);
-    const ended = () => (solid ? color : alpha(color, bar.kind === "request" ? 0.42 : 0.18));
+    const ended = () => (solid ? color : alpha(color, { request: 0.42, recv: 0.06 }[bar.kind] ?? 0.18));
     c.fillStyle = failed ? this.#hatch(color) : paused ? alpha(color, 0.06)
       : open ? this.#fade(color, x, width) : ended();
     c.fill();
@@ -268,7 +268,7 @@ export class Painter {
     }
     const radius = kind === "request" ? height / 2 : 3;
     roundRect(c, x + 0.75, y + 0.75, width - 1.5, height - 1.5, radius);
-    Object.assign(c, { strokeStyle: color, lineWidth: 1.5 });
+    Object.assign(c, { strokeStyle: color, lineWidth: kind === "recv" ? 1 : 1.5 });
     c.setLineDash(open ? [5, 3] : []);
     c.stroke();
     c.restore();
@@ -312,11 +312,11 @@ export class Painter {
   #thin(i) {
     const { c, at, look, store } = this;
     const [x, y, width, height] = at.box(i);
-    const { kind, state } = store.looks[store.look[i]];
+    const { kind, state, label } = store.looks[store.look[i]];
     const [mark, failed] = [kind === "mark", state === "failed"];
     c.globalAlpha = this.#dim(i);
     const own = () => this.color(store.tracks[store.track[i]].rank);
-    c.fillStyle = failed ? look.warning : mark ? look.mark : own();
+    c.fillStyle = failed ? look.warning : mark ? workColor(look, label) : own();
     if (!failed && !mark) c.globalAlpha *= FILL[kind];
     c.fillRect(x, y, width, height);
     if (i === this.focus?.i) this.#ring(x, y, width, height);

@@ -100,7 +100,7 @@ export class Strips {
       const track = this.store.tracks[t];
       if (track.mark !== mark) continue;
       const [y, height] = this.at.line(t);
-      c.fillStyle = mark ? look.mark : this.painter.color(track.rank);
+      c.fillStyle = mark ? look.work[""] : this.painter.color(track.rank);
       if (dense) this.#area(bars, waits, dim, y, height);
       else this.#strip(bars, dim, y, height);
     }

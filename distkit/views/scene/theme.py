@@ -7,6 +7,7 @@ theme's colours are lighter tints of the same hues.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,11 @@ TRACES_DARK = (
 #: Failures: always with a hatch and a cross as well, never by colour alone.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
+#: Marked computation; in a pipeline forward, backward, and the two parts of backward, the gradients
+#: of the input and of the weights.
+WORK_LIGHT = {"": "#707C89", "F": "#4A6FA5", "B": "#2F6B5A", "I": "#4B8074", "W": "#8A6D3B"}
+WORK_DARK = {"": "#8694A3", "F": "#86A8DD", "B": "#63B79A", "I": "#86CBB5", "W": "#CBA968"}
+
 #: Text on white paper, for the static painters, and on dark paper.
 INK, GRAY = "#17202a", "#5b6773"
 PAPER_DARK, INK_DARK, GRAY_DARK = "#12161b", "#e9eef3", "#98a5b3"
@@ -82,6 +88,16 @@ SIZES = {
 def rank_color(lane: int) -> str:
     """The colour of the n-th lane on white paper; after eight lanes the colours repeat."""
     return RANKS_LIGHT[lane % len(RANKS_LIGHT)]
+
+
+def work_color(label: str) -> str:
+    """The colour of marked computation on white paper.
+
+    >>> work_color("F12") == work_color("forward"), work_color("Fit") == work_color("busy")
+    (True, True)
+    """
+    found = re.match(r"(?:([FBIW])\d*$|(forward|backward))", label)
+    return WORK_LIGHT[(found[1] or found[2][0].upper()) if found else ""]
 
 
 def darkened(color: str) -> str:
@@ -128,14 +144,25 @@ _DARK = {
     WARNING_LIGHT.lower(): WARNING_DARK,
     **dict(zip(map(str.lower, RANKS_LIGHT), RANKS_DARK, strict=True)),
     **dict(zip(map(str.lower, TRACES_LIGHT), TRACES_DARK, strict=True)),
+    **{color.lower(): WORK_DARK[kind] for kind, color in WORK_LIGHT.items()},
 }
 
 
 def theme() -> dict[str, Any]:
     """Everything above as plain data, for JavaScript."""
     return {
-        "light": {"ranks": RANKS_LIGHT, "traces": TRACES_LIGHT, "warning": WARNING_LIGHT},
-        "dark": {"ranks": RANKS_DARK, "traces": TRACES_DARK, "warning": WARNING_DARK},
+        "light": {
+            "ranks": RANKS_LIGHT,
+            "traces": TRACES_LIGHT,
+            "warning": WARNING_LIGHT,
+            "work": WORK_LIGHT,
+        },
+        "dark": {
+            "ranks": RANKS_DARK,
+            "traces": TRACES_DARK,
+            "warning": WARNING_DARK,
+            "work": WORK_DARK,
+        },
         "sizes": SIZES,
     }
 

@@ -15,7 +15,15 @@ from distkit.trace.columns import Floats
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.svg import text_width
-from distkit.views.scene.theme import GRAY, INK, SIZES, TRACES_LIGHT, WARNING_LIGHT, rank_color
+from distkit.views.scene.theme import (
+    GRAY,
+    INK,
+    SIZES,
+    TRACES_LIGHT,
+    WARNING_LIGHT,
+    rank_color,
+    work_color,
+)
 
 #: At most so many operations on so many ranks are drawn; a line says what is left out.
 MAX_BARS, MAX_LANES = 200, 48
@@ -279,6 +287,8 @@ class _Painter:
         x, y, width, height = self._box(bar)
         lane, look = self.lanes[bar["rank"]], _look(bar)
         color = WARNING_LIGHT if look == "failed" else lane.color
+        if look == "mark":
+            color = work_color(bar.get("label", ""))
         radius = height / 2 if bar["kind"] == "request" else 3
         box = svg.rect(x, y, width, height, *_fill(look, color), radius)
         open_ = "died in" if "died" in lane.told else self.picture["open"]
@@ -411,9 +421,9 @@ LEGEND = {
     "mark": "step or computation",
 }
 #: How strongly bars are tinted, and their words' colours, where these are not the usual ones.
-SOLID = ("send", "collective")
-TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06}
-INKS = {"touch": "#fff", "mark": GRAY, "paused": GRAY, "open": WARNING_LIGHT}
+SOLID = ("send", "collective", "mark")
+TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06, "recv": 0.06}
+INKS = {"touch": "#fff", "paused": GRAY, "open": WARNING_LIGHT}
 
 
 def _words(bar: Json, peer: str, open_: str) -> list[str]:
@@ -446,10 +456,8 @@ def _look(bar: Json) -> str:
 
 def _fill(look: str, color: str) -> tuple[str, str]:
     """How a bar is filled and outlined."""
-    if look == "mark":
-        return f'fill="{INK}" fill-opacity=".09"', ""
     if look in ("touch", *SOLID):
         return f'fill="{WARNING_LIGHT if look == "touch" else color}"', ""
     dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""
     tint = svg.tint(color, TINTS.get(look, 0.16))
-    return f'fill="{tint}"', f'stroke="{color}" stroke-width="1.4"{dash}'
+    return f'fill="{tint}"', f'stroke="{color}" stroke-width="{1 if look == "recv" else 1.4}"{dash}'
