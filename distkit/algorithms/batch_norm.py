@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
+
+from distkit.algorithms.tensor_parallel import copy_to_ranks, sum_of_ranks
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
@@ -40,10 +41,10 @@ class SyncBatchNorm(nn.BatchNorm1d):
         over = [d for d in range(x.ndim) if d != 1]
         shape = [1, -1] + [1] * (x.ndim - 2)
         count = x.new_tensor([x.numel() / self.num_features])
-        sums, n = all_reduce(torch.cat([x.sum(over), count])).split([self.num_features, 1])
+        sums, n = _both_ways(torch.cat([x.sum(over), count])).split([self.num_features, 1])
         mean = sums / n
         centred = x - mean.view(shape)
-        variance = all_reduce(centred.square().sum(over)) / n
+        variance = _both_ways(centred.square().sum(over)) / n
         self._follow(mean.detach(), variance.detach() * n.detach() / (n.detach() - 1))
         y: Tensor = centred / (variance + self.eps).sqrt().view(shape)
         return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
@@ -57,3 +58,8 @@ class SyncBatchNorm(nn.BatchNorm1d):
         rate = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean, float(rate))
         self.running_var.lerp_(variance, float(rate))
+
+
+def _both_ways(x: Tensor) -> Tensor:
+    """The sum of all ranks' tensors; its gradient, too, is the sum of all ranks' gradients."""
+    return sum_of_ranks(copy_to_ranks(x, None), None)

@@ -100,10 +100,10 @@ def handed_on() -> Trace:
     )
 
 
-def eight_in_a_ring() -> Trace:
-    """A ring of eight ranks."""
-    trace = simulate("ring", 8, 1024, Network(Link(alpha=2e-4, beta=1e-6)))
-    return with_info(trace, name="all-reduce of 1 KiB")
+def six_in_a_ring() -> Trace:
+    """A ring of six ranks."""
+    trace = simulate("ring", 6, 1536, Network(Link(alpha=2e-4, beta=1e-6)))
+    return with_info(trace, name="all-reduce of 1.5 KiB")
 
 
 def halves() -> Trace:
@@ -339,7 +339,7 @@ def a_script() -> Trace:
 RUNS: dict[str, Callable[[], Trace]] = {
     "00_welcome": fork_and_join,
     "01_messages": handed_on,
-    "02_all_reduce": eight_in_a_ring,
+    "02_all_reduce": six_in_a_ring,
     "03_sync_sgd": three_steps,
     "04_when_it_hangs": message_after_the_sum,
     "05_parameter_server": unequal_workers,

@@ -90,7 +90,7 @@ def messages(trace: Trace) -> Answers:
 
 def ring(trace: Trace) -> Answers:
     sent = calls(trace, Op.SEND, 0)
-    reducing = sum(bool(t.reduce) for t in ALL_REDUCES["ring"].schedule(8))
+    reducing = sum(bool(t.reduce) for t in ALL_REDUCES["ring"].schedule(6))
     total = f"{sum(s.nbytes for s in sent):,}"
     return len(sent), sent[0].nbytes, len({s.peer for s in sent}), total, reducing
 
