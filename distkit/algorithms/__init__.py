@@ -1,9 +1,9 @@
-"""Read this first: the algorithms, each as its paper writes it.
+"""Distributed algorithms, each as published in its paper. Start reading here.
 
-An algorithm has two sides. Its *schedule* is the figure: which rank sends which chunk to which in
-each round, for all ranks at once. Its *reference implementation* is one rank's program in
-``torch.distributed`` words. A test asserts that the recorded run of the reference implementation is
-the schedule. Every all-reduce is one file of :mod:`~distkit.algorithms.all_reduce`, the other
+An algorithm has two parts. Its *schedule* lists which rank sends which chunk to which rank in each
+round, for all ranks at once. Its *reference implementation* is the program of one rank in
+``torch.distributed`` calls. A test asserts that the recorded run of the reference implementation is
+the schedule. Each all-reduce has a file in :mod:`~distkit.algorithms.all_reduce`; the other
 collectives are in :mod:`~distkit.algorithms.collectives`; catalogues list them::
 
     dk.algorithms.ALL_REDUCES                       # a table
@@ -12,7 +12,7 @@ collectives are in :mod:`~distkit.algorithms.collectives`; catalogues list them:
     dk.algorithms.COLLECTIVES["scatter"].reference  # the other collectives
     dk.algorithms.PIPELINES["1f1b"].schedule(4, 8)  # what each of four stages computes, and when
 
-Nothing here prints, traces or calls back: an algorithm never learns that it is watched.
+Nothing here prints, traces or calls back: recording is invisible to the algorithms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The catalogue: algorithms by name, with schedule, reference implementation and cost."""
+"""Catalogue of algorithms by name, with schedule, reference implementation and cost."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any, TypeVar
 from distkit.algorithms.pipeline_schedules import SCHEDULES, PipelineSchedule
 from distkit.algorithms.rounds import Schedule, traffic
 
-#: One rank's program, with the contract of a collective of ``torch.distributed``.
+#: The program of one rank, with the contract of a ``torch.distributed`` collective.
 Reference = TypeVar("Reference", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm: its schedule for all ranks, and its reference implementation on one rank.
+    """An algorithm: its schedule for all ranks, and its reference implementation for one rank.
 
-    In costs n is the number of ranks, K [bytes] the size of the tensor, or of all chunks
+    In costs, n is the number of ranks, K [bytes] the size of the tensor, or of all chunks
     together, α [s] the latency of a message, β [s/byte] the inverse bandwidth, and γ [s/byte] the
     time to reduce.
 
     Args:
         name: its key in the catalogue.
-        reference: one rank's program, with the contract of ``torch.distributed``'s own call.
-        title: its name in a heading.
+        reference: the program of one rank, with the contract of the ``torch.distributed`` call.
+        title: its name for headings.
         summary: what it does, in one sentence.
         source: paper or documentation.
-        cost: how long it takes, as a formula to be read.
-        schedule: number of ranks -> rounds; with the keyword options that it documents.
-        seconds: the same as ``cost``, computed: ``seconds(n, nbytes, link)`` of arrays of ranks and
+        cost: its time, as a formula for readers.
+        schedule: number of ranks -> rounds; its keyword options are documented there.
+        seconds: computes ``cost``: ``seconds(n, nbytes, link)`` of arrays of ranks and
             bytes and a :class:`~distkit_simulation.Link`, with the options of the schedule; None
-            if it has no formula.
-        chunks: number of ranks -> in how many chunks the tensor is split, by
-            ``torch.tensor_split``; with the options of the schedule.
+            if there is no formula.
+        chunks: number of ranks -> number of chunks, split by ``torch.tensor_split``; with the
+            options of the schedule.
 
     Example:
         >>> from distkit.algorithms import ALL_REDUCES
@@ -56,20 +56,20 @@ class Algorithm:
     chunks: Callable[..., int] = lambda n, **options: n
 
     def rounds(self, n: int) -> int:
-        """The number of rounds on n ranks.
+        """Return the number of rounds on n ranks.
 
-        A rank may send several messages in one round, one after another: of "reduce_broadcast"
-        the root has n-1 in each of two, so that 2(n-1) exchanges follow each other, as
-        :class:`~distkit.Compare` counts them.
+        A rank may send several messages in one round, one after another: the root of
+        "reduce_broadcast" has n-1 in each of two rounds, which :class:`~distkit.Compare` counts
+        as 2(n-1) consecutive exchanges.
         """
         return sum(1 for _ in self.schedule(n))
 
     def messages(self, n: int) -> int:
-        """The most messages that one of n ranks sends."""
+        """Return the largest number of messages that any of n ranks sends."""
         return int(self._traffic(n)[0].max())
 
     def volume(self, n: int) -> float:
-        """The most that one of n ranks sends, as a multiple of K."""
+        """Return the largest amount that any of n ranks sends, as a multiple of K."""
         return float(self._traffic(n)[1].max() / self.chunks(n))
 
     def _traffic(self, n: int) -> Any:
@@ -89,12 +89,12 @@ class Catalogue(dict[str, Entry]):
         raise KeyError(f"no algorithm {name!r}; there are {', '.join(self)}")
 
     def __repr__(self) -> str:
-        """One line for each: its name, what it costs and what it does."""
+        """Return one line per algorithm: name, cost and summary."""
         names, costs = max(map(len, self), default=0), max(len(a.cost) for a in self.values())
         return "\n".join(f"{a.name:{names}}  {a.cost:{costs}}  {a.summary}" for a in self.values())
 
     def _repr_html_(self) -> str:
-        """The same as a table of a notebook."""
+        """Return the algorithms as an HTML table."""
         cells = [
             (f"<code>{a.name}</code>", a.title, a.summary, a.cost, a.source) for a in self.values()
         ]
@@ -105,21 +105,21 @@ class Catalogue(dict[str, Entry]):
 
 
 class Algorithms(Catalogue[Algorithm]):
-    """Algorithms that register themselves."""
+    """A catalogue to which reference implementations are added by a decorator."""
 
-    def register(self, **facts: Any) -> Callable[[Reference], Reference]:
-        """Make an entry of a reference implementation and these fields of :class:`Algorithm`.
+    def register(self, **fields: Any) -> Callable[[Reference], Reference]:
+        """Register a reference implementation with these fields of :class:`Algorithm`.
 
-        The entry has the function's name without "_all_reduce".
+        The key is the function's name without "_all_reduce".
         """
 
         def add(reference: Reference) -> Reference:
             name = reference.__name__.removesuffix("_all_reduce")
-            self[name] = Algorithm(name, reference, **facts)
+            self[name] = Algorithm(name, reference, **fields)
             return reference
 
         return add
 
 
-#: The schedules of a pipeline by name.
+#: Pipeline schedules by name.
 PIPELINES = Catalogue({schedule.name: schedule for schedule in SCHEDULES})

@@ -1,7 +1,7 @@
-"""Collectives other than all-reduce: the schedule of each, and its reference implementation.
+"""Collectives other than all-reduce: schedules and reference implementations.
 
-A reference implementation has the contract of ``torch.distributed``'s own call, so that one can be
-passed for the other; :mod:`~distkit.algorithms.contract` sees to that.
+A reference implementation has the contract of its ``torch.distributed`` counterpart and can replace
+it; :mod:`~distkit.algorithms.contract` ensures that.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from distkit.algorithms.rounds import (
     whole,
 )
 
-#: The collectives by name.
+#: Collectives by name.
 COLLECTIVES = Algorithms()
 
 
-# -- one to all, all to one ------------------------------------------------------------
+# -- rooted collectives ----------------------------------------------------------------
 
 
 class Node(NamedTuple):
-    """One rank's node in a binomial tree; ranks are those of the group.
+    """The node of one rank in a binomial tree, in group ranks.
 
-    ``children`` come with their distance, the largest subtree first. ``size`` is the number of
-    ranks in its own subtree.
+    ``children`` are pairs of rank and distance, largest subtree first. ``size`` is the number of
+    ranks in its subtree.
     """
 
     root: int
@@ -57,22 +57,22 @@ class Node(NamedTuple):
 
 
 def node(root: int, group: Group) -> Node:
-    """This rank's node in the tree from a root, which is a rank of the world."""
+    """Return this rank's node in the tree of a root, which is a world rank."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     start = dist.get_group_rank(group or _get_default_group(), root)
-    place = (rank - start) % n  # counted from the root
-    low = lowest_bit(place) if place else highest_bit(2 * n - 1)
-    children = [((rank + bit) % n, bit) for bit in reversed(bits(low)) if place + bit < n]
-    parent = (rank - low) % n if place else None
-    return Node(start, parent, children, min(low, n - place))
+    position = (rank - start) % n  # relative to the root
+    lowest = lowest_bit(position) if position else highest_bit(2 * n - 1)
+    children = [((rank + bit) % n, bit) for bit in reversed(bits(lowest)) if position + bit < n]
+    parent = (rank - lowest) % n if position else None
+    return Node(start, parent, children, min(lowest, n - position))
 
 
 def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
-    """The edges of a binomial tree, from the root to the leaves.
+    """Yield the edges of a binomial tree, from the root to the leaves.
 
     Yields:
-        Parents and children; and which ranks are below each child, itself included, counted from
-        the root: the first one and their number.
+        Parents, children, and the ranks in each child's subtree: the first one, relative to the
+        root, and their number.
     """
     for bit in reversed(bits(n)):
         parent = np.arange(0, n - bit, 2 * bit)
@@ -81,7 +81,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Whoever has it sends it on: twice as many have it after each round."""
+    """Yield the rounds: every rank that has the tensor forwards it, which doubles their number."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 
@@ -96,9 +96,9 @@ def broadcast_schedule(n: int, root: int = 0) -> Schedule:
 )
 @collective()
 def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
-    """Give every rank the tensor of rank ``src``. The contract of ``dist.broadcast``.
+    """Broadcast the tensor of rank ``src`` to every rank, as ``dist.broadcast`` does.
 
-    A *binomial tree*: in each round whoever has it sends it on, so that their number doubles::
+    A *binomial tree*: in each round every rank that has the tensor forwards it::
 
         0 ─────────────► 4          round 0
         0 ─────► 2       4 ─────► 6
@@ -123,7 +123,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
 
 
 def reduce_schedule(n: int, root: int = 0) -> Schedule:
-    """The tree of :func:`broadcast_schedule`, upwards."""
+    """Yield the rounds of :func:`broadcast_schedule` in reverse."""
     for parent, child, _, _ in reversed([*_tree(n, root)]):
         yield Round(child, parent, np.zeros_like(child), reduce=True)
 
@@ -138,7 +138,7 @@ def reduce_schedule(n: int, root: int = 0) -> Schedule:
 )
 @collective()
 def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce to rank ``dst``; the other tensors stay as they are. As ``dist.reduce``.
+    """Reduce to rank ``dst``, as ``dist.reduce`` does; other tensors do not change.
 
     The binomial tree of :func:`broadcast`, from the leaves to the root.
     ⌈lg n⌉(α + Kβ + Kγ).
@@ -162,7 +162,7 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
 
 
 def scatter_schedule(n: int, root: int = 0) -> Schedule:
-    """Each message carries the chunks of a whole subtree; chunk i is for the i-th from the root."""
+    """Yield the rounds: messages carry the chunks of a subtree; chunk i is for rank root + i."""
     for parent, child, first, count in _tree(n, root):
         yield Round(parent, child, first, reduce=False, count=count)
 
@@ -178,10 +178,10 @@ def scatter_schedule(n: int, root: int = 0) -> Schedule:
 def scatter(
     tensor: Tensor, scatter_list: list[Tensor] | None = None, src: int = 0, group: Group = None
 ) -> None:
-    """Give the i-th rank the i-th tensor of rank ``src``. The contract of ``dist.scatter``.
+    """Send the i-th tensor of rank ``src`` to the i-th rank, as ``dist.scatter`` does.
 
     Down the binomial tree of :func:`broadcast`: each message carries the parts of a whole
-    subtree, so that everybody has sent half of what it got after each round::
+    subtree, so a rank sends half of what it holds in each round::
 
         0 ──── 4 5 6 7 ────► 4      round 0
         0 ─ 2 3 ─► 2   4 ─ 6 7 ─► 6
@@ -198,11 +198,11 @@ def scatter(
         Thakur, Rabenseifner & Gropp, 2005.
     """
     n, size = dist.get_world_size(group), len(tensor)
-    root, parent, children, below = node(src, group)
+    root, parent, children, subtree = node(src, group)
     if parent is None:
         parts = cat([scatter_list[(root + i) % n] for i in range(n)])  # type: ignore[index]
     else:
-        parts = recv(tensor.new_empty(below * size), parent, group)
+        parts = recv(tensor.new_empty(subtree * size), parent, group)
 
     for child, distance in children:
         send(parts[distance * size : 2 * distance * size], child, group)
@@ -210,7 +210,7 @@ def scatter(
 
 
 def gather_schedule(n: int, root: int = 0) -> Schedule:
-    """The tree of :func:`scatter_schedule`, upwards; chunk i is of the i-th from the root."""
+    """Yield the rounds of :func:`scatter_schedule` in reverse; chunk i is from rank root + i."""
     for parent, child, first, count in reversed([*_tree(n, root)]):
         yield Round(child, parent, first, reduce=False, count=count)
 
@@ -226,7 +226,7 @@ def gather_schedule(n: int, root: int = 0) -> Schedule:
 def gather(
     tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0, group: Group = None
 ) -> None:
-    """Bring everybody's tensor to rank ``dst``. The contract of ``dist.gather``.
+    """Gather the tensors of all ranks on rank ``dst``, as ``dist.gather`` does.
 
     Up the tree of :func:`scatter`. ⌈lg n⌉α + (n-1)/n Kβ.
 
@@ -240,8 +240,8 @@ def gather(
         Thakur, Rabenseifner & Gropp, 2005.
     """
     n, size = dist.get_world_size(group), len(tensor)
-    root, parent, children, below = node(dst, group)
-    parts = tensor.new_empty(below * size)
+    root, parent, children, subtree = node(dst, group)
+    parts = tensor.new_empty(subtree * size)
     parts[:size] = tensor
 
     for child, distance in reversed(children):
@@ -253,11 +253,11 @@ def gather(
         gather_list[(root + i) % n].copy_(part)  # type: ignore[index]
 
 
-# -- all to all ------------------------------------------------------------------------
+# -- symmetric collectives--------------------------------------------------------------
 
 
 def all_gather_schedule(n: int) -> Schedule:
-    """Everybody's chunk goes round the ring."""
+    """Return the rounds: the chunk of each rank travels round the ring."""
     return ring_trip(n, 0, reduce=False)
 
 
@@ -270,9 +270,9 @@ def all_gather_schedule(n: int) -> Schedule:
 )
 @collective(reads="tensor")
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -> None:
-    """Give everybody everybody's tensor. The contract of ``dist.all_gather``.
+    """Gather the tensors of all ranks on every rank, as ``dist.all_gather`` does.
 
-    The second half of a ring all-reduce: each rank passes on what came last.
+    The second half of a ring all-reduce: each rank forwards the tensor received last.
     (n-1)α + (n-1)/n Kβ.
 
     Args:
@@ -293,7 +293,7 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
 
 
 def reduce_scatter_schedule(n: int) -> Schedule:
-    """Chunks are summed on their way round the ring; chunk r arrives at rank r."""
+    """Return the rounds: chunks are reduced on their way round the ring; chunk r ends at rank r."""
     return ring_trip(n, -1, reduce=True)
 
 
@@ -308,9 +308,9 @@ def reduce_scatter_schedule(n: int) -> Schedule:
 def reduce_scatter(
     output: Tensor, input_list: list[Tensor], op: ReduceOp = SUM, group: Group = None
 ) -> None:
-    """Give the i-th rank the reduction of all i-th tensors. As ``dist.reduce_scatter``.
+    """Reduce the i-th tensors of all ranks to the i-th rank, as ``dist.reduce_scatter`` does.
 
-    The first half of a ring all-reduce, begun one chunk earlier so that rank r ends with chunk r.
+    The first half of a ring all-reduce, shifted by one chunk so that rank r ends with chunk r.
     (n-1)α + (n-1)/n Kβ + (n-1)/n Kγ.
 
     Args:
@@ -334,11 +334,11 @@ def reduce_scatter(
 
 
 def all_to_all_schedule(n: int) -> Schedule:
-    """Pairwise exchange; chunk n·i + j, of n², is what rank i has for rank j."""
+    """Yield the rounds of a pairwise exchange; chunk n·i + j, of n², goes from rank i to rank j."""
     r = np.arange(n)
     for s in range(1, n):
-        to = (r + s) % n
-        yield Round(r, to, n * r + to, reduce=False)
+        dst = (r + s) % n
+        yield Round(r, dst, n * r + dst, reduce=False)
 
 
 @COLLECTIVES.register(
@@ -353,7 +353,7 @@ def all_to_all_schedule(n: int) -> Schedule:
 def all_to_all(
     output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: Group = None
 ) -> None:
-    """Send the i-th tensor to the i-th rank: a transpose. As ``dist.all_to_all``.
+    """Send the i-th tensor to the i-th rank, a transpose, as ``dist.all_to_all`` does.
 
     *Pairwise exchange*: in round s each rank sends to the rank s to its right and receives
     from the rank s to its left. (n-1)α + (n-1)/n Kβ.
@@ -370,12 +370,12 @@ def all_to_all(
 
     output_tensor_list[rank].copy_(input_tensor_list[rank])
     for s in range(1, n):
-        to, source = (rank + s) % n, (rank - s) % n
-        exchange(input_tensor_list[to], to, output_tensor_list[source], source, group)
+        dst, src = (rank + s) % n, (rank - s) % n
+        exchange(input_tensor_list[dst], dst, output_tensor_list[src], src, group)
 
 
 def barrier_schedule(n: int) -> Schedule:
-    """Dissemination: everybody has heard of 2^k ranks after k rounds, of some more than once."""
+    """Yield the rounds of dissemination: after k rounds each rank is notified by 2^k ranks."""
     r = np.arange(n)
     for bit in bits(n):
         yield Round(r, (r + bit) % n, np.zeros_like(r), reduce=True)
@@ -391,10 +391,10 @@ def barrier_schedule(n: int) -> Schedule:
 )
 @collective()
 def barrier(group: Group = None) -> None:
-    """Return when every rank has come. The contract of ``dist.barrier``.
+    """Return when every rank has arrived, as ``dist.barrier`` does.
 
-    *Dissemination*: in round k each rank tells the one 2^k to its right all that it knows; those
-    who are known to have come double in number::
+    *Dissemination*: in round k each rank notifies the rank 2^k to its right; the number of ranks
+    known to have arrived doubles::
 
         r ──► r+1,  r ──► r+2,  r ──► r+4, …
 
@@ -407,7 +407,7 @@ def barrier(group: Group = None) -> None:
         Hensgen, Finkel & Manber, "Two algorithms for barrier synchronization", 1988.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    nothing = empty(0)
+    token = empty(0)
 
     for bit in bits(n):
-        exchange(nothing, (rank + bit) % n, nothing, (rank - bit) % n, group)
+        exchange(token, (rank + bit) % n, token, (rank - bit) % n, group)

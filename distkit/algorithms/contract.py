@@ -1,12 +1,12 @@
-"""The contract of ``torch.distributed``'s own calls, and the calls that algorithms are written in.
+"""The contract of ``torch.distributed`` collectives, and the algorithms' point-to-point calls.
 
-A reference implementation is written for the plain case: flat, contiguous tensors, one of four
-operations, a rank that belongs to the group. :func:`collective` makes every other case plain, or
-says what is wrong with it before anything is sent.
+Reference implementations handle the plain case only: flat, contiguous tensors, one of four
+operations, a rank that belongs to the group. :func:`collective` converts every other case to it, or
+raises an error before anything is sent.
 
-Lengths that differ between ranks are not compared beforehand: that would cost a message
-that no paper counts. In an all-reduce some rank then receives more than it expects, which
-ends its process under gloo; distkit's runs name both ends of that message.
+Lengths that differ between ranks are not checked in advance: that would cost a message that no
+paper counts. In an all-reduce some rank then receives more than it expects, which terminates its
+process under gloo; distkit's runs name both ends of that message.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ _COMBINE: dict[ReduceOp, Callable[..., Tensor]] = {
 }
 
 
-#: Arguments that are no tensors.
+#: Arguments that are not tensors.
 _SETTINGS = {"src", "dst", "op", "group"}
 
 
-# -- words: torch.distributed's own, with the ranks of the group in the place of the world's -----
+# -- point-to-point calls of torch.distributed, with group ranks instead of world ranks ----------
 
 
-def combine(mine: Tensor, theirs: Tensor, op: ReduceOp) -> None:
-    """``mine ← mine op theirs``, element by element."""
-    _COMBINE[op](mine, theirs, out=mine)
+def combine(local: Tensor, received: Tensor, op: ReduceOp) -> None:
+    """Compute ``local ← local op received``, element by element."""
+    _COMBINE[op](local, received, out=local)
 
 
-def send(out: Tensor, to: int, group: Group) -> None:
-    """Send ``out`` to a rank of the group."""
-    dist.send(out, group=group, group_dst=to)
+def send(tensor: Tensor, dst: int, group: Group) -> None:
+    """Send ``tensor`` to a rank of the group."""
+    dist.send(tensor, group=group, group_dst=dst)
 
 
-def recv(into: Tensor, source: int, group: Group) -> Tensor:
-    """Receive ``into`` from a rank of the group."""
-    dist.recv(into, group=group, group_src=source)
-    return into
+def recv(tensor: Tensor, src: int, group: Group) -> Tensor:
+    """Receive ``tensor`` from a rank of the group."""
+    dist.recv(tensor, group=group, group_src=src)
+    return tensor
 
 
-def isend(out: Tensor, to: int, group: Group) -> dist.Work:
-    """Begin to send ``out`` to a rank of the group."""
-    return cast(dist.Work, dist.isend(out, group=group, group_dst=to))
+def isend(tensor: Tensor, dst: int, group: Group) -> dist.Work:
+    """Start sending ``tensor`` to a rank of the group."""
+    return cast(dist.Work, dist.isend(tensor, group=group, group_dst=dst))
 
 
-def exchange(out: Tensor, to: int, into: Tensor, source: int, group: Group) -> Tensor:
+def exchange(out: Tensor, dst: int, into: Tensor, src: int, group: Group) -> Tensor:
     """Send ``out`` to one rank of the group while receiving ``into`` from another."""
-    sending = isend(out, to, group)
-    recv(into, source, group)
-    sending.wait()
+    work = isend(out, dst, group)
+    recv(into, src, group)
+    work.wait()
     return into
 
 
-#: One tensor from, or for, all ranks, under the names of this version of torch.
+#: Single-tensor all-gather and reduce-scatter, which older versions of torch name differently.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -82,21 +82,21 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatt
 def collective(
     *, reads: str = "", uneven: bool = False, on_device: bool = False
 ) -> Callable[[Reference], Reference]:
-    """Give a reference implementation the contract of ``torch.distributed``'s own call.
+    """Give a reference implementation the contract of its ``torch.distributed`` counterpart.
 
-    It gets contiguous, flat tensors without gradients, results are written back; AVG is a
-    SUM that is divided in the end; a rank outside the group is warned and does nothing.
+    It receives contiguous, flat tensors without gradients, and results are written back; AVG is a
+    SUM divided at the end; a rank outside the group gets a warning and does nothing.
 
     Args:
-        reads: the argument that is only read, if there is one; the others are written to.
+        reads: the read-only tensor argument, if any; the others are written to.
         uneven: whether the tensors of one call may differ in length.
-        on_device: whether it takes a GPU's tensors, although gloo's messages do not.
+        on_device: whether it accepts GPU tensors, which gloo cannot send.
 
     Raises:
-        TypeError: An argument is no dense tensor, tensors differ in dtype or device, or there is no
-            such reduction of this dtype.
+        TypeError: An argument is not a dense tensor, tensors differ in dtype or device, or the
+            dtype does not support the reduction.
         ValueError: A list or tensor is missing or has the wrong length, a tensor overlaps itself,
-            the operation is none of the five, a root is outside the group, or the backend cannot
+            the operation is not one of the five, a root is outside the group, or the backend cannot
             send from this device.
     """
 
@@ -119,24 +119,24 @@ def collective(
             bound.apply_defaults()
             given = bound.arguments
             group, op, root = given["group"], given.get("op"), given.get("src", given.get("dst"))
-            op = getattr(op, "op", op)  # a ReduceOp made from one of its kinds
+            op = getattr(op, "op", op)  # unwrap ReduceOp(ReduceOp.SUM)
             if dist.get_rank(group) < 0:
                 c10d._warn_not_in_group(name)
                 return
-            theirs = {key: given[key] for key in names if given[key] is not None}
-            written = {key: listed(value) for key, value in theirs.items() if key != reads}
+            tensors = {key: given[key] for key in names if given[key] is not None}
+            outputs = {key: listed(value) for key, value in tensors.items() if key != reads}
             if root is not None:
-                _check_root(name, root, set(names) - theirs.keys(), group)
-            _check(name, theirs, op, group, uneven)
-            _check_outputs(name, [t for several in written.values() for t in several])
-            given.update({key: _plain(value, group, on_device) for key, value in theirs.items()})
+                _check_root(name, root, set(names) - tensors.keys(), group)
+            _check(name, tensors, op, group, uneven)
+            _check_outputs(name, [t for values in outputs.values() for t in values])
+            given.update({key: _plain(value, group, on_device) for key, value in tensors.items()})
             if op is not None:
                 given["op"] = SUM if op == AVG else op
             with torch.no_grad():
                 reference(**given)
-                if "dst" not in given or root == dist.get_rank():  # it gets a result
-                    for key, several in written.items():
-                        _write_back(several, listed(given[key]), op == AVG, group)
+                if "dst" not in given or root == dist.get_rank():  # ranks with a result
+                    for key, values in outputs.items():
+                        _write_back(values, listed(given[key]), op == AVG, group)
 
         return call  # type: ignore[return-value]
 
@@ -144,15 +144,15 @@ def collective(
 
 
 def listed(value: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    """Several tensors, or one, as several."""
+    """Return ``value`` as a sequence of tensors."""
     return value if isinstance(value, (list, tuple)) else [value]  # type: ignore[list-item]
 
 
-# -- before ----------------------------------------------------------------------------
+# -- before the call: validation and conversion ----------------------------------------
 
 
 def _is_plain(name: str, x: Any, op: Any = SUM, group: Group = None) -> bool:
-    """True if a reduction is the plain case as it is: so are most, and few looks tell."""
+    """Return True if no conversion is needed; this fast path covers most calls."""
     if op is not SUM or type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64):
         return False
     if x.layout != torch.strided or x.dim() != 1 or not x.is_contiguous() or x.requires_grad:
@@ -164,11 +164,11 @@ def _is_plain(name: str, x: Any, op: Any = SUM, group: Group = None) -> bool:
 
 
 def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool) -> None:
-    """Say what is wrong with a call before anything is sent."""
+    """Validate the arguments before anything is sent."""
     tensors: list[Tensor] = []
     for key, value in given.items():
-        tensors += (several := listed(value))
-        if several is value and len(value) != (n := dist.get_world_size(group)):
+        tensors += (values := listed(value))
+        if values is value and len(value) != (n := dist.get_world_size(group)):
             raise ValueError(f"{name}: {key} has {len(value)} tensors; {n} ranks need {n}.")
     for t in tensors:
         if not isinstance(t, Tensor) or t.layout != torch.strided:
@@ -176,9 +176,9 @@ def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool
             raise TypeError(f"{name} needs dense tensors, not {what}.")
     for what in ("dtype", "device"):
         if len(found := {getattr(t, what) for t in tensors}) > 1:
-            raise TypeError(f"{name}: tensors differ in {what}: {_several(found)}.")
+            raise TypeError(f"{name}: tensors differ in {what}: {_join(found)}.")
     if len(sizes := {t.numel() for t in tensors}) > 1 and not uneven:
-        raise ValueError(f"{name}: tensors differ in their number of elements: {_several(sizes)}.")
+        raise ValueError(f"{name}: tensors differ in their number of elements: {_join(sizes)}.")
     for t in tensors[:1]:
         _check_device(name, t.device, group)
         if op is not None:
@@ -188,8 +188,8 @@ def _check(name: str, given: dict[str, Any], op: Any, group: Group, uneven: bool
 def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:
     members = dist.get_process_group_ranks(group)
     if root not in members:
-        there = ", ".join(map(str, members))
-        raise ValueError(f"{name}: rank {root} is not in the group; it has ranks {there}.")
+        ranks = ", ".join(map(str, members))
+        raise ValueError(f"{name}: rank {root} is not in the group; it has ranks {ranks}.")
     if missing and dist.get_rank() == root:
         raise ValueError(f"{name}: rank {root} must give {', '.join(missing)}.")
 
@@ -203,7 +203,7 @@ def _check_outputs(name: str, tensors: Sequence[Tensor]) -> None:
             )
 
 
-def _several(values: Any) -> str:
+def _join(values: Any) -> str:
     return ", ".join(sorted({str(value).removeprefix("torch.") for value in values}))
 
 
@@ -211,9 +211,9 @@ def _check_device(name: str, device: torch.device, group: Group) -> None:
     try:
         (group or c10d._get_default_group())._get_backend(device)
     except RuntimeError:
-        here = _several(dist.get_backend_config(group).split(","))
+        found = _join(dist.get_backend_config(group).split(","))
         raise ValueError(
-            f"{name}: this group cannot send tensors on {device.type!r}: its backends are {here}. "
+            f"{name}: this group cannot send tensors on {device.type!r}: its backends are {found}. "
             f"Move the tensor with .to(…), or start ranks with a backend for {device.type!r}."
         ) from None
 
@@ -221,11 +221,13 @@ def _check_device(name: str, device: torch.device, group: Group) -> None:
 @lru_cache(maxsize=256)
 def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -> None:
     if op not in _COMBINE and op != AVG:
-        ours = _several(o.name for o in [*_COMBINE, AVG])
-        raise ValueError(f"{name}: op is {op}; these are supported: {ours} (dist.ReduceOp.SUM, …).")
+        supported = _join(o.name for o in [*_COMBINE, AVG])
+        raise ValueError(
+            f"{name}: op is {op}; these are supported: {supported} (dist.ReduceOp.SUM, …)."
+        )
     if op == AVG and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(
-            f"{name}: the average of {_several([dtype])} numbers is not of that type. Use SUM, or "
+            f"{name}: the average of {_join([dtype])} numbers is not of that type. Use SUM, or "
             "convert with .float() first."
         )
     one = torch.ones(1, device=device).to(dtype)
@@ -233,7 +235,7 @@ def _check_reduction(name: str, op: ReduceOp, dtype: torch.dtype, device: str) -
         combine(one, one.clone(), SUM if op == AVG else op)
     except (NotImplementedError, RuntimeError) as error:
         raise TypeError(
-            f"{name}: torch has no {op.name} of {_several([dtype])} on {device!r}. "
+            f"{name}: torch has no {op.name} of {_join([dtype])} on {device!r}. "
             "Convert the tensor first, for instance with .float()."
         ) from error
 
@@ -242,7 +244,7 @@ def _plain(value: Any, group: Group, on_device: bool) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(t, group, on_device) for t in value]
     if not (value.is_cpu or on_device) and dist.get_backend(group) == "gloo":
-        # gloo sends from the host's memory only
+        # gloo sends from host memory only
         host = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
         value = host.copy_(value)
     if value.dim() == 1 and value.is_contiguous() and not value.requires_grad:
@@ -250,15 +252,15 @@ def _plain(value: Any, group: Group, on_device: bool) -> Any:
     return value.detach().contiguous().view(-1)
 
 
-# -- after -----------------------------------------------------------------------------
+# -- after the call --------------------------------------------------------------------
 
 
 def _write_back(
-    given: Sequence[Tensor], plain: Sequence[Tensor], averages: bool, group: Group
+    given: Sequence[Tensor], plain: Sequence[Tensor], average: bool, group: Group
 ) -> None:
-    """Copy what was computed into what the caller holds."""
+    """Copy the results into the caller's tensors."""
     for t, result in zip(given, plain, strict=True):
-        if averages:
+        if average:
             result.div_(dist.get_world_size(group))
         if result.data_ptr() != t.data_ptr():
             t.detach().copy_(result.view(t.shape))

@@ -1,4 +1,4 @@
-"""Which ranks of a group are on which host: they tell each other once."""
+"""Maps the ranks of a group to hosts; ranks exchange their host names once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch.distributed as dist
 from distkit.algorithms.contract import Group
 from distkit.algorithms.rounds import Hosts, neighbours
 
-_known: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
+_hosts: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
 
 
 def hosts_of(group: Group = None) -> Hosts:
-    """The ranks of each host, counted in the group: hosts by their first rank, ranks in order.
+    """Return the group ranks of each host: hosts by their first rank, ranks in order.
 
-    Where the launcher has put all ranks on one host, nobody is asked. Else the first call of a
-    group tells the others this rank's host through the store, and waits for theirs: all members
-    have to call it.
+    If the launcher put all ranks on one host, nothing is exchanged. Otherwise the first call for a
+    group publishes this rank's host name in the store and waits for the others': all members must
+    call it.
 
     Args:
         group: the process group; None is the world.
@@ -30,21 +30,21 @@ def hosts_of(group: Group = None) -> Hosts:
         [[0, 1], [2, 3, 4]]
     """
     group = group or dist.group.WORLD
-    assert group is not None  # a group has been made
+    assert group is not None  # the default group exists
     if os.environ.get("LOCAL_WORLD_SIZE") == str(dist.get_world_size()):
         return [[*range(dist.get_world_size(group))]]
-    if group not in _known:
+    if group not in _hosts:
         store, names = group.get_group_store(), defaultdict[bytes, list[int]](list)
         store.set(f"distkit/host/{dist.get_rank(group)}", socket.gethostname())
         for rank in range(dist.get_world_size(group)):
             names[store.get(f"distkit/host/{rank}")].append(rank)
-        _known[group] = list(names.values())
-    return _known[group]
+        _hosts[group] = list(names.values())
+    return _hosts[group]
 
 
 def layout(group: Group, devices_per_host: int | None) -> Hosts:
-    """The ranks of each host, as given or as they are; [] if all are on one host."""
+    """Return the ranks of each host, given or detected; [] if all are on one host."""
     if devices_per_host is not None:
         return neighbours(dist.get_world_size(group), devices_per_host)
-    found = hosts_of(group)
-    return found if len(found) > 1 else []
+    hosts = hosts_of(group)
+    return hosts if len(hosts) > 1 else []

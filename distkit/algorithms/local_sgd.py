@@ -1,4 +1,4 @@
-"""Fewer messages than synchronous SGD: local steps between averages, and accumulated gradients."""
+"""SGD with less communication: local steps between averages, and accumulated gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distkit.algorithms.sgd import AllReduce, Loss, sync_gradients, update
 
 
 def average_weights(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """Give every replica the mean of all replicas' weights: ``w = 1/R Σ_r w_r``.
+    """Average the weights over all replicas: ``w = 1/R Σ_r w_r``.
 
     Args:
         model: the same layers on every rank.
@@ -36,23 +36,23 @@ def local_sgd_round(
     *,
     all_reduce: AllReduce = dist.all_reduce,
 ) -> Tensor:
-    """H steps on each replica by itself, then one average of the weights.
+    """Run H local steps on each replica, then average the weights.
 
     ::
 
-        w_r ← w_r - η ∇L(w_r; B_r)      H times, without a message
+        w_r ← w_r - η ∇L(w_r; B_r)      H times, without communication
         w   = (1/R) Σ_r w_r             all-reduce
 
-    With H = 1 and plain SGD it equals synchronous SGD. With more it is another algorithm: it sends
-    1/H of the messages, and the replicas differ in between.
+    With H = 1 and plain SGD it equals synchronous SGD. With H > 1 it is a different algorithm: it
+    sends 1/H of the messages, and the replicas differ between averages.
 
     Args:
         model: the same weights on every rank.
-        batches: this rank's H minibatches, of inputs (B, …) and targets (B, …); one of 0 rows
-            makes no step.
+        batches: this rank's H minibatches, of inputs (B, …) and targets (B, …); a batch of
+            0 rows makes no step.
         loss_fn: mean loss of outputs and targets.
-        lr: learning rate η, or an optimizer of ``torch.optim``; its state, such as momentum, stays
-            each replica's own.
+        lr: learning rate η, or an optimizer of ``torch.optim``; its state, such as momentum, is
+            not averaged.
         all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
 
     Returns:
@@ -83,12 +83,12 @@ def accumulated_sgd_step(
     *,
     all_reduce: AllReduce = dist.all_reduce,
 ) -> Tensor:
-    """One step of synchronous SGD on several minibatches, one after the other.
+    """Run one step of synchronous SGD on several minibatches, one after the other.
 
     ::
 
         n_r = Σ_k |B_rk|
-        g_r = 1/n_r Σ_k |B_rk| ∇L(w; B_rk)      each rank, without a message
+        g_r = 1/n_r Σ_k |B_rk| ∇L(w; B_rk)      each rank, without communication
         g   = Σ_r n_r g_r / Σ_r n_r             all-reduce
         w   ← w - η g
 
@@ -97,8 +97,8 @@ def accumulated_sgd_step(
 
     Args:
         model: the same weights on every rank.
-        batches: this rank's minibatches, of inputs (B, …) and targets (B, …); those of 0 rows
-            are passed over.
+        batches: this rank's minibatches, of inputs (B, …) and targets (B, …); batches of
+            0 rows are skipped.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate η, or an optimizer of ``torch.optim``.
         all_reduce: sums a tensor over all ranks in place, as ``dist.all_reduce`` does.
@@ -107,7 +107,7 @@ def accumulated_sgd_step(
         This rank's mean loss before the update, a scalar; NaN if it has no examples.
 
     Raises:
-        TrainingError: a gradient is NaN or infinite on some rank; on all of them.
+        TrainingError: A gradient is NaN or infinite on some rank; raised on all ranks.
 
     Source:
         Ott et al., "Scaling neural machine translation", 2018.

@@ -1,8 +1,8 @@
-"""Pipelines: layers over ranks, activations and gradients as messages.
+"""Pipeline parallelism: layers on different ranks, activations and gradients as messages.
 
 :func:`split` cuts a model into stages. :func:`pipeline_step` is the reference implementation: GPipe
-and 1F1B in ``send`` and ``recv``. :class:`TorchPipeline` has ``torch.distributed.pipelining`` run
-the same schedules, and those with several stages a rank.
+and 1F1B with ``send`` and ``recv``. :class:`TorchPipeline` runs the same schedules, and those with
+several stages per rank, with ``torch.distributed.pipelining``.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def pipeline_step(
         rank 2         F0 F1    B0 F2    B1 F3    …
         rank 3            F0 B0 F1 B1 F2 B2 F3 B3 …
 
-    Gradients are added to those of the stage's parameters, as ``loss.backward()`` does. They equal
-    those of one process, if no layer mixes examples (batch norm does).
+    Gradients are accumulated in the stage's parameters, as ``loss.backward()`` does. They equal the
+    gradients of one process if no layer mixes examples, as batch norm does.
 
     Args:
-        stage: this rank's layers; they map a tensor (rows, …) to another with as many rows.
+        stage: this rank's layers; they map a tensor (rows, …) to one with the same number of rows.
         batch: inputs (B, …) and targets (B, …), both on every rank; the first rank reads the
             inputs, the last one the targets.
         loss_fn: mean loss of outputs and targets.
-        microbatches: m, in how many pieces the batch comes: from 1 to B, also fewer than ranks.
+        microbatches: m, the number of micro-batches: from 1 to B; may be smaller than p.
         schedule: "gpipe" or "1f1b".
         group: the process group; None is the world.
 
@@ -57,7 +57,7 @@ def pipeline_step(
     Raises:
         ValueError: There are more micro-batches than rows, a rank has several stages in this
             schedule, or the backend is NCCL.
-        TypeError: A stage returns something else than such a tensor.
+        TypeError: A stage does not return such a tensor.
 
     Source:
         Huang et al., "GPipe", 2019; Narayanan et al., "Efficient large-scale language model
@@ -68,7 +68,7 @@ def pipeline_step(
     left, right = _Link(rank - 1, group), _Link(rank + 1, group)
     inputs, targets = (t.tensor_split(microbatches) for t in batch)
     loss = torch.zeros((), dtype=torch.float64, device=batch[0].device)
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    saved: dict[int, tuple[Tensor, Tensor]] = {}
 
     for _, kind, i in PIPELINES[schedule].orders(last + 1, microbatches)[rank]:
         rows = len(inputs[i])
@@ -79,10 +79,10 @@ def pipeline_step(
                 y = loss_fn(y, targets[i]) * rows / len(batch[0])
                 loss += y.detach()
             else:
-                right.send_activations(_checked(y, rows, stage))
-            kept[i] = x, y
+                right.send_activations(_check_output(y, rows, stage))
+            saved[i] = x, y
         else:
-            x, y = kept.pop(i)
+            x, y = saved.pop(i)
             y.backward(None if rank == last else right.receive_gradients(y))
             if rank > 0:
                 left.send(x.grad)  # type: ignore[arg-type]
@@ -94,30 +94,30 @@ def pipeline_step(
 
 
 class _Link:
-    """The messages to and from a neighbour; its first activations come after their shape."""
+    """Messages to and from a neighbour; a message with the shape precedes the first ones."""
 
     def __init__(self, peer: int, group: Group) -> None:
         self.peer, self.group = peer, group
-        self._row: list[Any] = []
+        self._meta: list[Any] = []
         self._sending: tuple[dist.Work, Tensor] | None = None
 
     def send(self, x: Tensor) -> None:
-        """Begin to send, after the message before has gone."""
+        """Start sending once the previous message is sent."""
         self.wait()
         x = x.detach().contiguous()
         self._sending = isend(x, self.peer, self.group), x
 
     def send_activations(self, y: Tensor) -> None:
-        if not self._row:
-            self._row = [y.shape[1:], y.dtype]
-            dist.send_object_list(self._row, group=self.group, group_dst=self.peer)
+        if not self._meta:
+            self._meta = [y.shape[1:], y.dtype]
+            dist.send_object_list(self._meta, group=self.group, group_dst=self.peer)
         self.send(y)
 
     def receive_activations(self, rows: int, device: torch.device) -> Tensor:
-        if not self._row:
-            self._row = [None, None]
-            dist.recv_object_list(self._row, group=self.group, group_src=self.peer)
-        shape, dtype = self._row
+        if not self._meta:
+            self._meta = [None, None]
+            dist.recv_object_list(self._meta, group=self.group, group_src=self.peer)
+        shape, dtype = self._meta
         into = torch.empty(rows, *shape, dtype=dtype, device=device)
         return recv(into, self.peer, self.group).requires_grad_()
 
@@ -154,8 +154,8 @@ def _check_step(
         )
 
 
-def _checked(y: Any, rows: int, stage: nn.Module) -> Tensor:
-    """What a stage returned, if a pipeline can send it."""
+def _check_output(y: Any, rows: int, stage: nn.Module) -> Tensor:
+    """Return ``y`` if a pipeline can send it."""
     if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != rows:
         what = f"a tensor of {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(
@@ -165,22 +165,22 @@ def _checked(y: Any, rows: int, stage: nn.Module) -> Tensor:
     return y
 
 
-# -- cutting a model into stages ------------------------------------------------------------
+# -- splitting a model into stages ----------------------------------------------------------
 
 
 def split(model: nn.Module, stages: int) -> list[nn.Module]:
-    """Cut a model into stages of consecutive layers, as many in each as possible.
+    """Split a model into stages of consecutive layers, with equal numbers of layers if possible.
 
-    Layers are the children of the model and keep their names; one tensor goes between two stages.
+    Layers are the children of the model and keep their names; one tensor is sent between stages.
 
     Args:
         model: a Sequential, or a module whose ``forward`` :mod:`torch.fx` can trace.
-        stages: how many.
+        stages: number of stages.
 
     Raises:
         ValueError: There are fewer layers than stages, two stages share a parameter or buffer, the
-            model does not use its layers in their order, or a layer needs the output of a layer
-            that is not in its own stage nor the last of the stage before: a skip connection.
+            model does not use its layers in order, or a skip connection crosses stages: a layer
+            needs an output that is neither of its own stage nor the last of the stage before.
 
     Example:
         >>> layers = [nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)]
@@ -188,7 +188,7 @@ def split(model: nn.Module, stages: int) -> list[nn.Module]:
         [2, 1]
     """
     children = dict(model.named_children())
-    if isinstance(model, nn.Sequential):  # which may use one layer twice, by two names
+    if isinstance(model, nn.Sequential):  # may contain one layer twice
         children = dict(zip(model._modules, model, strict=True))
     layers = len(children)
     if not 1 <= stages <= layers:
@@ -200,40 +200,44 @@ def split(model: nn.Module, stages: int) -> list[nn.Module]:
             nn.Sequential(OrderedDict((n, children[n]) for n in part)) for part in names
         ]
     else:
-        parts = _traced(model, names)
+        parts = _split_traced(model, names)
     _check_shared(parts)
     return parts
 
 
-def _traced(model: nn.Module, names: list[list[str]]) -> list[nn.Module]:
-    """The stages of a model that says in ``forward`` how it uses its layers."""
+def _split_traced(model: nn.Module, names: list[list[str]]) -> list[nn.Module]:
+    """Return the stages of a model with a custom ``forward``."""
     graph = fx.GraphModule(model, _Layers().trace(model))
-    place = _places(graph, {name: stage for stage, part in enumerate(names) for name in part})
-    _check_order(place, names)
-    _check_crossings(graph, place)
-    cut = split_module(graph, model, lambda node: place[node])
+    stage_of = _assign_stages(
+        graph, {name: stage for stage, part in enumerate(names) for name in part}
+    )
+    _check_order(stage_of, names)
+    _check_crossings(graph, stage_of)
+    cut = split_module(graph, model, lambda node: stage_of[node])
     return [getattr(cut, f"submod_{s}") for s in range(len(names))]
 
 
 class _Layers(fx.Tracer):
-    """Sees a model's children as wholes."""
+    """Traces a model without entering its children."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
-def _places(graph: fx.GraphModule, names: dict[str, int]) -> dict[fx.Node, int]:
-    """The stage of each node: its layer's; or, of what is no layer, the latest of its inputs."""
-    place: dict[fx.Node, int] = {}
+def _assign_stages(graph: fx.GraphModule, names: dict[str, int]) -> dict[fx.Node, int]:
+    """Return the stage of each node: that of its layer, or the latest stage of its inputs."""
+    stage_of: dict[fx.Node, int] = {}
     for node in graph.graph.nodes:
-        own = names.get(str(node.target).split(".")[0], 0) if node.op == "call_module" else 0
-        place[node] = max([own, *(place[source] for source in node.all_input_nodes)])
-    return place
+        layer_stage = (
+            names.get(str(node.target).split(".")[0], 0) if node.op == "call_module" else 0
+        )
+        stage_of[node] = max([layer_stage, *(stage_of[source] for source in node.all_input_nodes)])
+    return stage_of
 
 
-def _check_order(place: dict[fx.Node, int], names: list[list[str]]) -> None:
-    """See that each stage has layers left."""
-    found = {stage for node, stage in place.items() if node.op == "call_module"}
+def _check_order(stage_of: dict[fx.Node, int], names: list[list[str]]) -> None:
+    """Check that no stage is empty."""
+    found = {stage for node, stage in stage_of.items() if node.op == "call_module"}
     for stage, layers in enumerate(names):
         if stage not in found:
             raise ValueError(
@@ -243,7 +247,7 @@ def _check_order(place: dict[fx.Node, int], names: list[list[str]]) -> None:
 
 
 def _check_shared(parts: Sequence[nn.Module]) -> None:
-    """See that each parameter and buffer is on one rank, which alone updates it."""
+    """Check that no two stages share a parameter or buffer."""
     seen: dict[Tensor, tuple[int, str]] = {}
     for stage, part in enumerate(parts):
         for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
@@ -251,24 +255,27 @@ def _check_shared(parts: Sequence[nn.Module]) -> None:
             if before != stage:
                 raise ValueError(
                     f"{first!r} of stage {before} and {name!r} of stage {stage} are one tensor, of "
-                    "which each rank would update a copy of its own: untie them, or cut elsewhere"
+                    "which each rank would update a copy of its own: untie them, or split elsewhere"
                 )
 
 
-def _check_crossings(graph: fx.GraphModule, place: dict[fx.Node, int]) -> None:
-    """See that each stage needs only what its predecessor computed last."""
+def _check_crossings(graph: fx.GraphModule, stage_of: dict[fx.Node, int]) -> None:
+    """Check that each stage needs only the last output of its predecessor."""
     crossing: dict[int, fx.Node] = {}
     for node in graph.graph.nodes:
         for source in node.all_input_nodes:
-            here, there = place[node], place[source]
-            if node.op == "output" or here == there:
+            node_stage, source_stage = stage_of[node], stage_of[source]
+            if node.op == "output" or node_stage == source_stage:
                 continue
-            if here != there + 1 or crossing.setdefault(here, source) is not source:
+            if (
+                node_stage != source_stage + 1
+                or crossing.setdefault(node_stage, source) is not source
+            ):
                 raise ValueError(
-                    f"layer {_name(node)!r} of stage {here} needs the output of {_name(source)!r} "
-                    f"of stage {there}: a skip connection across stages, while a pipeline sends "
-                    "one tensor from each stage to the next. Cut elsewhere, or let the tensor "
-                    "travel through the layers between"
+                    f"layer {_name(node)!r} of stage {node_stage} needs the output of "
+                    f"{_name(source)!r} of stage {source_stage}: a skip connection across stages, "
+                    "while a pipeline sends one tensor from each stage to the next. "
+                    "Split elsewhere, or let the tensor travel through the layers between"
                 )
 
 
@@ -280,18 +287,18 @@ def _name(node: fx.Node) -> str:
 
 
 class TorchPipeline:
-    """The same by ``torch.distributed.pipelining``, also with several stages a rank.
+    """A pipeline run by ``torch.distributed.pipelining``, with one or several stages per rank.
 
     Args:
-        stages: this rank's layers: one stage, or several, of which the i-th is stage i·p + rank.
+        stages: this rank's layers: one stage, or several; the i-th is stage i·p + rank.
         loss_fn: mean loss of outputs and targets.
         microbatches: m.
         schedule: the name of a schedule in ``dk.algorithms.PIPELINES``.
         group: the process group; None is the world.
-        device: of the stages.
+        device: device of the stages.
 
     Raises:
-        ValueError: Torch would refuse these numbers of ranks, stages and micro-batches.
+        ValueError: Torch does not support these numbers of ranks, stages and micro-batches.
     """
 
     def __init__(
@@ -304,30 +311,35 @@ class TorchPipeline:
         group: Group = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        from torch.distributed import pipelining  # late: it takes seconds
+        from torch.distributed import pipelining  # slow import
 
-        mine = [stages] if isinstance(stages, nn.Module) else list(stages)
+        own_stages = [stages] if isinstance(stages, nn.Module) else list(stages)
         self.group, self.microbatches, self.device = group, microbatches, torch.device(device)
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        check_torch(schedule, self.ranks, microbatches, len(mine))
-        built = [
+        check_torch(schedule, self.ranks, microbatches, len(own_stages))
+        torch_stages = [
             pipelining.PipelineStage(
-                stage, i * self.ranks + self.rank, len(mine) * self.ranks, self.device, group=group
+                stage,
+                i * self.ranks + self.rank,
+                len(own_stages) * self.ranks,
+                self.device,
+                group=group,
             )
-            for i, stage in enumerate(mine)
+            for i, stage in enumerate(own_stages)
         ]
         if not PIPELINES[schedule].peer:
             raise ValueError(f"torch has no schedule {schedule!r}: dk.simulation.pipeline plays it")
         kind = getattr(pipelining, PIPELINES[schedule].peer)
         looped = PIPELINES[schedule].looped
-        self._schedule = kind(built if looped else built[0], microbatches, loss_fn=loss_fn)
+        self._schedule = kind(
+            torch_stages if looped else torch_stages[0], microbatches, loss_fn=loss_fn
+        )
 
     def step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Run a batch forward and backward; see :func:`pipeline_step`.
 
         Raises:
-            ValueError: The micro-batches would differ in size, and torch would give each
-                of them the same weight.
+            ValueError: The micro-batches would differ in size, but torch weights them equally.
         """
         (inputs, targets), last = batch, self.ranks - 1
         if len(inputs) % self.microbatches:
@@ -346,10 +358,10 @@ class TorchPipeline:
 
 
 def check_torch(schedule: str, ranks: int, microbatches: int, chunks: int = 1) -> None:
-    """See that torch runs a schedule.
+    """Check that torch can run a schedule.
 
     Raises:
-        ValueError: It would not; the message has the numbers.
+        ValueError: It cannot; the message has the numbers.
 
     Example:
         >>> check_torch("1f1b", ranks=4, microbatches=2)

@@ -1,14 +1,14 @@
-"""Pipeline schedules as data: what each rank computes, and in which order. Pure.
+"""Pipeline schedules as data: the actions of each rank in order. Pure.
 
-A model of p·v stages lies on p ranks, stage s on rank s mod p; a batch comes in m micro-batches.
+A model of p·v stages is on p ranks, stage s on rank s mod p; a batch is split into m micro-batches.
 Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline` executes and
-:func:`~distkit_simulation.training.pipeline` plays; they are those of ``torch.distributed``'s own
-schedules. Every schedule but GPipe is one pattern::
+:func:`~distkit_simulation.training.pipeline` simulates; they equal the schedules of
+``torch.distributed``. Every schedule but GPipe follows one pattern::
 
     F F F   F B F B F B   B B B
     warm-up one each      drain
 
-A rank that is further from the end warms up longer; what waits in between is the *bubble*.
+A rank further from the last stage has a longer warm-up; idle time is the *bubble*.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 
 class Action(NamedTuple):
-    """A stage's computation on one micro-batch, printed as torch prints it.
+    """The computation of a stage on one micro-batch, printed as in torch.
 
     Args:
-        stage: from 0, the one that gets the inputs.
-        kind: "F" forward, "B" backward; split in two, "I" for the gradient of the input and "W"
-            for that of the weights, which nobody waits for.
-        microbatch: from 0.
+        stage: counted from 0, the stage that gets the inputs.
+        kind: "F" forward, "B" backward; or split into "I", the gradient of the input, and "W",
+            the gradient of the weights, which no other rank waits for.
+        microbatch: counted from 0.
 
     Example:
         >>> Action(1, "F", 0)
@@ -41,7 +41,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     def needs(self, stages: int) -> Action | None:
-        """The action whose result this one waits for, None for an input of the pipeline.
+        """Return the action that this one depends on, None for an input of the pipeline.
 
         >>> Action(1, "F", 0).needs(stages=2), Action(1, "B", 0).needs(stages=2)
         (0F0, 1F0)
@@ -55,7 +55,7 @@ class Action(NamedTuple):
         return Action(stage, "F", microbatch) if last else Action(stage + 1, kind, microbatch)
 
     def next(self, stages: int) -> int | None:
-        """The stage that gets the result; None at either end, and for gradients of weights.
+        """Return the stage that receives the result; None at either end and for weight gradients.
 
         >>> Action(1, "F", 0).next(stages=2), Action(1, "B", 0).next(stages=2)
         (None, 0)
@@ -68,7 +68,7 @@ Orders = list[list[Action]]
 
 
 def gpipe(ranks: int, microbatches: int) -> Orders:
-    """All micro-batches forward, then all backward. Huang et al., 2019.
+    """Run all micro-batches forward, then all backward. Huang et al., 2019.
 
     >>> gpipe(2, 2)[0]
     [0F0, 0F1, 0B0, 0B1]
@@ -77,7 +77,7 @@ def gpipe(ranks: int, microbatches: int) -> Orders:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Orders:
-    """Run backward as early as possible, so that a rank holds p - rank micro-batches at most.
+    """Run backward as early as possible, so that a rank holds at most p - rank micro-batches.
 
     Harlap et al., 2018; Narayanan et al., 2021.
 
@@ -88,9 +88,9 @@ def one_f_one_b(ranks: int, microbatches: int) -> Orders:
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
-    """1F1B with several stages a rank: the bubble is divided by their number, messages multiply.
+    """Run 1F1B with v stages per rank: the bubble is divided by v, messages are multiplied by v.
 
-    Micro-batches go through a rank's stages in turns of about p. Narayanan et al., 2021.
+    Micro-batches pass a rank's stages in groups of about p. Narayanan et al., 2021.
 
     Raises:
         ValueError: The micro-batches cannot be divided into turns of equal size.
@@ -105,11 +105,10 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
 
 
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
-    """ZB-H1: gradients of inputs at once, those of weights where the rank would be idle.
+    """Run ZB-H1: gradients of inputs at once, gradients of weights when the rank would be idle.
 
-    With one chunk no rank holds more than the first of 1F1B; with more chunks it is torch's
-    InterleavedZeroBubble.
-    Qi et al., 2024.
+    With one chunk no rank holds more than rank 0 does in 1F1B; with more chunks it is torch's
+    InterleavedZeroBubble. Qi et al., 2024.
 
     Raises:
         ValueError: The micro-batches cannot be divided into turns of equal size.
@@ -128,10 +127,10 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
 
 
 def zero_bubble_h2(ranks: int, microbatches: int) -> Orders:
-    """ZB-H2: ranks warm up longer, and delay gradients of weights, until none of them waits.
+    """Run ZB-H2: longer warm-up and delayed gradients of weights, so that no rank waits.
 
-    Each begins its next step when it has ended this one: ranks do not wait for the last one's
-    update. Qi et al., 2024, whose ZB-2P is such an order found by search.
+    A rank starts its next step as soon as it has finished this one, without waiting for the last
+    rank's update. Qi et al., 2024, whose ZB-2P is such an order found by search.
 
     >>> zero_bubble_h2(2, 3)
     [[0F0, 0F1, 0F2, 0I0, 0W0, 0I1, 0W1, 0I2, 0W2], [1F0, 1I0, 1F1, 1I1, 1F2, 1I2, 1W0, 1W1, 1W2]]
@@ -158,7 +157,7 @@ def _orders(
 
 
 def _turn(ranks: int, microbatches: int) -> int:
-    """The micro-batches that pass one of a rank's stages before its next stage has a turn."""
+    """Return the number of micro-batches that a stage runs before the rank's next stage."""
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
         raise ValueError(
@@ -169,7 +168,7 @@ def _turn(ranks: int, microbatches: int) -> int:
 
 
 def _turns(ranks: int, microbatches: int, chunks: int) -> Iterator[tuple[int, int]]:
-    """The chunk and the micro-batch of each forward, in the order in which a rank runs them."""
+    """Yield the chunk and the micro-batch of each forward, in execution order."""
     turn = microbatches if chunks == 1 else _turn(ranks, microbatches)
     for first in range(0, microbatches, turn):
         for chunk in range(chunks):
@@ -179,9 +178,9 @@ def _turns(ranks: int, microbatches: int, chunks: int) -> Iterator[tuple[int, in
 def _order(
     rank: int, ranks: int, turns: Sequence[tuple[int, int]], warm_up: int, split: bool, delay: int
 ) -> list[Action]:
-    """Forwards of the warm-up, one forward and one backward in turn, and the other backwards.
+    """Return warm-up forwards, alternating forwards and backwards, and the remaining backwards.
 
-    ``delay``: by how many backwards gradients of weights come later.
+    Gradients of weights follow ``delay`` backwards later.
     """
     last = turns[-1][0]
     forward = [Action(chunk * ranks + rank, "F", i) for chunk, i in turns]
@@ -194,11 +193,11 @@ def _order(
     return order + weights[max(0, len(backward) - delay) :]
 
 
-# -- what a schedule achieves ----------------------------------------------------------
+# -- evaluation of schedules -----------------------------------------------------------
 
 
 def played(orders: Orders) -> Iterator[tuple[int, Action]]:
-    """Every action and its rank, each after those that it needs: proof that a schedule ends.
+    """Yield every action and its rank, each after its dependencies; this proves termination.
 
     Raises:
         ValueError: Ranks wait for each other, or for an action that is in no list.
@@ -209,17 +208,17 @@ def played(orders: Orders) -> Iterator[tuple[int, Action]]:
     """
     stages = 1 + max(action.stage for order in orders for action in order)
     done: set[Action | None] = {None}
-    left = [list(reversed(order)) for order in orders]
-    while any(left):
+    remaining = [list(reversed(order)) for order in orders]
+    while any(remaining):
         before = len(done)
-        for rank, order in enumerate(left):
+        for rank, order in enumerate(remaining):
             while order and order[-1].needs(stages) in done:
                 done.add(action := order.pop())
                 yield rank, action
         if len(done) == before:
             stuck = {
                 rank: f"{order[-1]} (needs {order[-1].needs(stages)})"
-                for rank, order in enumerate(left)
+                for rank, order in enumerate(remaining)
                 if order
             }
             raise ValueError(
@@ -229,9 +228,9 @@ def played(orders: Orders) -> Iterator[tuple[int, Action]]:
 
 
 def held(orders: Orders) -> list[int]:
-    """The most activations that each rank holds at a time, in micro-batches of one stage.
+    """Return each rank's peak number of activations, in micro-batches of one stage.
 
-    They are made by F and needed until B, or until W where backward is split.
+    They are created by F and needed until B, or until W if backward is split.
 
     >>> held(gpipe(4, 8)), held(one_f_one_b(4, 8))
     ([8, 8, 8, 8], [4, 3, 2, 1])
@@ -242,19 +241,19 @@ def held(orders: Orders) -> list[int]:
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """One way to run a pipeline of p ranks with m micro-batches and v stages a rank.
+    """A schedule for a pipeline of p ranks with m micro-batches and v stages per rank.
 
     Args:
         name: its key in the catalogue.
-        title: its name in a heading.
+        title: its name for headings.
         summary: what it does, in one sentence.
         source: paper.
         schedule: p, m, and v if it is looped -> the actions of each rank.
-        cost: bubble and activations, as formulas to be read.
-        bubble_to_work: p, m, v -> idle time over the time of computing, with messages free and
-            backward twice as long as forward.
+        cost: bubble and activations, as formulas for readers.
+        bubble_to_work: p, m, v -> idle time over compute time, if messages are free and backward
+            takes twice as long as forward.
         peer: torch's class in ``torch.distributed.pipelining``; "" if it has none.
-        looped: whether a rank can have several stages.
+        looped: whether a rank may have several stages.
 
     Example:
         >>> a = SCHEDULES[1]
@@ -273,7 +272,7 @@ class PipelineSchedule:
     looped: bool = False
 
     def check(self, ranks: int, microbatches: int, chunks: int = 1) -> None:
-        """Check that the schedule exists for these numbers.
+        """Check that the schedule supports these numbers.
 
         Raises:
             ValueError: It does not.
@@ -286,22 +285,22 @@ class PipelineSchedule:
             )
 
     def orders(self, ranks: int, microbatches: int, chunks: int = 1) -> Orders:
-        """The actions of each rank.
+        """Return the actions of each rank.
 
         Raises:
-            ValueError: The schedule does not exist for these numbers.
+            ValueError: The schedule does not support these numbers.
         """
         self.check(ranks, microbatches, chunks)
         looped = [chunks] if self.looped else []
         return self.schedule(ranks, microbatches, *looped)
 
     def bubble_of_whole(self, ranks: int, microbatches: int, chunks: int = 1) -> float:
-        """The share of a step's time in which a rank is idle."""
+        """Return the fraction of a step in which a rank is idle."""
         bubble = self.bubble_to_work(ranks, microbatches, chunks)
         return bubble / (1 + bubble)
 
     def activations(self, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> int:
-        """The most micro-batches of a stage that a rank holds."""
+        """Return the peak number of micro-batches that a rank holds."""
         return held(self.orders(ranks, microbatches, chunks))[rank]
 
     def __repr__(self) -> str:
@@ -309,24 +308,24 @@ class PipelineSchedule:
 
 
 def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """(p-1)/(m·v)."""
+    """Return (p-1)/(m·v)."""
     return (ranks - 1) / (microbatches * chunks)
 
 
 def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float:
-    """(p-1)/(m·v); with m < p a rank waits p-m more before each of its other stages."""
+    """Return (p-1)/(m·v); if m < p, a rank waits p-m more before each further stage."""
     late = max(0, ranks - microbatches)
     return (ranks - 1 + (chunks - 1) * late) / (microbatches * chunks)
 
 
 def _zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """(p-1)/(3·m·v); with m < p the gradients of weights are too few for the bubble."""
+    """Return (p-1)/(3·m·v); if m < p, gradients of weights cannot fill the bubble."""
     late = max(0, ranks - microbatches)
-    more = late + (chunks - 1) * max(late, 2 * late - microbatches)
-    return (ranks - 1 + more) / (3 * microbatches * chunks)
+    extra = late + (chunks - 1) * max(late, 2 * late - microbatches)
+    return (ranks - 1 + extra) / (3 * microbatches * chunks)
 
 
-#: Every schedule, in the order in which they were found.
+#: All schedules, by year of publication.
 SCHEDULES = (
     PipelineSchedule(
         "gpipe",

@@ -1,4 +1,4 @@
-"""The parts of schedules and cost formulas; what a schedule achieves and sends. Pure."""
+"""Building blocks of schedules and cost formulas, and functions that evaluate schedules. Pure."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Numbers = Any  # a number or an array
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One exchange: transfers that happen at the same time, each of them one message.
+    """One round of an algorithm: simultaneous transfers, each of them one message.
 
     Transfer ``i`` carries the chunks ``chunk[i]`` … ``chunk[i] + count[i] - 1`` from rank
-    ``src[i]`` to rank ``dst[i]``, which combines them with its own (``reduce``) or replaces its
-    own by them. Every message carries what its sender held when the round began.
+    ``src[i]`` to rank ``dst[i]``, which combines them with its own (``reduce``) or overwrites
+    its own. Every message carries the sender's values from the start of the round.
 
     Args:
         src: sending rank of each transfer.
         dst: receiving rank of each transfer.
         chunk: the first chunk of each transfer.
-        reduce: whether the receiver combines; one for all, or one per transfer.
-        count: how many chunks in a row; one for all, or one per transfer.
+        reduce: whether the receiver combines; one value for all, or one per transfer.
+        count: number of consecutive chunks; one value for all, or one per transfer.
     """
 
     src: Ints
@@ -39,7 +39,7 @@ class Round:
     count: int | Ints = 1
 
     def pieces(self) -> tuple[Ints, Ints, Ints, Bools]:
-        """The same, one row per chunk: ``src, dst, chunk, reduce``.
+        """Return the transfers with one row per chunk: ``src, dst, chunk, reduce``.
 
         >>> Round(np.array([0]), np.array([1]), np.array([4]), True, 2).pieces()[2]
         array([4, 5])
@@ -56,7 +56,7 @@ Schedule = Iterator[Round]
 
 
 def ring_trip(n: int, first: int, *, reduce: bool) -> Schedule:
-    """One trip round a ring: rank r passes on chunk r + ``first``, and then what came last.
+    """Yield one trip round a ring: rank r sends chunk r + ``first``, then the chunk received last.
 
     >>> [t.chunk.tolist() for t in ring_trip(3, 0, reduce=True)]
     [[0, 1, 2], [2, 0, 1]]
@@ -67,13 +67,15 @@ def ring_trip(n: int, first: int, *, reduce: bool) -> Schedule:
 
 
 def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Schedule:
-    """Ranks outside send everything to their partners first, and receive the result last.
+    """Yield ``inner`` with outside ranks folded in.
+
+    They send everything to their partners first, and receive the result last.
 
     Args:
         inner: the rounds of the other ranks.
-        outside: ranks that take no part in these.
+        outside: ranks that do not take part in these.
         partners: the rank that represents each of them.
-        chunks: in how many chunks the tensor is split.
+        chunks: number of chunks of the tensor.
     """
     start = np.zeros_like(outside)
     if len(outside):
@@ -84,20 +86,20 @@ def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Sched
 
 
 def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
-    """Whose contributions each rank holds in the end: ``have[rank, chunk, contributor]``.
+    """Count the contributions each rank holds at the end: ``counts[rank, chunk, contributor]``.
 
-    An all-reduce is right when every entry is 1: everybody's contribution, and none twice.
+    An all-reduce is correct if every entry is 1: each rank contributes exactly once.
 
     Args:
         schedule: rounds over ``n`` ranks.
         n: number of ranks.
-        chunks: in how many chunks the tensor is split; as many as ranks by default.
+        chunks: number of chunks of the tensor; by default n.
 
     Returns:
         Counts of shape (n, chunks, n).
 
     Raises:
-        ValueError: A chunk of a rank is replaced twice in one round, or replaced and reduced.
+        ValueError: A round overwrites a chunk of a rank twice, or overwrites and reduces it.
 
     Example:
         >>> swap = Round(np.array([0, 1]), np.array([1, 0]), np.array([0, 0]), reduce=True)
@@ -105,21 +107,23 @@ def held(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
         [[[1, 1]], [[1, 1]]]
     """
     chunks = n if chunks is None else chunks
-    have = np.zeros((n, chunks, n), dtype=int)
-    have[np.arange(n), :, np.arange(n)] = 1
+    counts = np.zeros((n, chunks, n), dtype=int)
+    counts[np.arange(n), :, np.arange(n)] = 1
     for number, t in enumerate(schedule):
         src, dst, chunk, reduce = t.pieces()
-        moving = have[src, chunk]
-        into = dst * chunks + chunk
-        if np.isin(into[~reduce], into[reduce]).any() or len(set(into[~reduce])) < sum(~reduce):
+        sent_counts = counts[src, chunk]
+        target = dst * chunks + chunk
+        if np.isin(target[~reduce], target[reduce]).any() or len(set(target[~reduce])) < sum(
+            ~reduce
+        ):
             raise ValueError(f"round {number} replaces a chunk of a rank that it also writes")
-        have[dst[~reduce], chunk[~reduce]] = 0
-        np.add.at(have, (dst, chunk), moving)
-    return have
+        counts[dst[~reduce], chunk[~reduce]] = 0
+        np.add.at(counts, (dst, chunk), sent_counts)
+    return counts
 
 
 def chunk_sizes(length: int, chunks: int) -> Ints:
-    """The number of elements of each chunk: those of ``torch.tensor_split``.
+    """Return the number of elements of each chunk, as ``torch.tensor_split`` does.
 
     >>> chunk_sizes(5, 3)
     array([2, 2, 1])
@@ -128,7 +132,7 @@ def chunk_sizes(length: int, chunks: int) -> Ints:
 
 
 def offsets(length: int, chunks: int) -> list[int]:
-    """The offsets at which each chunk begins, and the last one ends.
+    """Return the offset of each chunk, and the end of the last one.
 
     >>> offsets(5, 3)
     [0, 2, 4, 5]
@@ -139,14 +143,14 @@ def offsets(length: int, chunks: int) -> list[int]:
 def traffic(
     schedule: Iterable[Round], n: int, nbytes: int, chunks: int | None = None, itemsize: int = 1
 ) -> tuple[Ints, Ints]:
-    """The number of messages and bytes that each rank sends.
+    """Return the number of messages and bytes that each rank sends.
 
     Args:
         schedule: rounds over ``n`` ranks.
         n: number of ranks.
         nbytes: size of all chunks together [bytes].
-        chunks: in how many chunks the tensor is split; as many as ranks by default.
-        itemsize: size of an element, which is never cut [bytes].
+        chunks: number of chunks of the tensor; by default n.
+        itemsize: size of an element, which is never split [bytes].
 
     Returns:
         Messages and bytes sent, two arrays of shape (n,).
@@ -166,12 +170,12 @@ def traffic(
 
 
 def whole(n: int, **options: Any) -> int:
-    """One chunk: a tensor that is not split."""
+    """Return 1: the tensor is not split."""
     return 1
 
 
 def neighbours(n: int, devices_per_host: int) -> Hosts:
-    """Hosts of neighbouring ranks; the last one may have fewer.
+    """Return hosts of consecutive ranks; the last host may have fewer.
 
     >>> neighbours(5, 2)
     [[0, 1], [2, 3], [4]]
@@ -180,7 +184,7 @@ def neighbours(n: int, devices_per_host: int) -> Hosts:
 
 
 def highest_bit(n: int) -> int:
-    """The largest power of two that is at most ``n``.
+    """Return the largest power of two that is at most ``n``.
 
     >>> highest_bit(12)
     8
@@ -189,7 +193,7 @@ def highest_bit(n: int) -> int:
 
 
 def lowest_bit(n: int) -> int:
-    """The largest power of two that divides ``n``.
+    """Return the largest power of two that divides ``n``.
 
     >>> lowest_bit(12)
     4
@@ -198,7 +202,7 @@ def lowest_bit(n: int) -> int:
 
 
 def bits(n: int) -> list[int]:
-    """The powers of two below ``n``: the distances in a tree or hypercube of n ranks.
+    """Return the powers of two below ``n``: the distances in a tree or hypercube of n ranks.
 
     >>> bits(8), bits(9)
     ([1, 2, 4], [1, 2, 4, 8])
@@ -207,11 +211,11 @@ def bits(n: int) -> list[int]:
 
 
 def parents(n: int, other: bool = False) -> Ints:
-    """Each rank's parent in the balanced tree in which odd ranks are leaves; -1 for the root.
+    """Return each rank's parent in the balanced tree with odd ranks as leaves; -1 for the root.
 
     Args:
         n: number of ranks.
-        other: the second tree, mirrored for an even n and shifted by one for an odd one.
+        other: return the second tree: mirrored for even n, shifted by one for odd n.
 
     Example:
         >>> parents(8)
@@ -220,31 +224,31 @@ def parents(n: int, other: bool = False) -> Ints:
         array([ 1,  3,  1,  7,  5,  3,  5, -1])
     """
     r = np.arange(n)
-    low = r & -r
-    up = (r ^ low) | (low << 1)
-    up = np.where(up < n, up, r ^ low)
+    lowest = r & -r
+    up = (r ^ lowest) | (lowest << 1)
+    up = np.where(up < n, up, r ^ lowest)
     up[0] = -1
     if other:
-        place = n - 1 - r if n % 2 == 0 else (r - 1) % n
-        name = np.argsort(place)
-        up = np.where(up[place] < 0, -1, name[up[place]])
+        position = n - 1 - r if n % 2 == 0 else (r - 1) % n
+        rank_at = np.argsort(position)
+        up = np.where(up[position] < 0, -1, rank_at[up[position]])
     return up
 
 
 def depth(up: Ints) -> Ints:
-    """The depth of each rank below the root, in edges, from :func:`parents`."""
-    deep, above = np.zeros(len(up), dtype=int), up
-    while (above >= 0).any():
-        deep += above >= 0
-        above = np.where(above >= 0, up[above], -1)
-    return deep
+    """Return the depth of each rank below the root, in edges, from :func:`parents`."""
+    depths, ancestors = np.zeros(len(up), dtype=int), up
+    while (ancestors >= 0).any():
+        depths += ancestors >= 0
+        ancestors = np.where(ancestors >= 0, up[ancestors], -1)
+    return depths
 
 
 # -- cost formulas ---------------------------------------------------------------------------
 
 
 class LinkCost(Protocol):
-    """The cost of a message; :class:`distkit_simulation.Link` has it."""
+    """The cost of a message; implemented by :class:`distkit_simulation.Link`."""
 
     @property
     def alpha(self) -> float:
@@ -260,17 +264,17 @@ class LinkCost(Protocol):
 
     @property
     def switches(self) -> Sequence[tuple[float, float, float]]:
-        """Larger messages than these bytes have this alpha and beta."""
+        """Thresholds [bytes], with the alpha and beta of larger messages."""
 
     def seconds(self, nbytes: Numbers) -> Numbers:
-        """The time of a message [s]."""
+        """Return the time of a message [s]."""
 
 
 def at_least(least: float, **given: Numbers) -> Numbers:
     """Convert to an array of floats, and check its minimum.
 
     Raises:
-        ValueError: a number is below ``least``.
+        ValueError: A number is below ``least``.
     """
     ((name, numbers),) = given.items()
     array = np.asarray(numbers, float)
@@ -280,7 +284,7 @@ def at_least(least: float, **given: Numbers) -> Numbers:
 
 
 def floor_lg(n: Numbers) -> Numbers:
-    """⌊log2 n⌋ of each number.
+    """Return ⌊log2 n⌋ of each number.
 
     >>> floor_lg(np.array([4, 5, 8])).tolist()
     [2.0, 2.0, 3.0]
@@ -289,7 +293,7 @@ def floor_lg(n: Numbers) -> Numbers:
 
 
 def ceil_lg(n: Numbers) -> Numbers:
-    """⌈log2 n⌉ of each number.
+    """Return ⌈log2 n⌉ of each number.
 
     >>> ceil_lg(np.array([4, 5, 8])).tolist()
     [2.0, 3.0, 3.0]

@@ -1,4 +1,4 @@
-"""All-reduce through memory that ranks of a host share, with a ring between hosts."""
+"""All-reduce through shared memory on a host, with a ring between hosts."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ from distkit.algorithms.all_reduce.ring import ring_of
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective
 from distkit.algorithms.hosts import hosts_of
 
-#: Bytes of a rank's slot at most: it stays in the cache between writing and reading.
+#: Maximum size of a rank's slot [bytes], so that it stays in the cache.
 SLOT = 1 << 20
-#: Bytes of all slots at most: a container has little memory.
+#: Maximum size of all slots [bytes]; containers have little shared memory.
 SLOTS = 1 << 25
-#: Up to so many bytes of all ranks each sums everything by itself: one meeting instead of two.
+#: Up to this total size [bytes] every rank reduces everything: one barrier instead of two.
 SMALL = 1 << 18
-#: Numbers that a rank shows the others, on a cache line of its own.
-_LINE = 8
-#: So many cuts of its slots a rank remembers.
-_CUTS = 64
-#: After so many looks a waiting rank sleeps in between [s], longer and longer.
-_LOOKS, _NAP, _LONGEST = 200, 2e-5, 1e-3
-#: Linux shows other processes files in memory that have no name.
-_NAMELESS = sys.platform == "linux"
+#: Numbers in each rank's status, which has its own cache line.
+_STATUS = 8
+#: Number of cached slot views.
+_CACHED_VIEWS = 64
+#: Polls of a barrier before it sleeps; shortest and longest sleep between polls [s].
+_POLLS, _MIN_SLEEP, _MAX_SLEEP = 200, 2e-5, 1e-3
+#: Linux has anonymous files (memfd) that other processes can open.
+_HAS_MEMFD = sys.platform == "linux"
 
 
 @collective(on_device=True)
 def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce ``x`` in memory that ranks share, in place. The contract of ``dist.all_reduce(x)``.
+    """Reduce ``x`` through shared memory, in place, as ``dist.all_reduce(x)`` does.
 
-    On one host no message is sent. Every rank writes its tensor, block by block, into its slot of
-    memory that all can see; then rank r sums part r of all slots, and everybody reads all the
+    No message is sent within a host. Every rank writes its tensor, block by block, into its slot
+    of the shared memory; then rank r sums part r of all slots, and every rank reads all the
     sums::
 
-        rank 0  writes slot 0 ─┐             ┌─ sums part 0 ─┐             ┌─ reads the sums
-        rank 1  writes slot 1 ─┼─ all meet ──┼─ sums part 1 ─┼─ all meet ──┼─ reads the sums
-        rank 2  writes slot 2 ─┘             └─ sums part 2 ─┘             └─ reads the sums
+        rank 0  writes slot 0 ─┐           ┌─ sums part 0 ─┐           ┌─ reads the sums
+        rank 1  writes slot 1 ─┼─ barrier ─┼─ sums part 1 ─┼─ barrier ─┼─ reads the sums
+        rank 2  writes slot 2 ─┘           └─ sums part 2 ─┘           └─ reads the sums
 
-    That is reduce-scatter and all-gather again, at the speed of memory. Sums are taken in the
-    order of ranks, so that everybody has the same to the bit. Of ranks on several hosts the first
-    of each host then passes the sums round a ring, and everybody reads what comes out.
+    This is reduce-scatter and all-gather at memory speed. Sums are taken in rank order, so the
+    result is bitwise equal on all ranks. With several hosts, the first ranks of the hosts then
+    all-reduce the sums in a ring, and the other ranks copy the result.
 
     Args:
-        x: a tensor of any shape, the same on every rank. A GPU copies to the slots itself.
+        x: a tensor of any shape, the same on every rank. GPUs copy to the slots directly.
         op: SUM, AVG, MIN, MAX or PRODUCT.
-        group: who takes part; None for everybody.
+        group: the process group; None is the world.
 
     Raises:
-        ValueError: tensors that differ between ranks of a host.
+        ValueError: Tensors differ between ranks of a host.
 
     Source:
         Jain et al., "Framework for scalable intra-node collective operations using shared
-        memory", SC 2018. NCCL and the MPIs do so within a host.
+        memory", SC 2018. NCCL and MPI implementations do so within a host.
 
     Example:
         >>> import distkit as dk, torch
@@ -86,22 +86,22 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
 
 
 class Segment:
-    """Memory that the ranks of a group on one host share, and the meetings of these ranks.
+    """Memory shared by the ranks of a group on one host, with a barrier.
 
-    ``leaders`` are the first ranks of all hosts, this one's among them.
+    ``leaders`` are the first ranks of all hosts.
 
-    It has a line per rank with two or three numbers, and two sets of slots that are used in
-    turn: a slot is written again only after a meeting that came after its last reading.
+    It has a cache line per rank with its status, and two sets of slots that alternate: a barrier
+    lies between the last read of a slot and the next write.
 
     Args:
-        group: who shares it. All of them make it at the same time.
+        group: the process group. All its ranks on a host must create the segment together.
     """
 
     _all: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Segment]] = WeakKeyDictionary()
 
     @classmethod
     def of(cls, x: Tensor, group: Group) -> Segment:
-        """The segment of a group, made when it is first used."""
+        """Return the segment of a group, created on first use."""
         group = group or dist.group.WORLD
         assert group is not None  # collective() has checked it
         if group not in cls._all:
@@ -113,33 +113,37 @@ class Segment:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         hosts, rank = hosts_of(group), dist.get_rank(group)
-        here = next(host for host in hosts if rank in host)
-        self.leaders, self.rank, self.n = [h[0] for h in hosts], here.index(rank), len(here)
+        local_ranks = next(host for host in hosts if rank in host)
+        self.leaders, self.rank, self.n = (
+            [h[0] for h in hosts],
+            local_ranks.index(rank),
+            len(local_ranks),
+        )
         self.slot = min(SLOT, SLOTS // (2 * self.n + 2) // 64 * 64)
-        lines = self.n * _LINE * 8
-        memory = _mapped(group, here, lines + 2 * (self.n + 1) * self.slot)
-        self._lines = memoryview(memory)[:lines].cast("q")
-        with torch.inference_mode(False):  # it outlives the mode in which it is first used
-            self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=lines)
+        status_bytes = self.n * _STATUS * 8
+        memory = _map_shared(group, local_ranks, status_bytes + 2 * (self.n + 1) * self.slot)
+        self._status = memoryview(memory)[:status_bytes].cast("q")
+        with torch.inference_mode(False):  # it outlives the caller's inference mode
+            self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=status_bytes)
         self._slots = self._slots.view(2, self.n + 1, self.slot)
-        self._cuts = lru_cache(_CUTS)(self._cut)
-        self._meetings = self._turn = self._said = 0
+        self._views = lru_cache(_CACHED_VIEWS)(self._make_views)
+        self._generation = self._set = self._signature = 0
         self.pinned = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def pin(self) -> None:
-        """Have the GPU copy from and to the slots by itself; if refused, it is slower."""
+        """Pin the slots for the GPU; if that fails, copies are slower."""
         self.pinned, runtime, address = True, torch.cuda.cudart(), self._slots.data_ptr()
         runtime.cudaHostRegister(address, self._slots.nbytes, 0)
         finalize(self, runtime.cudaHostUnregister, address).atexit = False
 
     def reduce(self, x: Tensor, op: ReduceOp) -> None:
-        """Reduce ``x`` over the ranks here, in place."""
-        reduce, said = _REDUCE[op], _say(x, op)
+        """Reduce ``x`` over the ranks of this host, in place."""
+        reduce, signature = _REDUCE[op], _signature_of(x, op)
         if x.nbytes * self.n <= SMALL:
-            slots, _ = self.write(x, said)
-            self.meet()
+            slots, _ = self.write(x, signature)
+            self._barrier()
             sums = x if x.is_cpu else torch.empty(x.shape, dtype=x.dtype)
             reduce(slots, out=sums)
             if sums is not x:
@@ -147,139 +151,141 @@ class Segment:
             return
 
         for block in x.split(self.slot // x.element_size()):
-            slots, sums = self.write(block, said)
-            mine = self.part(len(block))
-            self.meet()
-            reduce(slots[:, mine], out=sums[mine])
-            self.meet()
+            slots, sums = self.write(block, signature)
+            own = self.part(len(block))
+            self._barrier()
+            reduce(slots[:, own], out=sums[own])
+            self._barrier()
             block.copy_(sums)
 
     def broadcast(self, x: Tensor) -> None:
-        """Copy ``x`` of the first rank here to all the others."""
-        said = _say(x, SUM)
+        """Copy ``x`` of this host's first rank to the others."""
+        signature = _signature_of(x, SUM)
         for block in x.split(self.slot // x.element_size()):
-            slots, _ = self.write(block, said)
-            self.meet()
+            slots, _ = self.write(block, signature)
+            self._barrier()
             if self.rank:
                 block.copy_(slots[0])
 
-    def write(self, block: Tensor, said: int) -> tuple[Tensor, Tensor]:
-        """Put a block (k,) into this rank's slot, and say what it is.
+    def write(self, block: Tensor, signature: int) -> tuple[Tensor, Tensor]:
+        """Write a block (k,) and its signature into this rank's slot.
 
         Returns:
-            Everybody's slots (n, k), complete after the next meeting, and room for sums (k,).
+            All slots (n, k), complete after the next barrier, and a buffer for sums (k,).
         """
-        self._turn, self._said = 1 - self._turn, said
-        slots, mine, sums = self._cuts(self._turn, block.dtype, len(block))
-        mine.copy_(block)
-        self._lines[self.rank * _LINE + 1 + self._turn] = said
+        self._set, self._signature = 1 - self._set, signature
+        slots, own, sums = self._views(self._set, block.dtype, len(block))
+        own.copy_(block)
+        self._status[self.rank * _STATUS + 1 + self._set] = signature
         return slots, sums
 
-    def _cut(self, turn: int, dtype: torch.dtype, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A turn's slots (n, k), this rank's (k,), and room for sums (k,)."""
+    def _make_views(
+        self, buffer_set: int, dtype: torch.dtype, k: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return views of one set: all slots (n, k), this rank's (k,), a buffer for sums (k,)."""
         with torch.inference_mode(False):
-            slots = self._slots[turn].view(dtype)[:, :k]
+            slots = self._slots[buffer_set].view(dtype)[:, :k]
             return slots[: self.n], slots[self.rank], slots[self.n]
 
     def part(self, k: int) -> slice:
-        """This rank's share of ``k`` elements."""
+        """Return the slice of ``k`` elements that this rank reduces."""
         return slice(k * self.rank // self.n, k * (self.rank + 1) // self.n)
 
-    def meet(self) -> None:
-        """Go on when everybody is here, with the same to reduce.
+    def _barrier(self) -> None:
+        """Wait for all ranks, and compare their calls.
 
         Raises:
-            ValueError: somebody came with another tensor or reduction; on every rank.
+            ValueError: Ranks called with different tensors or reductions; raised on every rank.
         """
-        self._meetings += 1
+        self._generation += 1
         self._fence()
-        self._lines[self.rank * _LINE] = self._meetings
+        self._status[self.rank * _STATUS] = self._generation
         for rank in range(self.n):
-            self._await(rank * _LINE)
+            self._wait_for(rank * _STATUS)
         self._fence()
-        said = self._lines[1 + self._turn :: _LINE].tolist()
-        if said.count(self._said) != self.n:
-            raise ValueError(_difference(said))
+        signatures = self._status[1 + self._set :: _STATUS].tolist()
+        if signatures.count(self._signature) != self.n:
+            raise ValueError(_mismatch(signatures))
 
     def _fence(self) -> None:
-        """Order memory: earlier writes are seen earlier, on weakly ordered processors, too."""
+        """Issue a memory fence, for processors with weak memory ordering."""
         self._lock.release()
         self._lock.acquire()
 
-    def _await(self, line: int) -> None:
-        """Look until this rank has come; sleep in between when that takes long."""
-        looks, nap = 0, _NAP
-        while self._lines[line] < self._meetings:
-            looks += 1
-            if looks < _LOOKS:
+    def _wait_for(self, index: int) -> None:
+        """Poll until this rank has arrived; after many polls sleep in between."""
+        polls, sleep = 0, _MIN_SLEEP
+        while self._status[index] < self._generation:
+            polls += 1
+            if polls < _POLLS:
                 os.sched_yield()
             else:
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST)
+                time.sleep(sleep)
+                sleep = min(2 * sleep, _MAX_SLEEP)
 
 
-def _mapped(group: dist.ProcessGroup, here: Sequence[int], size: int) -> mmap.mmap:
-    """Memory that one rank makes and all open; nothing has its name any more when they have."""
-    store, key = group.get_group_store(), f"distkit/shared_memory/{here[0]}"
+def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int) -> mmap.mmap:
+    """Map memory that one rank creates and all open; its name is removed once they have."""
+    store, key = group.get_group_store(), f"distkit/shared_memory/{local_ranks[0]}"
     rank = dist.get_rank(group)
-    if rank != here[0]:
+    if rank != local_ranks[0]:
         host, path, inode = store.get(key).decode().split("\n")
-        file = _open(host, path, int(inode), rank, here[0])
+        file = _open_file(host, path, int(inode), rank, local_ranks[0])
         memory = mmap.mmap(file, size)
         os.close(file)
         store.set(f"{key}/{rank}", "opened")
         return memory
-    file, path = _file(size)
+    file, path = _create_file(size)
     try:
         memory = mmap.mmap(file, size)
         store.set(key, f"{socket.gethostname()}\n{path}\n{os.fstat(file).st_ino}")
-        for other in here[1:]:
+        for other in local_ranks[1:]:
             store.get(f"{key}/{other}")
     finally:
         os.close(file)
-        if not _NAMELESS:
+        if not _HAS_MEMFD:
             Path(path).unlink()
     return memory
 
 
-def _file(size: int) -> tuple[int, str]:
-    """An open file of that size, and where others find it.
+def _create_file(size: int) -> tuple[int, str]:
+    """Return an open file of ``size`` bytes, and the path under which other processes open it.
 
-    On Linux it is in memory, and gone with the last process that has it, however that ends.
+    On Linux it is in memory, and is freed with the last process that has it open.
 
     Raises:
-        OSError: there is too little memory.
+        OSError: There is too little memory.
     """
-    if not _NAMELESS:
+    if not _HAS_MEMFD:
         file, path = tempfile.mkstemp(prefix="distkit-")
         os.ftruncate(file, size)
         return file, path
     file = os.memfd_create("distkit", os.MFD_CLOEXEC)
     try:
-        os.posix_fallocate(file, 0, size)  # now, instead of a crash later
+        os.posix_fallocate(file, 0, size)  # fail here, not with SIGBUS later
     except OSError as error:
         os.close(file)
         raise OSError(
-            f"there are no {size:,} bytes of memory left for all-reduce through shared memory. "
-            "Make room, or use another algorithm."
+            f"all-reduce through shared memory needs {size:,} bytes, but less memory is free. "
+            "Free memory, or use another algorithm."
         ) from error
     return file, f"/proc/{os.getpid()}/fd/{file}"
 
 
-def _open(host: str, path: str, inode: int, rank: int, first: int) -> int:
+def _open_file(host: str, path: str, inode: int, rank: int, first: int) -> int:
     with suppress(OSError):
         file = os.open(path, os.O_RDWR)
         if os.fstat(file).st_ino == inode:
             return file
         os.close(file)
     raise ValueError(
-        f"rank {rank} does not see the memory of rank {first}, although the host of both is called "
+        f"rank {rank} cannot open the memory of rank {first}, although both have the host name "
         f"{host}: they may be in different containers. Give these different host names, or use "
         '"ring" or "halving_doubling".'
     )
 
 
-# -- what is reduced, and what ranks tell each other about it ----------------------
+# -- reductions and call signatures -------------------------------------------------
 
 _DTYPES = [
     torch.float32,
@@ -295,7 +301,7 @@ _DTYPES = [
     torch.complex64,
     torch.complex128,
 ]
-#: How slots (n, k) become ``out`` (k,).
+#: Functions that reduce slots (n, k) to ``out`` (k,).
 _REDUCE: dict[ReduceOp, Callable[..., Tensor]] = {
     SUM: partial(torch.sum, dim=0),
     dist.ReduceOp.PRODUCT: partial(torch.prod, dim=0),
@@ -305,15 +311,15 @@ _REDUCE: dict[ReduceOp, Callable[..., Tensor]] = {
 _OPS = list(_REDUCE)
 
 
-def _say(x: Tensor, op: ReduceOp) -> int:
-    """Length, dtype and reduction in one number."""
+def _signature_of(x: Tensor, op: ReduceOp) -> int:
+    """Return length, dtype and reduction as one number."""
     if x.dtype not in _DTYPES:
-        raise TypeError(f"shared_memory_all_reduce does not know {x.dtype}. Convert it first.")
+        raise TypeError(f"shared_memory_all_reduce does not support {x.dtype}. Convert it first.")
     return (len(x) * len(_DTYPES) + _DTYPES.index(x.dtype)) * len(_OPS) + _OPS.index(op)
 
 
-def _difference(said: list[int]) -> str:
-    """The calls that do not fit together, by rank."""
+def _mismatch(signatures: list[int]) -> str:
+    """Return an error message that lists the different calls by rank."""
 
     def call(number: int) -> str:
         rest, op = divmod(number, len(_OPS))
@@ -321,7 +327,7 @@ def _difference(said: list[int]) -> str:
         return f"{_OPS[op].name} of {str(_DTYPES[dtype])[6:]}[{length:,}]"
 
     calls: dict[str, list[str]] = {}
-    for rank, number in enumerate(said):
+    for rank, number in enumerate(signatures):
         calls.setdefault(call(number), []).append(str(rank))
-    told = "; ".join(f"rank {', '.join(ranks)}: {what}" for what, ranks in calls.items())
-    return f"all_reduce of different tensors. {told}. Pass the same shape and dtype on every rank."
+    diff = "; ".join(f"rank {', '.join(ranks)}: {signature}" for signature, ranks in calls.items())
+    return f"all_reduce of different tensors. {diff}. Pass the same shape and dtype on every rank."

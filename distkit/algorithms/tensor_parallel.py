@@ -1,11 +1,11 @@
-"""Tensor parallelism: one layer on several ranks, by columns and by rows.
+"""Tensor parallelism: layers split over ranks by columns and by rows.
 
-Y = X·A and Z = Y·B lie on R ranks, A in columns and B in rows::
+Y = X·A and Z = Y·B are split over R ranks, A by columns and B by rows::
 
     rank r    X ─► [A_r] ─► Y_r ─► [B_r] ─► Z_r ─ all-reduce ─► Z = Σ_r Z_r
 
-Between the two nobody sends anything, also where an element-wise function comes between. Forward
-is one all-reduce, backward another, where the gradient of X is summed.
+No communication is needed between the two layers, even with an element-wise function between them.
+Forward needs one all-reduce, backward another, which sums the gradient of X.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from distkit.errors import LayoutError
 class ColumnLinear(nn.Module):
     """This rank's columns of a linear layer: X -> Y_r = X·A_r + b_r.
 
-    Every rank gives the same X, and gets other features. torch stores the transpose: columns of A
-    are rows of ``weight``.
+    Every rank passes the same X and receives different features. torch stores the transpose:
+    columns of A are rows of ``weight``.
 
     Args:
-        whole: the layer, the same on every rank; only this rank's part of it is kept.
+        whole: the full layer, the same on every rank; only this rank's part is kept.
         group: the process group; None is the world.
 
     Raises:
-        LayoutError: The features cannot be divided by the ranks.
+        LayoutError: The number of features is not divisible by the number of ranks.
 
     Source:
         Shoeybi et al., "Megatron-LM", 2019.
     """
 
-    #: Which dimension of which parameter lies over the ranks, for ``parallel.shards``.
+    #: The sharded dimension of each sharded parameter, for ``parallel.shards``.
     sharded: ClassVar = {"weight": 0, "bias": 0}
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
         self.group = group
-        self.weight = nn.Parameter(_part(whole.weight, 0, group))
-        self.bias = None if whole.bias is None else nn.Parameter(_part(whole.bias, 0, group))
+        self.weight = nn.Parameter(_shard(whole.weight, 0, group))
+        self.bias = None if whole.bias is None else nn.Parameter(_shard(whole.bias, 0, group))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Copy forward, sum backward."""
+        """Copy in forward, all-reduce in backward."""
         return nn.functional.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
     """This rank's rows of a linear layer: Y_r -> Z = Σ_r Y_r·B_r + b.
 
-    Every rank gives other features, and gets the same Z. Arguments and source are those of
+    Every rank passes different features and receives the same Z. Arguments and source as for
     :class:`ColumnLinear`.
     """
 
@@ -64,11 +64,11 @@ class RowLinear(nn.Module):
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
         super().__init__()
         self.group = group
-        self.weight = nn.Parameter(_part(whole.weight, 1, group))
+        self.weight = nn.Parameter(_shard(whole.weight, 1, group))
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sum forward, copy backward; the bias is added once, after the sum."""
+        """All-reduce in forward, copy in backward; the bias is added once, after the sum."""
         y = sum_of_ranks(nn.functional.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
@@ -106,8 +106,8 @@ copy_to_ranks = cast(Callable[[Tensor, Group], Tensor], _Copy.apply)
 sum_of_ranks = cast(Callable[[Tensor, Group], Tensor], _Sum.apply)
 
 
-def _part(whole: Tensor, dim: int, group: Group) -> Tensor:
-    """This rank's equal part, a copy, so that the whole can be freed."""
+def _shard(whole: Tensor, dim: int, group: Group) -> Tensor:
+    """Return a copy of this rank's equal part, so that the full tensor can be freed."""
     n = dist.get_world_size(group)
     if whole.shape[dim] % n:
         raise LayoutError(

@@ -1,4 +1,4 @@
-"""Let ``dist.all_reduce``, and so DDP, use one of our algorithms."""
+"""Makes ``dist.all_reduce``, and therefore DDP, use one of distkit's algorithms."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ from distkit.algorithms.shared_memory import shared_memory_all_reduce
 #: Reduces a tensor in place; the contract of ``dist.all_reduce``.
 AllReduce = Callable[..., Any]
 
-#: From so many bytes on, between hosts, fewer bytes count more than fewer rounds.
+#: Size from which, between hosts, bandwidth matters more than latency [bytes].
 LARGE = 1 << 16
 
 
 @contextmanager
 def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
-    """While it is open, ``dist.all_reduce`` on this rank runs ``algorithm``, and so does DDP.
+    """Run ``dist.all_reduce`` on this rank, and therefore DDP, with ``algorithm``.
 
-    Every rank has to open it. The collective stays in the trace; the messages it is made of
-    appear inside it.
+    Every rank must enter the context. The trace shows the collective with its messages inside.
 
     Args:
         algorithm: a name of :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`,
             ``"shared_memory"``, ``"auto"``, or a function of yours with the contract
             ``f(x, op, group)``, in place.
-            ``"auto"`` takes ``"shared_memory"`` where hosts have several ranks, with a ring between
-            the hosts. Where they have not, and for small tensors on many hosts, it takes
-            halving-doubling for small tensors and the ring for large ones.
+            ``"auto"`` uses ``"shared_memory"`` if hosts have several ranks, with a ring between the
+            hosts. Otherwise, and for small tensors on many hosts, it uses halving-doubling for
+            small tensors and the ring for large ones.
 
     Raises:
-        ValueError: there is no such algorithm.
-        RuntimeError: this process is no rank.
+        ValueError: There is no such algorithm.
+        RuntimeError: This process is not a rank.
 
     Example:
         >>> import distkit as dk, torch, torch.distributed as dist
@@ -65,7 +64,7 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
         )
     library = torch.library.Library("c10d", "IMPL")
     try:
-        with warnings.catch_warnings():  # that a kernel is overridden is the point
+        with warnings.catch_warnings():  # torch warns that a kernel is overridden
             warnings.simplefilter("ignore")
             for device in ("CPU", "CUDA"):
                 library.impl("allreduce_", kernel, device, allow_override=True)
@@ -75,14 +74,14 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
 
 
 def implementation(algorithm: str | AllReduce) -> AllReduce:
-    """The function behind a name.
+    """Return the function of an algorithm's name.
 
     Raises:
-        ValueError: there is no such algorithm.
+        ValueError: There is no such algorithm.
     """
     if callable(algorithm):
         return algorithm
-    known: dict[str, AllReduce] = _WITHOUT_MESSAGES | {
+    known: dict[str, AllReduce] = _WITHOUT_SCHEDULE | {
         name: a.reference for name, a in ALL_REDUCES.items()
     }
     if algorithm not in known:
@@ -92,30 +91,30 @@ def implementation(algorithm: str | AllReduce) -> AllReduce:
 
 
 def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Shared memory on a host; between hosts few rounds for small tensors, few bytes for large.
+    """Reduce ``x`` with the algorithm that suits its size and the hosts of the group.
 
     Args:
         x: a tensor of any shape, the same on every rank.
         op: SUM, AVG, MIN, MAX or PRODUCT.
-        group: who takes part; None for everybody.
+        group: the process group; None is the world.
     """
     pg = group or dist.group.WORLD
     if pg is None or dist.get_rank(pg) < 0:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
     rounds = (n - 1).bit_length()  # of halving and doubling
-    quick = large or hosts - 1 <= rounds
-    by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # as messages go there, too
-    if by_host and (hosts == 1 or (hosts < n and quick)):
+    use_hosts = large or hosts - 1 <= rounds
+    by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # gloo stages through host memory anyway
+    if by_host and (hosts == 1 or (hosts < n and use_hosts)):
         shared_memory_all_reduce(x, op, pg)
     else:
         ALL_REDUCES["ring" if large else "halving_doubling"].reference(x, op, pg)
 
 
-#: Those that have no schedule of messages, by name.
-_WITHOUT_MESSAGES = {"auto": auto_all_reduce, "shared_memory": shared_memory_all_reduce}
+#: Algorithms without a message schedule, by name.
+_WITHOUT_SCHEDULE = {"auto": auto_all_reduce, "shared_memory": shared_memory_all_reduce}
 
-_work: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
+_create_work: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
 
 def _all_reduce(
@@ -127,39 +126,39 @@ def _all_reduce(
     _async: bool = True,
     _timeout: int = -1,
 ) -> tuple[list[Tensor], Any]:
-    """The operator ``c10d::allreduce_``, by our algorithm. It has finished when it returns."""
-    op, pg = _reduction(sys._getframe(1)), dist.ProcessGroup.unbox(group)
+    """Implement the operator ``c10d::allreduce_`` synchronously with ``run``."""
+    op, pg = _caller_reduction(sys._getframe(1)), dist.ProcessGroup.unbox(group)
     for x in tensors:
         run(x, op, pg)
-    return tensors, _work(_done(tensors)).boxed() if _async else _finished.work
+    return tensors, _create_work(_completed_future(tensors)).boxed() if _async else _finished.work
 
 
-def _reduction(frame: FrameType | None) -> Any:
-    """The operator gets the reduction as an opaque object; dist.all_reduce's frame has it in clear.
+def _caller_reduction(frame: FrameType | None) -> Any:
+    """Return the reduction from the caller's frame; the operator receives an opaque object.
 
-    DDP's reducer calls from C++: it sums, having divided before.
+    DDP's reducer calls from C++: it divides first, then sums.
     """
-    for _ in range(3):  # the recorder may stand between
+    for _ in range(3):  # the recorder may add frames
         if frame is not None and frame.f_code.co_filename == c10d.__file__:
             return frame.f_locals.get("op", dist.ReduceOp.SUM)
         frame = frame and frame.f_back
     return dist.ReduceOp.SUM
 
 
-def _done(value: Any) -> Any:
+def _completed_future(value: Any) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(value)
     return future
 
 
 class _Finished(threading.local):
-    """What a call gets that only waits: making it anew takes longer than a small all-reduce.
+    """A reusable finished work: creating one takes longer than a small all-reduce.
 
-    Each thread has its own, since a recorder tells operations under way by their works.
+    It is thread-local, because recorders identify operations in flight by their work.
     """
 
     def __init__(self) -> None:
-        self.work = _work(_done(None)).boxed()
+        self.work = _create_work(_completed_future(None)).boxed()
 
 
 _finished = _Finished()

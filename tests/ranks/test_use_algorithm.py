@@ -137,7 +137,7 @@ def test_groups_have_memory_of_their_own() -> None:
 
 def files(lost: int) -> float:
     """The sum; one rank may be killed while the memory is made."""
-    before = shared_memory._open
+    before = shared_memory._open_file
 
     def look(*where: Any) -> int:
         found = len([*Path("/dev/shm").glob("distkit-*")])
@@ -145,7 +145,8 @@ def files(lost: int) -> float:
             os.kill(os.getpid(), signal.SIGABRT if found else signal.SIGKILL)
         return before(*where)
 
-    shared_memory._open = look  # the moment in which the memory has been made and not yet opened
+    # the moment in which the memory has been made and not yet opened
+    shared_memory._open_file = look
     x = torch.ones(5)
     dk.algorithms.shared_memory_all_reduce(x)
     return x[0].item()

@@ -1,6 +1,6 @@
-"""The all-reduces, a file each: schedule, cost formula, reference implementation and entry.
+"""All-reduce algorithms: one file each, with schedule, cost formula and reference implementation.
 
-Every file of this folder is imported; its entry is made by
+Every file of this folder is imported and registers its algorithm with
 :meth:`~distkit.algorithms.catalogue.Algorithms.register`.
 """
 
@@ -11,7 +11,7 @@ import pkgutil
 
 from distkit.algorithms.catalogue import Algorithms
 
-#: Every all-reduce by name.
+#: All-reduce algorithms by name.
 ALL_REDUCES = Algorithms()
 
 for _module in pkgutil.iter_modules(__path__):

@@ -21,10 +21,11 @@ from distkit.algorithms.rounds import (
 
 
 def schedule(n: int, segments: int = 4) -> Schedule:
-    """Two trees, each for half of the data; who is a leaf in one works in the other.
+    """Yield the rounds: two trees, each for half of the data.
 
-    The halves go up and down in segments. In round t a rank of depth d passes segment t - (D-d)
-    up and segment t - (D+d) down, D being the depth of the tree.
+    Leaves of one tree are inner nodes of the other. Each half moves up and down in segments. In
+    round t a rank at depth d sends segment t - (D-d) up and segment t - (D+d) down, where D is
+    the depth of the tree.
 
     Args:
         n: number of ranks.
@@ -37,10 +38,10 @@ def schedule(n: int, segments: int = 4) -> Schedule:
         moves = []
         for half, (up, d) in enumerate(zip(trees, depths, strict=True)):
             child = np.flatnonzero(up >= 0)
-            rising, sinking = t - deepest + d[child], t - deepest - d[child] + 1
+            up_segment, down_segment = t - deepest + d[child], t - deepest - d[child] + 1
             for src, dst, k, adds in [
-                (child, up[child], rising, True),
-                (up[child], child, sinking, False),
+                (child, up[child], up_segment, True),
+                (up[child], child, down_segment, False),
             ]:
                 now = (k >= 0) & (k < segments)
                 moves.append(
@@ -50,11 +51,11 @@ def schedule(n: int, segments: int = 4) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost, *, segments: Numbers = 4) -> Numbers:
-    """(S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma) at most.
+    """Return (S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma), an upper bound.
 
-    An upper bound up to eight segments: no rank has more than four messages and two sums in a
-    round. With many more, ranks in different rounds wait for each other, for up to half as long
-    again. Sanders, Speck & Träff, 2009.
+    It holds up to eight segments: no rank has more than four messages and two reductions in a
+    round. With many more segments, ranks in different rounds wait for each other, and the time is
+    up to 50 % longer. Sanders, Speck & Träff, 2009.
     """
     s = at_least(1, segments=segments)
     each = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma
@@ -74,17 +75,17 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost, *, segments: Numbers = 
 def double_tree_all_reduce(
     x: Tensor, op: ReduceOp = SUM, group: Group = None, *, segments: int = 4
 ) -> None:
-    """Two trees, each for half of the data; who is a leaf in one works in the other.
+    """All-reduce along two trees, each for half of the data.
 
-    ::
+    Leaves of one tree are inner nodes of the other::
 
         tree 0        0              tree 1              7
                       └── 4                          3 ──┘
                       2 ──┴── 6                  1 ──┴── 5
                     1─┴─3   5─┴─7              0─┴─2   4─┴─6
 
-    Each half goes up its tree and down again in S segments, one level in each round, both ways
-    at the same time: some S + 2⌈lg n⌉ rounds, a number that grows with lg n and not with n.
+    Each half moves up its tree and down again in S segments, one level per round, both ways at
+    the same time: about S + 2⌈lg n⌉ rounds, which grows with lg n and not with n.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
@@ -102,22 +103,25 @@ def double_tree_all_reduce(
     for half, up in (pieces[:segments], parents(n)), (pieces[segments:], parents(n, other=True)):
         children = [r for r in range(n) if up[r] == rank]
         trees.append((half, depth(up), int(up[rank]), children))
-    deepest, inbox, numbers = max(trees[0][1]), empty_like(pieces[0]), range(segments)
+    deepest, inbox, valid = max(trees[0][1]), empty_like(pieces[0]), range(segments)
 
     for t in range(segments + 2 * deepest - 1):
-        sending = []
-        for half, deep, parent, children in trees:
-            rises, sinks = t - deepest + deep[rank], t - deepest - deep[rank]
-            if parent >= 0 and rises in numbers:
-                sending.append(isend(half[rises], parent, group))
-            if sinks in numbers:
-                sending += [isend(half[sinks], c, group) for c in children]
-        for half, deep, parent, children in trees:
-            rises, sinks = t + 1 - deepest + deep[rank], t + 1 - deepest - deep[rank]
-            for child in children if rises in numbers else []:
-                mine = half[rises]
-                combine(mine, recv(inbox[: len(mine)], child, group), op)
-            if parent >= 0 and sinks in numbers:
-                recv(half[sinks], parent, group)
-        for work in sending:
+        works = []
+        for half, depths, parent, children in trees:
+            up_segment, down_segment = t - deepest + depths[rank], t - deepest - depths[rank]
+            if parent >= 0 and up_segment in valid:
+                works.append(isend(half[up_segment], parent, group))
+            if down_segment in valid:
+                works += [isend(half[down_segment], c, group) for c in children]
+        for half, depths, parent, children in trees:
+            up_segment, down_segment = (
+                t + 1 - deepest + depths[rank],
+                t + 1 - deepest - depths[rank],
+            )
+            for child in children if up_segment in valid else []:
+                local = half[up_segment]
+                combine(local, recv(inbox[: len(local)], child, group), op)
+            if parent >= 0 and down_segment in valid:
+                recv(half[down_segment], parent, group)
+        for work in works:
             work.wait()

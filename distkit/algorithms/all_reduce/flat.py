@@ -1,4 +1,4 @@
-"""Flat exchange: every rank sends everything to every other rank and reduces by itself."""
+"""Flat exchange: every rank sends everything to every other rank and reduces locally."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distkit.algorithms.rounds import LinkCost, Numbers, Round, Schedule, whole
 
 
 def schedule(n: int) -> Schedule:
-    """Everybody sends everything to everybody: one round, n(n-1) messages."""
+    """Yield one round of n(n-1) messages: every rank sends its tensor to every other rank."""
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     if n > 1:
         yield Round(src, dst, np.zeros_like(src), reduce=True)
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """(n-1) (t(K) + K·gamma): every rank sends everything to every other."""
+    """Return (n-1) (t(K) + K·gamma): every rank sends everything to every other rank."""
     return (n - 1) * (link.seconds(nbytes) + nbytes * link.gamma)
 
 
@@ -34,7 +34,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Everybody sends everything to everybody, and reduces by itself.
+    """Send the tensor to every other rank, and reduce locally.
 
     ::
 
@@ -43,22 +43,22 @@ def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         ▼ ╱  ╲ ▼
         2 ◄──► 3
 
-    (n-1)(α + Kβ + Kγ), one message after the other, in one round. All reduce in the order of
-    ranks, so that all round alike.
+    (n-1)(α + Kβ + Kγ), one message after the other, in one round. Every rank reduces in rank
+    order, so that rounding is the same everywhere.
 
     Source:
         The "all-to-all" variant of Chan, Heimlich, Purkayastha & van de Geijn, "Collective
         communication: theory, practice, and experience", 2007.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    mine, inbox = x.clone(), empty_like(x)
-    sending = [isend(mine, to, group) for to in range(n) if to != rank]
+    local, inbox = x.clone(), empty_like(x)
+    works = [isend(local, dst, group) for dst in range(n) if dst != rank]
 
     for source in range(n):
-        theirs = mine if source == rank else recv(inbox, source, group)
+        received = local if source == rank else recv(inbox, source, group)
         if source == 0:
-            x.copy_(theirs)
+            x.copy_(received)
         else:
-            combine(x, theirs, op)
-    for work in sending:
+            combine(x, received, op)
+    for work in works:
         work.wait()

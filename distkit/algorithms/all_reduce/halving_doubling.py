@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: exchange halves, quarters, …, and the same way back."""
+"""Recursive halving and doubling: exchange halves, quarters, … to reduce; then in reverse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distkit.algorithms.rounds import (
 
 
 def schedule(n: int) -> Schedule:
-    """Reduce-scatter by halving what is exchanged, all-gather by doubling it.
+    """Yield reduce-scatter rounds of halving size, then all-gather rounds of doubling size.
 
     Example:
         >>> [(t.chunk.tolist(), t.count) for t in schedule(4)][:2]
@@ -38,16 +38,17 @@ def schedule(n: int) -> Schedule:
 
 def _halve_and_double(p: int) -> Schedule:
     r = np.arange(p)
-    for bit in reversed(bits(p)):  # give away the partner's half
+    for bit in reversed(bits(p)):  # send the partner's half
         yield Round(r, r ^ bit, (r ^ bit) & -bit, reduce=True, count=bit)
     for bit in bits(p):
         yield Round(r, r ^ bit, r & -bit, reduce=False, count=bit)
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """2 lg n·alpha + 2(n-1)/n K·beta + (n-1)/n K·gamma; folded like doubling if n is no power.
+    """Return 2 lg n·alpha + 2(n-1)/n K·beta + (n-1)/n K·gamma, plus folding.
 
-    Rabenseifner, 2004; in Gloo and in Goyal et al., 2017.
+    Folding applies if n is no power of two. Rabenseifner, 2004; used in Gloo and by Goyal et al.,
+    2017.
     """
     rounds = floor_lg(n)
     part = 1 - 1 / np.exp2(rounds)
@@ -71,16 +72,16 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Halve what is exchanged in each round, then double it again: Rabenseifner's algorithm.
+    """Halve the exchanged size in each round, then double it again: Rabenseifner's algorithm.
 
-    *Reduce-scatter*: partners at distance n/2, n/4, … give each other the half that the other
-    one keeps. *All-gather*: the same way back. What is complete is in brackets::
+    *Reduce-scatter*: partners at distance n/2, n/4, … send each other the half that the other
+    one keeps. *All-gather*: the same in reverse. Complete chunks are in brackets::
 
         rank 0    0 1 2 3  ──►   0 1  ──►  [0]  ──►  [0 1]  ──►  [0 1 2 3]
         rank 3    0 1 2 3  ──►   2 3  ──►  [3]  ──►  [2 3]  ──►  [0 1 2 3]
 
-    2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ: a ring's bytes in a tree's rounds. Two rounds of K
-    bytes more when n is no power of two.
+    2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ: a ring's bytes in a tree's rounds. If n is no
+    power of two, two rounds of K bytes are added.
 
     Source:
         Rabenseifner, "Optimization of collective reduction operations", 2004.
@@ -88,21 +89,25 @@ def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
     ranks = fold(x, op, group)
     if not ranks:
         return
-    place, n = ranks.index(dist.get_rank(group)), len(ranks)
+    position, n = ranks.index(dist.get_rank(group)), len(ranks)
     start = offsets(len(x), n)
     inbox = x.new_empty(start[(n + 1) // 2])
 
-    def block(of: int, size: int) -> Tensor:
-        """The block of ``size`` chunks that chunk ``of`` is in."""
-        first = of & -size
+    def block(chunk: int, size: int) -> Tensor:
+        """Return the block of ``size`` chunks that contains ``chunk``."""
+        first = chunk & -size
         return x[start[first] : start[first + size]]
 
     for bit in reversed(bits(n)):  # reduce-scatter
-        partner, out, mine = ranks[place ^ bit], block(place ^ bit, bit), block(place, bit)
-        combine(mine, exchange(out, partner, inbox[: len(mine)], partner, group), op)
+        partner, out, local = (
+            ranks[position ^ bit],
+            block(position ^ bit, bit),
+            block(position, bit),
+        )
+        combine(local, exchange(out, partner, inbox[: len(local)], partner, group), op)
 
     for bit in bits(n):  # all-gather
-        partner = ranks[place ^ bit]
-        exchange(block(place, bit), partner, block(place ^ bit, bit), partner, group)
+        partner = ranks[position ^ bit]
+        exchange(block(position, bit), partner, block(position ^ bit, bit), partner, group)
 
     unfold(x, group)

@@ -1,4 +1,4 @@
-"""Hierarchical: devices to their host's leader, a ring of leaders, and back."""
+"""Hierarchical: reduce to the leader of each host, a ring of the leaders, and back."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from distkit.algorithms.rounds import (
 
 
 def schedule(n: int, devices_per_host: int = 2) -> Schedule:
-    """Devices to their host's leader, a ring of the leaders, leaders to their devices.
+    """Yield the rounds: devices to their host's leader, a ring of leaders, leaders to devices.
 
     Args:
         n: number of ranks.
-        devices_per_host: ranks of a host, which are neighbours; the last host may have fewer.
+        devices_per_host: ranks per host, which are consecutive; the last host may have fewer.
 
     Example:
         >>> [t.src.tolist() for t in schedule(4)]
@@ -39,14 +39,14 @@ def schedule(n: int, devices_per_host: int = 2) -> Schedule:
         Round(leaders[t.src], leaders[t.dst], t.chunk, t.reduce)
         for t in ring.schedule(len(leaders))
     )
-    above = devices - devices % devices_per_host
-    yield from folded(between, devices, above, len(leaders))
+    leader_of = devices - devices % devices_per_host
+    yield from folded(between, devices, leader_of, len(leaders))
 
 
 def seconds(
     n: Numbers, nbytes: Numbers, link: LinkCost, *, devices_per_host: Numbers = 2
 ) -> Numbers:
-    """(g-1) (2t(K) + K·gamma) inside hosts of g, and the ring of the ⌈n/g⌉ leaders.
+    """Return (g-1) (2t(K) + K·gamma) inside hosts of g, plus the ring of ⌈n/g⌉ leaders.
 
     TensorFlow's ``HierarchicalCopyAllReduce``.
     """
@@ -68,7 +68,7 @@ def seconds(
 def hierarchical_all_reduce(
     x: Tensor, op: ReduceOp = SUM, group: Group = None, *, devices_per_host: int | None = None
 ) -> None:
-    """Reduce inside each host to its leader, all-reduce between the leaders, broadcast inside.
+    """Reduce to each host's leader, all-reduce between leaders, broadcast inside each host.
 
     ::
 
@@ -76,15 +76,15 @@ def hierarchical_all_reduce(
                                    ring ╲
         host 1     4 ─► 3 ◄─ 5         ► 3          3 ─► 4, 5
 
-    Of g devices per host and m hosts: 2(α + (g-1)Kβ) inside, 2(m-1)α + 2(m-1)/m Kβ between.
+    With m hosts of g devices: 2(α + (g-1)Kβ) inside, 2(m-1)α + 2(m-1)/m Kβ between hosts.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
-        devices_per_host: ranks of a host, which are neighbours; the last host may have fewer.
-            Without it, those that are really on each; where all are on one, two on each are
-            imagined.
+        devices_per_host: ranks per host, which are consecutive; the last host may have fewer.
+            By default the real hosts are used; if all ranks are on one host, hosts of two
+            ranks are assumed.
 
     Source:
         TensorFlow, ``tf.distribute.HierarchicalCopyAllReduce``; the ring between hosts: Horovod,

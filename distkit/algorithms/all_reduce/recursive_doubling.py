@@ -31,10 +31,10 @@ from distkit.algorithms.rounds import (
 
 
 def schedule(n: int) -> Schedule:
-    """Partners at distance 1, 2, 4, … exchange everything they have.
+    """Yield the rounds: partners at distance 1, 2, 4, … exchange their whole tensors.
 
-    Ranks beyond a power of two are folded in: the first 2(n-p) pair up, and the even one of a pair
-    waits outside.
+    Ranks beyond a power of two are folded in: the first 2(n-p) ranks pair up, and the even rank of
+    each pair sends its tensor to the odd one.
     """
     return to_power_of_two(n, _doubling(highest_bit(n)), chunks=1)
 
@@ -46,7 +46,7 @@ def _doubling(p: int) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """⌊lg n⌋ (t(K) + K·gamma), plus 2t(K) + K·gamma if n is no power of two.
+    """Return ⌊lg n⌋ (t(K) + K·gamma), plus 2t(K) + K·gamma if n is no power of two.
 
     Thakur, Rabenseifner & Gropp, 2005.
     """
@@ -66,13 +66,13 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Exchange everything with partners at distances 1, 2, 4 and so on.
+    """Exchange the whole tensor with partners at distances 1, 2, 4 and so on.
 
-    After k rounds each rank holds the sum of 2^k::
+    After k rounds each rank holds the sum of 2^k ranks::
 
         round 0   0 ◄► 1   2 ◄► 3        round 1   0 ◄───► 2   1 ◄───► 3
 
-    lg n (α + Kβ + Kγ): no algorithm takes fewer rounds. Two more when n is no power of two.
+    lg n (α + Kβ + Kγ): no algorithm takes fewer rounds. If n is no power of two, it takes two more.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
@@ -80,36 +80,36 @@ def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = 
     ranks = fold(x, op, group)
     if not ranks:
         return
-    place, inbox = ranks.index(dist.get_rank(group)), empty_like(x)
+    position, inbox = ranks.index(dist.get_rank(group)), empty_like(x)
 
     for bit in bits(len(ranks)):
-        partner = ranks[place ^ bit]
+        partner = ranks[position ^ bit]
         combine(x, exchange(x, partner, inbox, partner, group), op)
 
     unfold(x, group)
 
 
-# -- folding: other numbers of ranks become a power of two ----------------------------------
+# -- folding to a power of two ranks ---------------------------------------------------------
 
 
 def to_power_of_two(n: int, inner: Schedule, chunks: int) -> Schedule:
-    """Fold n ranks to a power of two, which run ``inner``."""
+    """Fold n ranks to a power of two ranks, which run ``inner``."""
     outside = np.arange(0, 2 * (n - highest_bit(n)), 2)
     inside = np.setdiff1d(np.arange(n), outside)
-    moved = (Round(inside[t.src], inside[t.dst], t.chunk, t.reduce, t.count) for t in inner)
-    return folded(moved, outside, outside + 1, chunks)
+    rounds = (Round(inside[t.src], inside[t.dst], t.chunk, t.reduce, t.count) for t in inner)
+    return folded(rounds, outside, outside + 1, chunks)
 
 
 def folded_seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Ranks beyond a power of two first send everything to a partner, and last receive the sum."""
+    """Return the time of folding: send the tensor to a partner first, receive the sum last."""
     return (n != np.exp2(floor_lg(n))) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
 
 
 def fold(x: Tensor, op: ReduceOp, group: Group) -> list[int]:
-    """Reduce to a power of two of ranks: in the first pairs, the odd rank represents the even one.
+    """Fold to a power of two ranks: in the first pairs, the odd rank represents the even one.
 
     Returns:
-        The remaining ranks; on a rank that is represented, [], after it has received the result.
+        The remaining ranks; on a represented rank [], returned after it has received the result.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     pairs = 2 * (n - highest_bit(n))
@@ -123,7 +123,7 @@ def fold(x: Tensor, op: ReduceOp, group: Group) -> list[int]:
 
 
 def unfold(x: Tensor, group: Group) -> None:
-    """Send the result to the rank that this one represents, if there is one."""
+    """Send the result to the rank that this rank represents, if any."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if rank < 2 * (n - highest_bit(n)):
         send(x, rank - 1, group)

@@ -1,4 +1,4 @@
-"""Reduce to one, broadcast: one rank reduces for all and sends the result to every rank."""
+"""Reduce and broadcast: one rank reduces for all and sends the result to every rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distkit.algorithms.rounds import LinkCost, Numbers, Round, Schedule, whole
 
 
 def schedule(n: int) -> Schedule:
-    """Everybody sends everything to rank 0, which sends the result to everybody."""
+    """Yield two rounds: every rank sends its tensor to rank 0, which sends the result back."""
     others, root = np.arange(1, n), np.zeros(max(n - 1, 0), dtype=int)
     if n > 1:
         yield Round(others, root, root, reduce=True)
@@ -20,7 +20,7 @@ def schedule(n: int) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """2(n-1) t(K) + (n-1) K·gamma: all ranks send to rank 0 in turn, and back.
+    """Return 2(n-1) t(K) + (n-1) K·gamma: every rank sends to rank 0 in turn, and back.
 
     TensorFlow's ``ReductionToOneDevice``.
     """
@@ -38,7 +38,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce on rank 0, which then sends the result to everybody.
+    """Reduce on rank 0, which then sends the result to every other rank.
 
     ::
 
@@ -46,7 +46,7 @@ def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         2 ─┼─► 0: Σ ──┼─► 2
         3 ─┘          └─► 3
 
-    2(n-1)(α + Kβ) + (n-1)Kγ: two rounds, in which everything passes through one rank's link.
+    2(n-1)(α + Kβ) + (n-1)Kγ: two rounds, in which all data pass through one rank's link.
 
     Source:
         TensorFlow, ``tf.distribute.ReductionToOneDevice``.
@@ -58,7 +58,7 @@ def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         return
 
     inbox = empty_like(x)
-    for source in range(1, n):
-        combine(x, recv(inbox, source, group), op)
-    for to in range(1, n):
-        send(x, to, group)
+    for src in range(1, n):
+        combine(x, recv(inbox, src, group), op)
+    for dst in range(1, n):
+        send(x, dst, group)

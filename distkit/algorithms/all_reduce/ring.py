@@ -1,4 +1,4 @@
-"""Ring: chunks go round once to be reduced, once more to be shared."""
+"""Ring: chunks travel round the ring once to be reduced, and once more to be gathered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distkit.algorithms.rounds import LinkCost, Numbers, Schedule, ring_trip
 
 
 def schedule(n: int) -> Schedule:
-    """Bandwidth-optimal all-reduce: 2(n-1) rounds of K/n bytes per rank.
+    """Yield the rounds of the bandwidth-optimal all-reduce: 2(n-1) rounds of K/n bytes per rank.
 
     Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", 2009.
@@ -31,7 +31,7 @@ def schedule(n: int) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """2(n-1) t(K/n) + (n-1)/n K·gamma. Patarasuk & Yuan, 2009.
+    """Return 2(n-1) t(K/n) + (n-1)/n K·gamma. Patarasuk & Yuan, 2009.
 
     >>> from distkit_simulation import Link
     >>> seconds(4, 4000, Link(alpha=1.0, beta=0.001))
@@ -50,11 +50,11 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce ``x`` over all ranks, in place. The contract of ``dist.all_reduce(x)``.
+    """Reduce ``x`` over all ranks, in place, as ``dist.all_reduce(x)`` does.
 
-    In n-1 rounds of *reduce-scatter* each rank passes a chunk on to its right neighbour and
-    adds what comes from the left: then rank r holds the complete sum of chunk r+1. In n-1
-    rounds of *all-gather* the complete chunks go round once more::
+    In n-1 rounds of *reduce-scatter* each rank sends a chunk to its right neighbour and
+    adds the chunk received from the left: then rank r holds the complete sum of chunk r+1. In
+    n-1 rounds of *all-gather* the complete chunks travel round once more::
 
         rank 0 ── chunk r-s ──► rank 1 ──► … ──► rank n-1 ──► rank 0
 
@@ -66,7 +66,7 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         group: the process group; None is the world.
 
     Source:
-        Patarasuk & Yuan, 2009; brought to deep learning by Gibiansky (Baidu), 2017.
+        Patarasuk & Yuan, 2009; introduced to deep learning by Gibiansky (Baidu), 2017.
 
     Example:
         >>> import distkit as dk, torch
@@ -79,12 +79,12 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % n, (rank + 1) % n
-    chunks = x.tensor_split(n)  # views: writing a chunk writes x
+    chunks = x.tensor_split(n)  # views of x
     inbox = empty_like(chunks[0])
 
     for s in range(n - 1):  # reduce-scatter
-        out, mine = chunks[(rank - s) % n], chunks[(rank - s - 1) % n]
-        combine(mine, exchange(out, right, inbox[: len(mine)], left, group), op)
+        out, local = chunks[(rank - s) % n], chunks[(rank - s - 1) % n]
+        combine(local, exchange(out, right, inbox[: len(local)], left, group), op)
 
     for s in range(n - 1):  # all-gather
         out, into = chunks[(rank + 1 - s) % n], chunks[(rank - s) % n]
@@ -99,29 +99,29 @@ def go_round(
     group: Group,
     op: ReduceOp | None = None,
 ) -> None:
-    """One trip round a ring: pass on chunk ``first``, and then always what came last.
+    """Go once round a ring: send chunk ``first``, then in each round the chunk received last.
 
     Args:
-        chunks: as many as ranks on the ring.
-        first: the chunk that this rank passes on first.
+        chunks: one for each rank of the ring.
+        first: the chunk that this rank sends first.
         left: neighbour in the group to receive from.
         right: neighbour in the group to send to.
         group: the process group.
-        op: how to combine what comes with one's own; None replaces one's own by it.
+        op: how to combine a received chunk with the local one; None replaces the local one.
     """
     m, inbox = len(chunks), empty_like(chunks[0])
     for s in range(m - 1):
-        out, mine = chunks[(first - s) % m], chunks[(first - s - 1) % m]
+        out, local = chunks[(first - s) % m], chunks[(first - s - 1) % m]
         if op is None:
-            exchange(out, right, mine, left, group)
+            exchange(out, right, local, left, group)
         else:
-            combine(mine, exchange(out, right, inbox[: len(mine)], left, group), op)
+            combine(local, exchange(out, right, inbox[: len(local)], left, group), op)
 
 
 def ring_of(leaders: Sequence[int], x: Tensor, op: ReduceOp, group: Group) -> None:
-    """All-reduce between some ranks of the group, this one among them, in a ring."""
-    n, place = len(leaders), leaders.index(dist.get_rank(group))
-    left, right = leaders[place - 1], leaders[(place + 1) % n]
+    """All-reduce in a ring of some ranks of the group; this rank must be one of them."""
+    n, position = len(leaders), leaders.index(dist.get_rank(group))
+    left, right = leaders[position - 1], leaders[(position + 1) % n]
     chunks = x.tensor_split(n)
-    go_round(chunks, place, left, right, group, op)
-    go_round(chunks, place + 1, left, right, group)
+    go_round(chunks, position, left, right, group, op)
+    go_round(chunks, position + 1, left, right, group)

@@ -1,4 +1,4 @@
-"""Two-dimensional ring: rings along the rows and the columns of a grid of hosts × devices."""
+"""Two-dimensional ring: rings along the rows and columns of a grid of hosts × devices."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from distkit.algorithms.rounds import (
 
 
 def schedule(n: int, devices_per_host: int | None = None) -> Schedule:
-    """Reduce-scatter along the rows of a grid, all-reduce along its columns, all-gather along rows.
+    """Yield the rounds: reduce-scatter along rows, all-reduce along columns, all-gather along rows.
 
     Args:
         n: number of ranks, row by row.
-        devices_per_host: the length of a row, which divides n; as square as can be by default.
+        devices_per_host: the length of a row, which divides n; by default the grid is as square as
+            possible.
     """
     g = columns(n, devices_per_host)
     m, r = n // g, np.arange(n)
     row, column = np.divmod(r, g)
     right, down = row * g + (column + 1) % g, (r + g) % n
-    shard = (column + 1) % g  # what is complete in a row, m chunks
+    shard = (column + 1) % g  # the complete shard of a rank after the first phase, m chunks
 
     for t in ring_trip(g, 0, reduce=True):
         yield Round(r, right, t.chunk[column] * m, t.reduce, count=m)
@@ -47,9 +48,9 @@ def schedule(n: int, devices_per_host: int | None = None) -> Schedule:
 def seconds(
     n: Numbers, nbytes: Numbers, link: LinkCost, *, devices_per_host: int | None = None
 ) -> Numbers:
-    """2(g-1) t(K/g) + 2(m-1) t(K/n) + (n-1)/n K·gamma on a grid of m rows of g.
+    """Return 2(g-1) t(K/g) + 2(m-1) t(K/n) + (n-1)/n K·gamma on a grid of m rows of g.
 
-    g divides n, and is the largest such number up to √n by default. Mikami et al. (Sony), 2018.
+    g divides n; by default it is the largest divisor up to √n. Mikami et al. (Sony), 2018.
     """
     g = np.vectorize(columns, otypes=[float])(n.astype(int), devices_per_host)
     row = 2 * (g - 1) * link.seconds(nbytes / g)
@@ -58,7 +59,7 @@ def seconds(
 
 
 def columns(n: int, devices_per_host: int | None = None) -> int:
-    """The length of a row of the grid.
+    """Return the length of a row of the grid.
 
     >>> columns(12), columns(7)
     (3, 1)
@@ -82,7 +83,7 @@ def columns(n: int, devices_per_host: int | None = None) -> int:
 def torus_all_reduce(
     x: Tensor, op: ReduceOp = SUM, group: Group = None, *, devices_per_host: int | None = None
 ) -> None:
-    """Rings along the rows and the columns of a grid of m hosts with g devices each.
+    """All-reduce with rings along the rows and columns of a grid of m hosts with g devices each.
 
     Reduce-scatter along the row, all-reduce of that shard along the column, all-gather along
     the row::
@@ -91,18 +92,19 @@ def torus_all_reduce(
                   ▼    ▼    ▼          passes only K/g bytes
         host 1    3 ─► 4 ─► 5 ─┐
 
-    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Of those 2(g-1)/g Kβ stay
-    inside the host, and 2(m-1)/m K/g β go between hosts.
+    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. 2(g-1)/g Kβ of it is
+    traffic inside a host, 2(m-1)/m K/g β between hosts.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
         op: SUM, AVG, MIN, MAX or PRODUCT.
         group: the process group; None is the world.
-        devices_per_host: g, which divides the number of ranks. Without it, those that are really on
-            each host, equally many; where all are on one, a grid as square as can be.
+        devices_per_host: g, which divides the number of ranks. By default the real hosts, which
+            must have equally many ranks; if all ranks are on one host, a grid as
+            square as possible.
 
     Raises:
-        ValueError: the ranks do not fill the grid.
+        ValueError: The ranks do not fill the grid.
 
     Source:
         Ying et al., "Image classification at supercomputer scale", 2018; Mikami et al.,

@@ -1,4 +1,4 @@
-"""Binomial tree: up a tree to rank 0, and down again."""
+"""Binomial tree: reduce up a tree to rank 0, and broadcast down again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from distkit.algorithms.rounds import LinkCost, Numbers, Schedule, bits, ceil_lg
 
 
 def schedule(n: int) -> Schedule:
-    """Up a binomial tree and down again."""
+    """Yield the rounds: reduce up a binomial tree, then broadcast down."""
     yield from reduce_schedule(n)
     yield from broadcast_schedule(n)
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """2⌈lg n⌉ t(K) + ⌈lg n⌉ K·gamma: binomial reduce, binomial broadcast.
+    """Return 2⌈lg n⌉ t(K) + ⌈lg n⌉ K·gamma: binomial reduce, binomial broadcast.
 
     Thakur, Rabenseifner & Gropp, 2005.
     """
@@ -44,7 +44,7 @@ def tree_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         round 1   2 ────► 0       6 ────► 4
         round 2   4 ────────────► 0                  and back in reverse
 
-    2⌈lg n⌉(α + Kβ) + ⌈lg n⌉Kγ: few rounds, but in each the whole tensor.
+    2⌈lg n⌉(α + Kβ) + ⌈lg n⌉Kγ: few rounds, but each carries the whole tensor.
 
     Source:
         Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in
