@@ -1,13 +1,13 @@
-"""Data for data-parallel training: which replica gets which samples, and sets to train on.
+"""Data for data-parallel training: division of samples among replicas, and data sets.
 
 ::
 
     data = dk.data.DistributedDataset(dk.data.digits(), 128, replica=rank, replicas=4)
-    for images, labels in data:              # this replica's piece of each global batch
+    for images, labels in data:              # this replica's part of each global batch
         ...
     data.plan.rows(0, 3)                     # the samples of replica 3 in step 0
 
-Every replica makes the same number of steps, also when the last samples do not suffice for all.
+Every replica runs the same number of steps, even if the last samples do not suffice for all.
 """
 
 from __future__ import annotations

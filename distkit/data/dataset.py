@@ -1,4 +1,4 @@
-"""The batches of one replica, from any dataset."""
+"""Batches of one replica, from any dataset."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from distkit.data.policies import AutoShardPolicy, Plan, make_plan
 
 
 class DistributedDataset:
-    """This replica's piece of each global batch, for any dataset and any number of replicas.
+    """One replica's part of each global batch, for any dataset and any number of replicas.
 
-    Every replica makes the same number of steps: who has no sample left gets batches of 0 rows. The
-    pieces of a step add up to the global batch; with the default policy they are, together, the
-    batch of one process that reads the data in the same order.
+    Every replica runs the same number of steps: a replica without samples gets batches of 0 rows.
+    The parts of a step add up to the global batch; with the default policy they are together the
+    batch of a single process that reads the data in the same order.
 
     Args:
         data: a :class:`torch.utils.data.Dataset`, map-style or iterable; a tensor or an array; a
             tuple of them, of equal lengths; or a list of files, see :class:`~distkit.data.Files`.
-        global_batch: samples of all replicas in one step, at least one for each.
-        replica: which replica this is, counted from 0.
-        replicas: how many there are.
+        global_batch: samples of all replicas in one step, at least one per replica.
+        replica: the index of this replica, from 0.
+        replicas: number of replicas.
         policy: how the samples are divided, see :class:`~distkit.data.AutoShardPolicy`.
-        shuffle: whether each epoch is in another random order. An iteration that reaches its end
-            ends the epoch; :meth:`set_epoch` sets it, as that of torch's DistributedSampler.
-        seed: of that order, the same on every replica.
+        shuffle: whether to shuffle in each epoch. A complete iteration ends the epoch;
+            :meth:`set_epoch` sets it, as in torch's DistributedSampler.
+        seed: seed of the shuffle, the same on every replica.
 
     Raises:
-        ValueError: fewer samples in a batch than replicas, no such replica, arrays of different
-            lengths, fewer files than replicas under FILE, HINT, or an iterable dataset with
-            ``shuffle`` or FILE.
-        TypeError: ``data`` is none of these.
+        ValueError: A batch has fewer samples than replicas, ``replica`` is out of range, arrays
+            differ in length, FILE has fewer files than replicas, the policy is HINT, or an
+            iterable dataset is used with ``shuffle`` or FILE.
+        TypeError: ``data`` has another type.
 
     Source:
         TensorFlow, ``tf.distribute.Strategy.experimental_distribute_dataset``.
@@ -61,13 +61,13 @@ class DistributedDataset:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        self._data, self.replica = _opened(data), replica
+        self._data, self.replica = _open_data(data), replica
         stream = isinstance(self._data, IterableDataset)
         self._plan = make_plan(
             global_batch,
             replicas,
             samples=None if stream else len(self._data),
-            files=_sizes(self._data),
+            files=_file_sizes(self._data),
             policy=policy,
             seed=seed if shuffle else None,
         )
@@ -78,11 +78,11 @@ class DistributedDataset:
 
     @property
     def plan(self) -> Plan:
-        """Which samples each replica uses in each step of the present epoch."""
+        """The samples of each replica in each step of the current epoch."""
         return self._plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on with the random order of this epoch, counted from 0."""
+        """Set the epoch, counted from 0, which determines the random order."""
         self._plan = changed(self._plan, epoch=epoch)
 
     def __len__(self) -> int:
@@ -98,43 +98,43 @@ class DistributedDataset:
         self.set_epoch(plan.epoch + 1)
 
     def _stream(self, plan: Plan) -> Iterator[Any]:
-        """Under DATA every replica reads the whole stream, and skips what is the others'."""
-        alone = plan.policy is AutoShardPolicy.OFF
-        batch = plan.pieces[self.replica] if alone else plan.global_batch
-        mine = slice(None) if alone else slice(self.replica, None, plan.replicas)
+        """Yield batches of an iterable dataset; under DATA skip the samples of other replicas."""
+        replicated = plan.policy is AutoShardPolicy.OFF
+        batch = plan.pieces[self.replica] if replicated else plan.global_batch
+        own = slice(None) if replicated else slice(self.replica, None, plan.replicas)
         stream, steps, read, last = iter(self._data), 0, 0, None
         while samples := list(islice(stream, batch)):
             steps, read, last = steps + 1, read + len(samples), samples[0]
-            yield _collated(samples[mine], last)
-        if alone:  # others have smaller pieces, and more steps
+            yield _collate(samples[own], last)
+        if replicated:  # replicas with smaller parts have more steps
             for _ in range(steps, -(-read // min(plan.pieces))):
-                yield _collated([], last)
+                yield _collate([], last)
 
 
 def chunks(data: Any, size: int, replica: int, replicas: int) -> Iterator[Any]:
-    """All samples in their order, ``size`` at a time: the replicas' batches in turn.
+    """Yield all samples in order in batches of ``size``, assigned to replicas in turn.
 
     Yields:
-        A batch, or None in the place of another replica's.
+        A batch, or None for a batch of another replica.
     """
-    opened = _opened(data)
-    if isinstance(opened, IterableDataset):
-        stream, i = iter(opened), 0
+    source = _open_data(data)
+    if isinstance(source, IterableDataset):
+        stream, i = iter(source), 0
         while samples := list(islice(stream, size)):
-            yield _collated(samples, None) if i % replicas == replica else None
+            yield _collate(samples, None) if i % replicas == replica else None
             i += 1
         return
-    for i, first in enumerate(range(0, len(opened), size)):
-        rows = range(first, min(first + size, len(opened)))
-        yield opened.take(rows) if i % replicas == replica else None
+    for i, first in enumerate(range(0, len(source), size)):
+        rows = range(first, min(first + size, len(source)))
+        yield source.take(rows) if i % replicas == replica else None
 
 
 class _Arrays:
-    """Tensors with a sample in each row."""
+    """Tensors with one sample per row."""
 
     def __init__(self, given: Any) -> None:
-        self._lone = not isinstance(given, tuple)
-        self._tensors = tuple(map(torch.as_tensor, (given,) if self._lone else given))
+        self._is_single = not isinstance(given, tuple)
+        self._tensors = tuple(map(torch.as_tensor, (given,) if self._is_single else given))
         lengths = [len(t) for t in self._tensors]
         if len(set(lengths)) != 1:
             raise ValueError(
@@ -145,14 +145,14 @@ class _Arrays:
         return len(self._tensors[0])
 
     def take(self, rows: Sequence[int]) -> Any:
-        """The samples of these rows; those at equal distances are not copied."""
-        where = (
+        """Return the samples of these rows; a range is a view, not a copy."""
+        index = (
             slice(rows.start, rows.stop, rows.step)
             if isinstance(rows, range)
             else torch.tensor(rows, dtype=torch.long)
         )
-        batch = tuple(t[where] for t in self._tensors)
-        return batch[0] if self._lone else batch
+        batch = tuple(t[index] for t in self._tensors)
+        return batch[0] if self._is_single else batch
 
 
 class _Items:
@@ -165,14 +165,16 @@ class _Items:
         return len(self._dataset)
 
     def take(self, rows: Sequence[int]) -> Any:
-        """The samples of these rows as one batch, by torch's collate function."""
-        many = getattr(self._dataset, "__getitems__", None)
-        samples = many(list(rows)) if many and rows else [self._dataset[row] for row in rows]
-        return _collated(samples, samples[0] if samples else self._dataset[0])
+        """Return the samples of these rows as one batch, by torch's collate function."""
+        getitems = getattr(self._dataset, "__getitems__", None)
+        samples = (
+            getitems(list(rows)) if getitems and rows else [self._dataset[row] for row in rows]
+        )
+        return _collate(samples, samples[0] if samples else self._dataset[0])
 
 
-def _opened(data: Any) -> Any:
-    """The data as something with ``len`` and ``take``, or as an iterable dataset."""
+def _open_data(data: Any) -> Any:
+    """Return the data as an object with ``len`` and ``take``, or as an iterable dataset."""
     if isinstance(data, Files | IterableDataset):
         return data
     if type(data) is TensorDataset:  # a subclass may change its samples
@@ -192,15 +194,15 @@ def _opened(data: Any) -> Any:
     )
 
 
-def _sizes(data: Any) -> tuple[tuple[str, int], ...]:
-    """The files of data that are in files, and the number of samples in each."""
+def _file_sizes(data: Any) -> tuple[tuple[str, int], ...]:
+    """Return the name and the number of samples of each file, if the data are in files."""
     if not isinstance(data, Files):
         return ()
     return tuple(zip(map(str, data.paths), data.sizes, strict=True))
 
 
-def _collated(samples: list[Any], like: Any) -> Any:
-    """Samples as one batch; of no samples, one of 0 rows that is otherwise like theirs."""
+def _collate(samples: list[Any], like: Any) -> Any:
+    """Return samples as one batch; if there are none, a batch of 0 rows like ``like``."""
     batch = default_collate(samples or [like])
     if not samples:
         batch = tree_map(lambda part: part[:0], batch)

@@ -12,35 +12,35 @@ from torch import Tensor, nn
 from distkit.data.dataset import chunks
 from distkit.data.shards import place
 
-#: A number for each sample, from outputs (B, …) and targets (B, …).
+#: One number per sample, from outputs (B, …) and targets (B, …).
 Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 for each sample (B,) whose largest output (B, C) is that of its class, else 0."""
+    """Return for each sample (B,) whether the largest output (B, C) is that of its class."""
     return outputs.argmax(-1) == targets
 
 
 def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: int = 64) -> float:
-    """The mean of a metric over all samples, each counted once, on all replicas.
+    """Return the mean of a metric over all samples, each counted once, on every replica.
 
     ::
 
         m = Σ_r Σ_i metric_ri / N        all-reduce of sums, then one division
 
-    The replicas take batches in turn, cut at the same places whatever their number, and the sums of
-    the batches are added in their order: on any number of replicas the result is the same to the
-    bit. Torch's ``DistributedSampler`` repeats samples, so that all replicas have equally many.
+    Replicas evaluate batches in turn. The batches do not depend on the number of replicas, and
+    their sums are added in order, so the result is bitwise the same on any number of replicas.
+    Torch's ``DistributedSampler`` repeats samples to give all replicas equally many.
 
     Args:
         model: the same weights on every rank; it is evaluated in ``eval`` mode, without gradients.
         data: inputs and targets, as for :class:`~distkit.data.DistributedDataset`.
-        metric: a number for each sample; by default 1 where the class is right, so that the
-            result is the accuracy.
-        batch: samples at a time.
+        metric: one number per sample; by default 1 if the class is correct, which gives the
+            accuracy.
+        batch: samples per batch.
 
     Raises:
-        ValueError: there are no samples, or the metric does not give one number for each.
+        ValueError: There are no samples, or the metric does not return one number per sample.
 
     Example:
         >>> import distkit as dk
@@ -52,10 +52,14 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
     try:
         with torch.no_grad():
             parts = chunks(data, batch, rank, replicas)
-            sums = [(0.0, 0) if part is None else _score(model, part, metric) for part in parts]
+            sums = [
+                (0.0, 0) if part is None else _sum_metric(model, part, metric) for part in parts
+            ]
     finally:
         model.train(training)
-    table = torch.tensor(sums, dtype=torch.float64, device=_device(model))  # others' rows are 0
+    table = torch.tensor(
+        sums, dtype=torch.float64, device=_device(model)
+    )  # rows of other replicas are 0
     if replicas > 1:
         dist.all_reduce(table)
     summed, samples = table.reshape(-1, 2).sum(0).tolist()
@@ -64,25 +68,25 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
     return float(summed / samples)
 
 
-def _score(model: nn.Module, samples: Any, metric: Metric) -> tuple[float, int]:
-    """The sum of a metric over some samples, and their number."""
+def _sum_metric(model: nn.Module, samples: Any, metric: Metric) -> tuple[float, int]:
+    """Return the sum of a metric over a batch, and the number of samples."""
     inputs, targets = (part.to(_device(model)) for part in samples)
     return total(metric, model(inputs), targets).item(), len(targets)
 
 
 def total(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The sum of a metric over some samples.
+    """Return the sum of a metric over some samples.
 
     Raises:
-        ValueError: the metric does not give one number for each sample.
+        ValueError: The metric does not return one number per sample.
     """
-    found = metric(outputs, targets)
-    if found.shape[:1] != targets.shape[:1] or found.numel() != len(targets):
+    scores = metric(outputs, targets)
+    if scores.shape[:1] != targets.shape[:1] or scores.numel() != len(targets):
         raise ValueError(
-            f"The metric returned shape {tuple(found.shape)} for {len(targets)} samples. Return a "
+            f"The metric returned shape {tuple(scores.shape)} for {len(targets)} samples. Return a "
             "number for each sample, such as cross_entropy(..., reduction='none')."
         )
-    return found.double().sum()
+    return scores.double().sum()
 
 
 def _device(model: nn.Module) -> torch.device:

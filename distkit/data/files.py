@@ -1,4 +1,4 @@
-"""Samples in several files, which only those who need them read."""
+"""Samples in several files, each read only by the replicas that need it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-#: The arrays of a file, of equal lengths: inputs and targets, for example.
+#: Arrays of a file, of equal length: inputs and targets, for example.
 Arrays = tuple[Any, ...]
 
 #: No file is in memory.
-_NOTHING: tuple[Path | None, Arrays] = None, ()
+_NO_FILE: tuple[Path | None, Arrays] = None, ()
 
 
 class Files(Dataset[tuple[Tensor, ...]]):
-    """A dataset of samples in files: the first file's come first. One file at a time is in memory.
+    """A dataset of samples in files, in file order. One file at a time is in memory.
 
     Args:
-        paths: files that every rank sees, in the same order on every rank.
+        paths: files that every rank can read, in the same order on every rank.
         read: returns the arrays of a file, samples along the first dimension. By default it reads
             ``.npy`` and ``.npz`` (all arrays, in their order), never pickled objects.
-        count: returns the number of samples of a file; by default that of what ``read`` returns.
+        count: returns the number of samples of a file; by default ``read`` is used.
 
     Raises:
-        FileNotFoundError: there is no such file on this rank.
+        FileNotFoundError: A file does not exist on this rank.
 
     Example:
         >>> data = Files(["a.npz", "b.npz"])                    # doctest: +SKIP
@@ -49,10 +49,10 @@ class Files(Dataset[tuple[Tensor, ...]]):
                 f"no such file: {', '.join(missing)}. Every rank reads files by itself: put them "
                 "where all ranks see them, such as a shared folder."
             )
-        self._reader, self._kept = read or read_arrays, _NOTHING
+        self._reader, self._cached = read or read_arrays, _NO_FILE
         self.sizes = tuple(map(count, self.paths) if count else map(self._count, self.paths))
         self._ends = list(accumulate(self.sizes))
-        self._latest = 0  # the file in memory: also 0 rows have a shape
+        self._latest = 0  # the file read last; it gives batches of 0 rows their shape
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -61,35 +61,35 @@ class Files(Dataset[tuple[Tensor, ...]]):
         return tuple(part[0] for part in self.take([range(len(self))[row]]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": _NOTHING}  # another process reads for itself
+        return {**self.__dict__, "_cached": _NO_FILE}  # other processes read files themselves
 
     def take(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """The samples of these rows, as one batch."""
+        """Return the samples of these rows, as one batch."""
         runs = groupby(rows, key=lambda row: bisect_right(self._ends, row))
-        parts = [self._part(file, list(some)) for file, some in runs] or [
-            self._part(self._latest, [])
+        parts = [self._take_from(file, list(group)) for file, group in runs] or [
+            self._take_from(self._latest, [])
         ]
         return tuple(map(torch.cat, zip(*parts, strict=True)))
 
-    def _part(self, file: int, rows: list[int]) -> tuple[Tensor, ...]:
+    def _take_from(self, file: int, rows: list[int]) -> tuple[Tensor, ...]:
         self._latest, first = file, self._ends[file] - self.sizes[file]
         within = np.array(rows, dtype=np.int64) - first
         return tuple(torch.as_tensor(a[within]) for a in self._read(self.paths[file]))
 
     def _read(self, path: Path) -> Arrays:
-        if self._kept[0] != path:
-            self._kept = path, self._reader(path)
-        return self._kept[1]
+        if self._cached[0] != path:
+            self._cached = path, self._reader(path)
+        return self._cached[1]
 
     def _count(self, path: Path) -> int:
         return len(self._read(path)[0])
 
 
 def read_arrays(path: Path) -> Arrays:
-    """The arrays of a ``.npy`` or ``.npz`` file.
+    """Return the arrays of a ``.npy`` or ``.npz`` file.
 
     Raises:
-        ValueError: another kind of file, or one with pickled objects.
+        ValueError: The file has another format, or contains pickled objects.
     """
     if path.suffix == ".npy":
         return (np.load(path, mmap_mode="r"),)

@@ -1,4 +1,4 @@
-"""Sets to train on: one that is always there, and one that is made up."""
+"""Data sets for training: handwritten digits, and synthetic data of any size."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, shipped with it.
+    """Load scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels.
 
-    Read from its file: importing scikit-learn would cost every rank a second.
+    They are read from its file, because importing scikit-learn takes a second on every rank.
 
     Returns:
-        Images (1797, 64) float32 in [0, 1], and labels (1797,) int64; the caller's own.
+        Images (1797, 64) float32 in [0, 1], and labels (1797,) int64; copies.
     """
     images, labels = _digits()
     return images.clone(), labels.clone()
@@ -41,13 +41,13 @@ def _digits() -> tuple[Tensor, Tensor]:
 def synthetic(
     samples: int = 20_000, features: int = 256, classes: int = 10, *, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """A set of any size: points around a centre for each class, the same on every rank.
+    """Generate a data set: points around a centre per class, the same on every rank.
 
     Args:
-        samples: how many points, N.
+        samples: number of points, N.
         features: their dimension, F.
-        classes: how many centres; the classes take turns.
-        seed: of the centres and of the noise.
+        classes: number of centres; consecutive samples cycle through the classes.
+        seed: seed of the centres and the noise.
 
     Returns:
         Points (N, F) float32, and labels (N,) int64.

@@ -1,4 +1,4 @@
-"""The shard of this rank: which replica it is, and its rows of tensors that all ranks have."""
+"""Shards for this rank: its replica index, and its rows of tensors that all ranks have."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """This rank's equal share of each tensor: every R-th row, starting with its rank.
+    """Return this rank's equal share of each tensor: every R-th row, starting with its rank.
 
-    Rows that cannot be divided evenly are dropped, so that all shards have the same size: only then
-    is the average of the shards' gradients the gradient of the whole batch.
+    Remaining rows are dropped, so that all shards have the same size: only then is the average of
+    the shards' gradients the gradient of the whole batch.
 
     Args:
         tensors: shape (N, …), the same on every rank.
@@ -25,8 +25,8 @@ def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def place() -> tuple[int, int]:
-    """This rank and how many there are, also in a dead one's place, where there is no group."""
-    known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-    if known and not dist.is_initialized():
+    """Return this rank and the world size, also in a replacement process without a group."""
+    from_environment = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    if from_environment and not dist.is_initialized():
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return dist.get_rank(), dist.get_world_size()
