@@ -1,6 +1,6 @@
-"""The views that are scenes, as widgets: each draws what its own module makes of a trace.
+"""Widgets of the views that are scenes; each draws the picture of its own module.
 
-They stand apart from their scenes, which replay pages draw where no widgets are installed.
+They are separate from the scenes, which replay pages draw without widgets being installed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Stage(SceneView):
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
         layout: "circle", "ring", "star", "tree", "hypercube", "grid", "hosts" or "roles" (servers
-            in a row of their own); None: chosen by the messages, "circle" if they fit no other.
+            in a row of their own); by default chosen from the messages, "circle" if no other fits.
         clock: "rounds": all messages of a round move together, as in a textbook; "time": as
             measured. The reader can switch.
 
     Raises:
         TypeError: ``source`` has no trace.
-        ValueError: there is no such layout or clock.
+        ValueError: The layout or clock does not exist.
 
     >>> from distkit.events import Event, Op, State
     >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -64,9 +64,9 @@ class Stage(SceneView):
 class Tensors(SceneView):
     """Shows the values of each message and collective, before and after, on every rank.
 
-    A slider goes from operation to operation. Each rank has a heat map, a histogram and the
-    numbers; a line says whether the ranks hold the same, who differs, and by how much. Of a
-    tensor with more than 64 elements it shows 64, at equal strides.
+    A slider moves from operation to operation. Each rank has a heat map, a histogram and the
+    numbers; a line reports whether the ranks hold equal values, which ranks differ, and by how
+    much. For a tensor with more than 64 elements, 64 elements at equal strides are shown.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -91,11 +91,11 @@ class Tensors(SceneView):
 
 
 class Gradients(SceneView):
-    """Shows what training does: gradients, replicas, loss and speed, of a watched loop.
+    """Shows gradients, replicas, loss and speed of a watched training loop.
 
-    Per layer and rank: norm, histogram, heat map, the cosine between ranks, and the result of
-    the all-reduce; the gradient of one process beside it if it was recorded; how far
-    the replicas have drifted apart; loss, learning rate, samples per second, live.
+    Per layer and rank: norm, histogram, heat map, cosine between ranks, and the result of the
+    all-reduce, next to the gradient of a single process if it was recorded; the drift between
+    replicas; loss, learning rate and samples per second, live.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop is
@@ -117,9 +117,9 @@ class Servers(SceneView):
     """Shows a run with a parameter server in trace time, message by message.
 
     Each server has its keys with their versions, and an inbox per key in which gradients wait for
-    an update. A gradient carries the version that it was computed from; an update shows whose
-    gradients it used, and how late they were. Arrows lead from a waiting worker to those
-    it waits for. Space plays, arrow keys step through messages, page up and down through updates.
+    an update. A gradient carries the version that it was computed from; an update shows the
+    workers and staleness of its gradients. Arrows lead from a waiting worker to the workers it
+    waits for. Space plays, arrow keys step through messages, page up and down through updates.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.

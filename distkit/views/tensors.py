@@ -33,7 +33,7 @@ AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 
 def project(trace: EventLog, *, live: bool = False, room: int = MAX_VALUES) -> Json:
-    """The tensors of a trace: one entry per message and collective whose values were noted.
+    """Return the tensors of a trace: one entry per message and collective whose values were noted.
 
     Args:
         trace: the run.
@@ -58,14 +58,14 @@ def project(trace: EventLog, *, live: bool = False, room: int = MAX_VALUES) -> J
 
 
 def operations(trace: EventLog) -> list[list[Span]]:
-    """The spans of each message and collective with a tensor, in the order in which they began."""
+    """Return the spans of each message and collective with a tensor, sorted by start."""
     found = trace.together(s for s in trace.spans if s.op not in COMPUTATION)
     groups = [sorted(g, key=_place) for g in found if any(s.dtype for s in g)]
     return sorted(groups, key=lambda group: group[0].start)  # a receiver may wait long before
 
 
 def _place(s: Span) -> tuple[bool, int]:
-    """The sender before the receiver, otherwise by rank."""
+    """Return the sender before the receiver, otherwise by rank."""
     return s.op is Op.RECV, s.rank
 
 
@@ -142,7 +142,7 @@ def _role(trace: EventLog, s: Span) -> str:
 
 
 def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str) -> Json:
-    """True if the ranks hold the same: a word, a sentence, the ranks that differ.
+    """Return True if the ranks hold the same: a word, a sentence, the ranks that differ.
 
     Args:
         trace: for the ranks' names.
@@ -196,7 +196,7 @@ CHANGED = 0.35  # of the values: where more have changed, none are marked
 
 
 def draw(found: Json) -> Json:
-    """The picture of a run's tensors, for both painters.
+    """Return the picture of a run's tensors, for both painters.
 
     Args:
         found: the result of ``projection.project``.
@@ -244,7 +244,7 @@ def _keyframe(n: int, op: Json) -> Json:
 
 
 def _row(n: int, op: Json) -> list[object]:
-    """An operation in the list; the reader chooses those of a rank."""
+    """Return an operation in the list; the reader chooses those of a rank."""
     wrong = bool(op["after"].get("expected"))
     off = [[r["lane"] % 8, str(r["rank"]), ""] for r in op["ranks"] if r["off"] and wrong]
     names = [r["name"] for r in op["ranks"]]
@@ -252,14 +252,14 @@ def _row(n: int, op: Json) -> list[object]:
 
 
 def _chosen(ops: list[Json]) -> list[int]:
-    """The first operations, or the first of each kind if there are several kinds."""
+    """Return the first operations, or the first of each kind if there are several kinds."""
     kinds = {(op["title"], op["tensor"], op["where"]): n for n, op in reversed([*enumerate(ops)])}
     firsts = sorted(kinds.values())
     return (firsts if len(firsts) >= min(5, len(ops)) else [*range(len(ops))])[:STILLS]
 
 
 def _table(scene: Scene, n: int, op: Json) -> float:
-    """The table of an operation, and where it ends."""
+    """Return the table of an operation, and where it ends."""
     ranks, most = op["ranks"], op["most"] or 0.0
     table = Table(scene, n, [(r["name"], r["role"], r["lane"]) for r in ranks], LEFT, WIDTH, HIGH)
     few = all(len(r["changed"]) <= CHANGED * len(r["after"]["values"]) for r in ranks if r["after"])
@@ -278,7 +278,7 @@ def _table(scene: Scene, n: int, op: Json) -> float:
 
 
 def _after(r: Json, few: bool) -> Cell:
-    """A rank's tensor after a call; cells that are wrong or that changed have a frame."""
+    """Return a rank's tensor after a call; cells that are wrong or that changed have a frame."""
     lines, changed = _lines(r["after"]), r["changed"]
     beside: Sequence[float | str] = ()
     if r["compared"]:

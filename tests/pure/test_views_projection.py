@@ -316,7 +316,9 @@ def test_what_a_gpu_has_in_use_is_a_line_behind_its_rank(monkeypatch):
     assert picture["compared"][0][::2] == ["8 MiB", "rank 0: 4 MiB\nrank 1: 8 MiB"]
     assert to_svg(picture).count('fill-opacity=".22"') == 2
     assert "8 MiB of GPU memory in use by a rank" in repr(Timeline(trace))
-    monkeypatch.setattr(columns, "STEPS", 2)  # peaks stay where there are more steps than that
+    monkeypatch.setattr(
+        columns, "MAX_MEMORY_STEPS", 2
+    )  # peaks stay where there are more steps than that
     assert [share for _, share in project(trace)["lanes"][1]["memory"]] == [1, 0.5]
     assert "memory" not in project(ring())["lanes"][0]
 

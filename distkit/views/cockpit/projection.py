@@ -39,7 +39,7 @@ NEAR = 12
 
 
 def project(run: Steppable, trouble: str = "") -> Json:
-    """The moment shown of a run, and what can be done now.
+    """Return the moment shown of a run, and what can be done now.
 
     Args:
         run: the run.
@@ -101,7 +101,7 @@ def _rank(
     events: Sequence[Event],
     ends: Mapping[int, str],
 ) -> Json:
-    """A rank in a moment; in a page of distkit's own it is at the line that called it."""
+    """Return a rank in a moment; in a page of distkit's own it is at the line that called it."""
     where = _line(s, events, ends)
     caller = "" if s.seq is None else callers.get((s.rank, s.seq), "")
     return compact(
@@ -140,7 +140,7 @@ def _circle(states: Sequence[RankState]) -> list[Json]:
 
 
 def _ends(trace: EventLog) -> dict[int, str]:
-    """The lines at which ranks have failed."""
+    """Return the lines at which ranks have failed."""
     return {rank: end.where for rank, end in trace.info.ends.items() if end.where}
 
 
@@ -158,7 +158,7 @@ def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
 
 
 def _failure(error: str, findings: Sequence[Finding]) -> Json:
-    """The error of a run; its traceback apart from the rest."""
+    """Return the error of a run; its traceback apart from the rest."""
     said, *traceback = _TRACEBACK.split(error, maxsplit=1)
     message, *more = _MORE.split(said.strip(), maxsplit=1)
     remedy = findings[0].remedy if findings and findings[0].kind != "died" else ""  # it has one
@@ -221,7 +221,7 @@ def in_a_circle(standings: Sequence[RankState]) -> list[RankState]:
 
 
 def sentence(circle: Sequence[RankState]) -> str:
-    """A circle of waiting ranks in words."""
+    """Return a circle of waiting ranks in words."""
     waits = [f"rank {s.rank} waits in {s.call()}{at(s.where)}" for s in circle]
     other = "other" if len(circle) == 2 else "next"
     return f"{', '.join(waits)}: each waits for the {other}." if waits else ""

@@ -48,7 +48,7 @@ PINS = {
 
 
 def to_svg(steps: Json, picture: Json) -> str:
-    """The moment shown as an SVG document.
+    """Return the moment shown as an SVG document.
 
     Args:
         steps: what :func:`~distkit.views.cockpit.projection.project` returns.
@@ -58,7 +58,7 @@ def to_svg(steps: Json, picture: Json) -> str:
 
 
 def to_table(steps: Json, picture: Json) -> str:
-    """The moment shown as a table to read in a terminal."""
+    """Return the moment shown as a table to read in a terminal."""
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
     rows = [COLUMNS]
     ranks = steps["moment"]["ranks"]
@@ -137,7 +137,7 @@ class _Moment:
         return (f"<g {place}>{body(graph, 0.0)}</g>" if graph else ""), tall
 
     def _pin(self, r: Json, x: float, y: float) -> tuple[Shape, Shape]:
-        """A rank's number; hollow unless it runs or is paused, dashed while it is blocked."""
+        """Return a rank's number: hollow unless it runs or is paused, dashed while blocked."""
         style, ink = PINS.get(r["doing"], ("own", "label"))
         lane = self.order.get(r["rank"], 0)
         number = text(str(r["rank"]), ink, x=x, y=y + 4, anchor="middle", lane=lane, size=11)
@@ -146,7 +146,7 @@ class _Moment:
     # -- the source ------------------------------------------------------------------
 
     def _source(self, y: float) -> float:
-        """The lines around the markers, of the file that has most of them; and their height."""
+        """Return the lines around the markers of the file with most markers, and their height."""
         at: dict[str, dict[int, list[Json]]] = defaultdict(lambda: defaultdict(list))
         for r in self.ranks:
             label, _, line = r.get("where", "").rpartition(":")
@@ -165,7 +165,7 @@ class _Moment:
         return LINE * len(window) + 44.0
 
     def _spoken(self, label: str) -> list[int]:
-        """The first line of a file that communicates: what to show of it without markers."""
+        """Return the first line of a file that communicates: what to show of it without markers."""
         places = (bar.get("where", "").rpartition(":") for bar in self.picture["bars"])
         return sorted(int(n) for file, _, n in places if file == label and n.isdigit())[:1]
 
@@ -183,7 +183,7 @@ class _Moment:
     # -- the cards -------------------------------------------------------------------
 
     def _cards(self, y: float) -> float:
-        """A card for each of the first ranks; and the height of all."""
+        """Return a card for each of the first ranks; and the height of all."""
         columns = 1 if len(self.ranks) <= 4 else 2
         width = (WIDTH - LEFT - SPLIT - 8 * (columns - 1)) / columns
         for i, r in enumerate(self.ranks[:MAX_CARDS]):
@@ -211,7 +211,7 @@ class _Moment:
         yield text(reason, "alert", x=left, y=41)
 
     def _values(self, x: float, y: float, r: Json, width: float) -> None:
-        """The tensors of a card as colours: zero is paper, positive orange, negative blue."""
+        """Draw the tensors of a card: zero is paper, positive orange, negative blue."""
         before = self.bars.get(r.get("now"), {}).get("values") or [None]
         after = self.bars.get(r.get("last"), {}).get("values") or [None]
         for when, s in ("before", before[0]), ("done", after[-1]):
@@ -227,7 +227,7 @@ class _Moment:
 
 
 def _window(source: str, marked: list[int]) -> list[tuple[int, str]]:
-    """The numbered lines to show: as many as fit, around the marked ones."""
+    """Return the numbered lines to show: as many as fit, around the marked ones."""
     lines = list(enumerate(source.expandtabs(4).splitlines(), 1))
     middle = (min(marked) + max(marked)) // 2 if marked else 0
     if marked and max(marked) - min(marked) >= MAX_LINES:

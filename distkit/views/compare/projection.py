@@ -82,7 +82,7 @@ OF_WORKERS = "mean of the workers, without servers and scheduler"
 
 
 def project(traces: Mapping[str, EventLog], *, baseline: int = 0) -> Json:
-    """The comparison of whole traces, without bars and arrows.
+    """Return the comparison of whole traces, without bars and arrows.
 
     Args:
         traces: by name.
@@ -128,7 +128,7 @@ def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -
 
 
 def summary(runs: Sequence[Json], baseline: int = 0) -> Json:
-    """All that is said of several traces together, compared with the baseline."""
+    """Return all that is said of several traces together, compared with the baseline."""
     said = _said(runs)
     first = said[baseline : baseline + 1]
     return {
@@ -189,7 +189,7 @@ def _why(run: Json, base: Json) -> list[str]:
 
 
 def _served(runs: Sequence[Json]) -> bool:
-    """True if there is a parameter server."""
+    """Return True if there is a parameter server."""
     return any(r["role"] == WORKER for run in runs for r in run["figures"]["ranks"])
 
 
@@ -224,7 +224,7 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
 
 
 def _hidden(run: Json) -> bool:
-    """True if all messages of a run are its backend's, which nobody sees."""
+    """Return True if all messages of a run are its backend's, which nobody sees."""
     return not run["figures"]["messages"] and bool(run["figures"]["collectives"])
 
 
@@ -253,7 +253,7 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
 
 
 def to_table(picture: Json) -> str:
-    """A table to read in a terminal: a line per figure, a column per trace."""
+    """Return a table to read in a terminal: a line per figure, a column per trace."""
     runs, base = picture["runs"], picture["baseline"]
     head = [""]
     for n, run in enumerate(runs):
@@ -274,7 +274,7 @@ WORKER = "worker"  # a rank's role where there is a parameter server
 
 
 def figures(columns: Columns) -> Json:
-    """The numbers of a run: seconds, bytes, counts, and parts of the time from 0 to 1.
+    """Return the numbers of a run: seconds, bytes, counts, and parts of the time from 0 to 1.
 
     With a parameter server ``busy`` and ``waiting`` are means of the workers alone: what a server
     does between two requests is no loss of time. What counts as waiting, and that the barrier at
@@ -324,7 +324,7 @@ def _done(columns: Columns) -> dict[int, float]:
 
 
 def ratio(value: float | str | None, base: float | str | None) -> str:
-    """A value as a multiple of the baseline's.
+    """Return a value as a multiple of the baseline's.
 
     >>> ratio(3, 2), ratio(2, 2), ratio(0, 2), ratio(2, 0), ratio(2, 2**20), ratio(2048, 1)
     ('1.5×', '=', '0×', '', '<0.001×', '2,048×')
@@ -353,12 +353,12 @@ def difference(value: float | str | None, base: float | str | None, unit: str) -
 
 
 def finite(value: float | str | None) -> TypeGuard[float]:
-    """True for a number that is one."""
+    """Return True for a number that is one."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def figure(value: float | str | None, unit: str) -> str:
-    """A value in words.
+    """Return a value in words.
 
     >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
     ('250 ms', '4 KiB', '25 %', '–')
@@ -422,7 +422,7 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
 
 
 def training(trace: EventLog) -> Json | None:
-    """The loss of a watched loop: ``[step, seconds since the start, mean loss]``.
+    """Return the loss of a watched loop: ``[step, seconds since the start, mean loss]``.
 
     None where no loss was told. ``last`` is the last one, ``nan`` the first step at which it is
     no finite number (None: never), ``seconds`` the time per step.

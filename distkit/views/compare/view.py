@@ -133,7 +133,7 @@ class Compare(View):
         return summary([side.told for side in self._sides], self._baseline)
 
     def _around(self, picture: Json) -> Json:
-        """All but the bars and arrows of a timeline."""
+        """Return all but the bars and arrows of a timeline."""
         told, runs = self._told(), range(len(self._sides))
         drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
@@ -151,7 +151,7 @@ class Compare(View):
         }
 
     def _first(self, drawn: list[Json], most: int) -> tuple[list[Json], list[str]]:
-        """The lanes of each run's first ranks, at most so many; and a notice if there are more."""
+        """Return the lanes of each run's first ranks, and a notice if there are more."""
         runs = len(self._sides)
         first = [lane for lane in drawn if lane["rank"] // runs < most // runs]
         ranks = sum(len(side.told["figures"]["ranks"]) for side in self._sides)
@@ -169,7 +169,7 @@ class Compare(View):
         return svg.fitting(self._document(picture, *size) for size in SIZES)
 
     def _document(self, picture: Json, limit: int, most: int) -> str:
-        """The timeline of all runs, the losses and the figures, one below the other.
+        """Return the timeline of all runs, the losses and the figures, one below the other.
 
         Args:
             picture: of the timeline.
@@ -198,7 +198,7 @@ class Compare(View):
 def _named(
     traces: tuple[EventLog | Live | Mapping[str, EventLog | Live], ...],
 ) -> dict[str, EventLog | Live]:
-    """Each trace by the name it has, or gets."""
+    """Return each trace by the name it has, or gets."""
     if len(traces) == 1 and isinstance(traces[0], (list, tuple)):
         raise TypeError(
             f"Compare got a {type(traces[0]).__name__}. Use Compare(run_a, run_b), without it, or "
@@ -246,7 +246,7 @@ def relabelled(side: Side, n: int, sides: int) -> Table:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """The events of all runs, those of each in the order of time.
+    """Return the events of all runs, those of each in the order of time.
 
     >>> from distkit.events import Event, Op, State
     >>> one = Table.of([Event(0, 0, Op.MARK, State.COMPLETED, 0.5)])
@@ -286,7 +286,7 @@ def facts(sides: Sequence[Side]) -> RunInfo:
 
 
 def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
-    """The lanes of all runs, those of one after those of another; its name is their heading."""
+    """Return the lanes of all runs, run by run, with the run's name as heading."""
     found = []
     ranks = sorted({lane["rank"] // len(sides) for lane in drawn})
     for lane in drawn:
@@ -324,12 +324,12 @@ DASHES = ("", "7 3", "2 2.5", "9 3 2 3")
 
 
 def width_of(runs: int) -> int:
-    """The width of the figures in the browser [pixels]."""
+    """Return the width of the figures in the browser [pixels]."""
     return NAMES + COLUMN * runs if runs <= FEW else WIDE
 
 
 def table(told: Json, width: float) -> Scene:
-    """A row for each figure, those that differ most first.
+    """Return a row for each figure, those that differ most first.
 
     What is compared with the n-th run is in layer n + 1.
 
@@ -404,7 +404,7 @@ def _of(curves: list[tuple[int, list[list[Any]]]], by: int) -> Curves:
 def _chart(
     scene: Scene, left: float, name: str, marks: list[tuple[float, str]], curves: Curves
 ) -> None:
-    """A chart whose left edge is at ``left``, with these ``marks`` on its axis of x."""
+    """Draw a chart with left edge ``left`` and ``marks`` on its x axis."""
     known = [y for _, points in curves for _, y in points if y is not None]
     low, high = min(0.0, *known, 0.0), max(0.0, *known, 1e-12)
     last = max(x for _, points in curves for x, _ in points) or 1.0
@@ -426,7 +426,7 @@ def _chart(
 
 
 def _curve(n: int, points: list[tuple[float, float] | None]) -> Iterator[Shape]:
-    """A line with a gap wherever no value is known."""
+    """Yield a line with a gap wherever no value is known."""
     few = points[:: max(1, len(points) // POINTS)]
     pieces = [
         f"{'L' if before else 'M'}{place[0]:.0f} {place[1]:.0f}"

@@ -56,7 +56,7 @@ class Reduced:
 
 
 def project(trace: EventLog, *, live: bool = False) -> Json:
-    """The gradients of a trace."""
+    """Return the gradients of a trace."""
     training = read(trace)
     ranks, layers = trace.ranks[:MAX_RANKS], list(training.layers)[:MAX_LAYERS]
     looked = [n for n, step in sorted(training.steps.items()) if step.before or step.after]
@@ -88,7 +88,7 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
 
 
 def _thinned(looked: list[int], ranks: int, layers: int) -> list[int]:
-    """The steps whose values are shown: every second, fourth …, and the last."""
+    """Return the steps whose values are shown: every second, fourth …, and the last."""
     each = max(1, layers * (64 * (ranks + 2) + ranks * (ranks - 1) // 2))
     stride = 1
     while len(looked) > stride * max(2, MAX_VALUES // each):
@@ -144,7 +144,7 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
 
 
 def _cosines(shown: list[Summary | None], agreed: float, shares: Sequence[float]) -> list[float]:
-    """The cosine of each pair of gradients, NaN where one is not known."""
+    """Return the cosine of each pair of gradients, NaN where one is not known."""
     known = [(w, s) for w, s in zip(shares, shown, strict=True) if s]
     found = [cosine(a, b) if a and b else math.nan for a, b in combinations(shown, 2)]
     part = any(len(s.values) < s.size for _, s in known)
@@ -176,7 +176,7 @@ def _divided(s: Summary, by: float) -> Summary:
 
 
 def _times(share: float, s: Summary) -> Summary:
-    """A gradient, weighted; that of no examples is NaN and counts as zero."""
+    """Return a gradient, weighted; that of no examples is NaN and counts as zero."""
     if share:
         return _divided(s, 1 / share)
     return Summary((0.0,) * len(s.values), 0.0, 0.0, 0.0, s.size)
@@ -212,7 +212,7 @@ def agreement(
     shares: Mapping[int, float] = EQUAL,
     alone: Summary | None = None,
 ) -> float:
-    """The mean cosine of all pairs of ranks, weighted by their norms; from the norms alone.
+    """Return the mean cosine of all pairs of ranks, weighted by their norms; from the norms alone.
 
     Where nothing was averaged, one process has the norm of the average if it has computed that.
     """
@@ -232,7 +232,7 @@ def agreement(
 
 
 def _is(mean: Sequence[float], values: Sequence[float]) -> bool:
-    """True if these are the same, up to rounding."""
+    """Return True if these are the same, up to rounding."""
     off = largest(m - v for m, v in zip(mean, values, strict=False))
     return len(mean) == len(values) and off <= ROUNDING * largest([*mean, *values])
 

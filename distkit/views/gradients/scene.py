@@ -58,7 +58,7 @@ DRIFT = (
 
 
 def draw(found: Json) -> Json:
-    """The picture of a training loop, for both painters.
+    """Return the picture of a training loop, for both painters.
 
     Args:
         found: the result of ``projection.project``.
@@ -100,7 +100,7 @@ def draw(found: Json) -> Json:
 
 
 def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
-    """The table of a step, and where it ends."""
+    """Return the table of a step, and where it ends."""
     ranks, cells = found["ranks"], step["layers"]
     names = {BECAME[cell["kind"]][0] for cell in cells}
     alone = any(cell["alone"] for cell in cells)
@@ -125,7 +125,7 @@ def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
 
 
 def _cells(cell: Json, ranks: int, alone: bool) -> Iterator[Cell]:
-    """The gradient of each rank, what they became, and that of one process."""
+    """Yield the gradient of each rank, what they became, and that of one process."""
     after, apart = cell["after"], not cell["same"] and cell["kind"] != "own"
     for i, s in enumerate(cell["before"]):
         become = (after[i] if apart else after[0]) if after and cell["kind"] != "own" else None
@@ -167,7 +167,7 @@ def _cosines(table: Table, x: float, y: float, cell: Json, ranks: list[Json], ro
 
 
 def cosine(c: float, rough: bool = False) -> str:
-    """A cosine with the digits that are known.
+    """Return a cosine with the digits that are known.
 
     >>> cosine(-0.126), cosine(0.126, rough=True), cosine(0.001)
     ('−0.13', '≈0.1', '0')
@@ -181,7 +181,7 @@ def cosine(c: float, rough: bool = False) -> str:
 
 
 def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
-    """The curves with something to show: name, lines and a tooltip."""
+    """Yield the curves with something to show: name, lines and a tooltip."""
     curves = found["curves"]
     rates = {y for line in curves["lr"] for _, y in line["points"]}
     named = [

@@ -1,4 +1,4 @@
-"""What a notebook shows beside views: matplotlib's figures, and a bar while a cell waits."""
+"""Notebook output besides views: matplotlib figures and a progress bar."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def new(width: float, height: float, **options: Any) -> Figure:
-    """A figure that pyplot does not know, and that a cell shows as a picture all the same.
+    """Return a figure that is not registered with pyplot but that a cell displays as a picture.
 
     Args:
-        width: [inches].
-        height: [inches].
-        options: of ``matplotlib.figure.Figure``.
+        width: width [inches].
+        height: height [inches].
+        options: arguments of ``matplotlib.figure.Figure``.
     """
     from matplotlib.figure import Figure
 
@@ -24,12 +24,12 @@ def new(width: float, height: float, **options: Any) -> Figure:
     if shell is not None and Figure not in shell.display_formatter.formatters["image/png"]:
         from IPython.core.pylabtools import select_figure_formats
 
-        select_figure_formats(shell, {"png"})  # as pyplot would: else cells show its size only
+        select_figure_formats(shell, {"png"})  # as pyplot does; otherwise cells show only repr
     return Figure(figsize=(width, height), layout="constrained", **options)
 
 
 def _shell() -> Any:
-    """The running IPython, if it was imported at all."""
+    """Return the running IPython shell, if IPython is imported."""
     found = sys.modules.get("IPython")
     return found.get_ipython() if found is not None else None
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def advance(steps: Sequence[T]) -> Iterator[T]:
-    """Iterate over ``steps``; in a notebook a bar shows how many of them are done.
+    """Yield from ``steps``; in a notebook, show a progress bar.
 
     >>> [*advance("abc")]
     ['a', 'b', 'c']

@@ -1,4 +1,4 @@
-"""What stands around bars and arrows: lanes, sums and notices, the same for every projection."""
+"""The frame around bars and arrows: lanes, totals and notices, shared by all projections."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from distkit.trace.columns import Look
 from distkit.trace.hosts import Traffic, agreement, between, several
 from distkit.trace.info import RunInfo
 
-#: At most so many lanes are drawn; a notice names the rest.
+#: Maximum number of lanes drawn; a notice reports the others.
 MAX_LANES = 256
 
-#: A notice for each of at most so many kinds of what was not recorded.
-MOST_UNSEEN = 3
+#: Maximum number of notices about unrecorded calls.
+MAX_UNSEEN = 3
 
-_ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 #: A JSON object: numbers, strings, booleans, lists, objects and None, and finite numbers only.
 Json = dict[str, Any]
@@ -37,18 +37,18 @@ def frame(
     live: bool,
     found: Traffic | None = None,
 ) -> Json:
-    """All but bars and arrows: lanes, the sums under the picture, notices.
+    """Return everything but bars and arrows: lanes, totals and notices.
 
     Args:
-        info: what is known of the run.
-        sums: of the whole trace, drawn or not; sizes in bytes.
-        drawn: so many of its operations.
-        lane: what a rank's operations add up to.
-        seen: ranks seen in events.
-        named: those, and the peers of their operations.
-        opened: the operations that have not ended: of each its rank, and what it is.
-        live: whether the run goes on.
-        found: what hosts have sent each other.
+        info: metadata of the run.
+        sums: totals over the whole trace, drawn or not; sizes in bytes.
+        drawn: number of drawn operations.
+        lane: returns the totals of a rank.
+        seen: ranks with events.
+        named: these ranks, and the peers of their operations.
+        opened: rank and look of each operation that has not ended.
+        live: whether the run is still in progress.
+        found: traffic between hosts.
     """
     ranks = _ranks(info, seen)
     unfinished = [] if live else _unfinished(opened, info)
@@ -69,7 +69,7 @@ def frame(
 
 
 def flagged(picture: Json) -> list[str]:
-    """The notices as lines of text, with an exclamation mark before all that are not mere notes.
+    """Return the notices as lines of text; those that are not mere notes start with "! ".
 
     >>> flagged({"notices": ["2 lost", "9 are drawn"], "notes": ["9 are drawn"]})
     ['! 2 lost', '9 are drawn']
@@ -83,26 +83,26 @@ def _ranks(info: RunInfo, seen: Iterable[int]) -> list[int]:
 
 
 def name(info: RunInfo, rank: int) -> str:
-    """The name of a rank."""
+    """Return the name of a rank."""
     return clean(info.rank(rank).name)
 
 
 def _serves(info: RunInfo, rank: int) -> bool:
-    """True for a server or the scheduler that has not died."""
+    """Return True if a rank is a server or the scheduler and has not died."""
     return info.rank(rank).role in ("server", "scheduler") and not info.died(rank)
 
 
 def _lane(info: RunInfo, rank: int) -> Json:
-    known, called = info.rank(rank), name(info, rank)
+    known, display_name = info.rank(rank), name(info, rank)
     host = several(info).get(rank)
-    detail = [f"rank {rank}"] if called != f"rank {rank}" else []
+    detail = [f"rank {rank}"] if display_name != f"rank {rank}" else []
     detail += [known.device] if known.device not in ("", "cpu") else []
-    lane = {"rank": rank, "name": called, "role": known.role, "detail": " · ".join(detail)}
+    lane = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
     return lane if host is None else {**lane, "host": clean(host)}
 
 
 def facts(info: RunInfo, ranks: int) -> list[str]:
-    """How many ranks on how many hosts, and the backend and device; the same word once.
+    """Return the numbers of ranks and hosts, the backend and the device, without duplicates.
 
     >>> from distkit.trace.info import RankInfo
     >>> ranks = {0: RankInfo(role="worker"), 1: RankInfo(role="server")}
@@ -118,37 +118,37 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
 
 
 def compared(info: RunInfo, found: Traffic) -> list[tuple[str, str, str]]:
-    """What a run on several hosts adds to the sums: a figure, what it is, and more in a hint.
+    """Return totals of a run on several hosts: value, label and tooltip of each.
 
     Args:
-        info: what is known of the run.
-        found: what its hosts have sent each other.
+        info: metadata of the run.
+        found: traffic between its hosts.
     """
     if not (hosts := several(info)):
         return []
     messages, nbytes = between(found)
-    ways = (f"{a} → {b}: {human_bytes(n)}" for (a, b), (_, n) in found.items())
+    routes = (f"{a} → {b}: {human_bytes(n)}" for (a, b), (_, n) in found.items())
     words = f"between hosts · {count(messages, 'message')}"
-    told = [(human_bytes(nbytes), words, clean("\n".join(ways)))] if found else []
+    totals = [(human_bytes(nbytes), words, clean("\n".join(routes)))] if found else []
     if (error := agreement(info)) is not None:
         names = [*dict.fromkeys(hosts.values())]
         each = (
             f"{name}: {clock.ahead:+.6f} s ± {human_seconds(clock.error or 0.0)}"
             for name, clock in info.clocks.items()
         )
-        some = joined(names) if len(names) < 5 else count(len(names), "host")
-        told.append(
+        names_or_count = joined(names) if len(names) < 5 else count(len(names), "host")
+        totals.append(
             (
                 f"±{human_seconds(error)}",
-                f"between the clocks of {clean(some)}",
+                f"between the clocks of {clean(names_or_count)}",
                 clean("\n".join(each)),
             )
         )
-    return told
+    return totals
 
 
 def _left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
-    """What the reader must know before trusting the picture."""
+    """Return notices about missing events, ranks and operations."""
     dropped, found = sum(info.dropped.values()), list[str]()
     if dropped:
         found.append(
@@ -157,7 +157,7 @@ def _left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> l
         )
     found += [limit.text for limit in info.limits.values()]
     unseen = sum(map(Counter, info.unseen.values()), Counter[str]())
-    found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MOST_UNSEEN)]
+    found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MAX_UNSEEN)]
     if any(r >= MAX_LANES for r in ranks):
         found.append(
             f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the totals include all"
@@ -170,20 +170,20 @@ def _left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> l
 
 
 def _unfinished(opened: Iterable[tuple[int, Look]], info: RunInfo) -> list[str]:
-    """A flag for a stopped run, and a line for each name of operations that never ended."""
+    """Return a notice for a stopped run, and one per name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if info.interrupted else []
-    for rank, it in sorted(opened, key=lambda one: one[0]):
-        if it.op not in COMPUTATION:
+    for rank, look in sorted(opened, key=lambda item: item[0]):
+        if look.op not in COMPUTATION:
             open_ = "died in" if info.died(rank) else _open(info)
-            verb = "paused before" if it.state is State.SCHEDULED else open_
-            stuck[f"{verb} {op_name(it)}"].append(name(info, rank))
+            verb = "paused before" if look.state is State.SCHEDULED else open_
+            stuck[f"{verb} {op_name(look)}"].append(name(info, rank))
     found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
     return [*stopped, *found]
 
 
 def _open(info: RunInfo) -> str:
-    """What to say of operations that have not ended, when the run has."""
+    """Return the verb for operations that have not ended although the run has."""
     return "stopped in" if info.interrupted else "still in"
 
 
@@ -193,5 +193,5 @@ def _names(names: list[str]) -> str:
 
 
 def clean(text: str) -> str:
-    """A text without characters that neither XML nor UTF-8 can hold."""
-    return _ODD.sub("\ufffd", text)
+    """Replace characters that XML or UTF-8 cannot encode."""
+    return _INVALID.sub("\ufffd", text)

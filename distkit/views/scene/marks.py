@@ -1,7 +1,7 @@
-"""A picture as timed marks: drawings with their place, from when until when, and where to.
+"""Pictures as timed marks: drawings with position, begin and end times, and a target position.
 
-A view computes its marks once, in Python. Two painters draw those of a moment: js/marks.js in the
-browser and painter.py as SVG. Neither knows what they mean.
+A view computes its marks once, in Python. Two painters draw the marks of a moment: js/marks.js in
+the browser and painter.py as SVG. Neither knows their meaning.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, TypeVar, cast
 from distkit.views.scene.frame import Json
 from distkit.views.scene.theme import MARKS
 
-#: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane whose colour it has (colours repeat
-#: after eight), attributes, words. Places are relative to the mark's. The functions that make one
-#: remember it.
+#: A shape of a drawing: SVG tag, class of ``theme.MARKS``, lane that determines the colour, which
+#: repeats after eight, attributes, text. Positions are relative to the mark. Functions that create
+#: shapes cache them.
 Shape = tuple[str, str, int, tuple[tuple[str, str | float], ...], str]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def remembered(make: F) -> F:
-    """A function that makes the same drawing only once."""
+def cached_drawing(make: F) -> F:
+    """Cache the drawings that a function returns."""
     return cast(F, lru_cache(1 << 13)(make))
 
 
-@remembered
+@cached_drawing
 def rect(
     w: float,
     h: float,
@@ -41,7 +41,7 @@ def rect(
     lane: int = 0,
     opacity: float = 0,
 ) -> Shape:
-    """A rectangle from its left upper corner; with an opacity where it is not the class's."""
+    """Return a rectangle from its upper left corner; ``opacity`` overrides that of the class."""
     tag, *_, place, words = _shape(
         "rect", style, lane, {"x": x, "y": y, "width": w, "height": h, "rx": r}
     )
@@ -49,20 +49,20 @@ def rect(
     return tag, style, lane, (*place, *more), words
 
 
-@remembered
+@cached_drawing
 def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -> Shape:
-    """A circle around its middle."""
+    """Return a circle around its center."""
     return _shape("circle", style, lane, {"cx": x, "cy": y, "r": r})
 
 
-@remembered
+@cached_drawing
 def path(d: str, style: str, *, lane: int = 0, opacity: float = 0) -> Shape:
-    """A line, or an area, in SVG's words; with an opacity where it is not the class's."""
+    """Return a line or an area from an SVG path; ``opacity`` overrides that of the class."""
     more = (("fill-opacity", round(opacity, 2)),) if opacity else ()
     return "path", style, lane, (("d", d), *more), ""
 
 
-@remembered
+@cached_drawing
 def text(
     words: str,
     style: str,
@@ -73,34 +73,33 @@ def text(
     lane: int = 0,
     size: float = 0,
 ) -> Shape:
-    """One line of text.
+    """Return one line of text.
 
-    ``anchor`` is "middle" or "end" where it does not begin at x, ``size`` that of its letters where
-    it is not the class's.
+    ``anchor`` is "middle", "end" or "" for start; ``size`` overrides the font size of the class.
     """
     tag, _, _, place, _ = _shape("text", style, lane, {"x": x, "y": y, "font-size": size})
     more = (("text-anchor", anchor),) if anchor else ()
     return tag, style, lane, (*place, *more), words
 
 
-@remembered
+@cached_drawing
 def letters(words: str, style: str, places: tuple[float, ...], *, y: float = 0) -> Shape:
-    """Letters of one line, the middle of each at its own x."""
+    """Return the letters of one line, each centered at its own x."""
     at = ("x", " ".join(f"{x:g}" for x in places)), ("y", y), ("text-anchor", "middle")
     return "text", style, 0, at, words
 
 
-@remembered
+@cached_drawing
 def title(words: str, *, aloud: bool = False) -> Shape:
-    """Words shown where the pointer rests on the drawing; ``aloud``: told to screen readers."""
+    """Return the tooltip of a drawing; with ``aloud``, screen readers read it."""
     return "title", "aloud" if aloud else "", 0, (), words
 
 
-@remembered
+@cached_drawing
 def arrow(
     a: tuple[float, float], b: tuple[float, float], style: str, head: str, *, lane: int = 0
 ) -> tuple[Shape, ...]:
-    """A line from a to b with a head of another class."""
+    """Return a line from a to b and its head, which has another class."""
     (x, y), length = b, math.dist(a, b) or 1.0
     ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
     tip = f"M{x:.1f} {y:.1f}L{x - 10 * ux - 4.5 * uy:.1f} {y - 10 * uy + 4.5 * ux:.1f}"
@@ -108,14 +107,14 @@ def arrow(
     return line(a, b, style, lane=lane), path(tip, head, lane=lane)
 
 
-@remembered
+@cached_drawing
 def line(a: tuple[float, float], b: tuple[float, float], style: str, *, lane: int = 0) -> Shape:
-    """A straight line."""
+    """Return a straight line."""
     return path(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}", style, lane=lane)
 
 
 def linked(shape: Shape, keyframe: int) -> Shape:
-    """The same shape; a click on it goes to a keyframe."""
+    """Return the shape with a link to a keyframe."""
     tag, style, lane, attributes, words = shape
     return tag, style, lane, (*attributes, ("data-keyframe", keyframe)), words
 
@@ -125,13 +124,13 @@ def _shape(tag: str, style: str, lane: int, at: dict[str, float]) -> Shape:
 
 
 class Scene:
-    """Marks on a field of ``width`` by ``height`` pixels.
+    """Marks on a canvas of ``width`` by ``height`` pixels.
 
     Args:
-        width: of the field.
-        height: of the field.
-        start: when the picture begins [s]; what ended before is left out.
-        like: another scene, which has the drawings of this one too.
+        width: width of the canvas.
+        height: height of the canvas.
+        start: start time of the picture [s]; marks that ended before are left out.
+        like: another scene that shares its drawings with this one.
 
     >>> scene = Scene(100, 20)
     >>> scene.add(5, 10, circle(4, "own", lane=1), begin=0.0, end=2.0, to=(95, 10))
@@ -159,17 +158,17 @@ class Scene:
         steady: bool = False,
         layer: int = 0,
     ) -> None:
-        """Put a drawing on the field.
+        """Add a drawing to the scene.
 
         Args:
-            x: where it is.
-            y: where it is.
+            x: horizontal position.
+            y: vertical position.
             drawing: its shapes.
-            begin: when it appears [s]; from the beginning unless given.
-            end: when it is gone [s]; it stays unless given.
-            to: where it is at ``end``.
-            steady: it moves at one speed; else it starts and arrives softly.
-            layer: drawn above all of lower layers.
+            begin: when it appears [s]; by default from the start.
+            end: when it disappears [s]; by default never.
+            to: its position at ``end``.
+            steady: whether it moves at constant speed; otherwise it eases in and out.
+            layer: drawn above all lower layers.
         """
         if end is None or end > max(begin, self.start):
             place = [x, y, *(to or ()), *([int(steady)] if to else ())]
@@ -177,25 +176,27 @@ class Scene:
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in place]))
 
     def when(self, time: float) -> float:
-        """A time since the picture's beginning [s], in which all of its times are."""
+        """Return a time relative to the start of the picture [s]."""
         return round(time - self.start, 9)
 
     def hold_frame(
         self, keyframe: int, x: float, y: float, *drawing: Shape, layer: int = 0
     ) -> None:
-        """Put a drawing on the field while the picture holds a keyframe that has just ended."""
+        """Add a drawing that is visible while the picture holds a keyframe that has just ended."""
         self._holds.append((keyframe, layer, drawing, [round(x, 1), round(y, 1)]))
 
     def plain(self) -> Json:
-        """The scene as plain data; a drawing or a shape that is there many times is in it once.
+        """Return the scene as plain data, with equal drawings and shapes stored once.
 
-        ``drawings`` have the numbers of their ``shapes``; ``marks``: drawing, layer, begin, end
-        (None: never), x, y, and for those that move also where to and whether steadily. They are
-        in the order of their begins, so that the marks of a run that goes on grow at their end.
+        ``drawings`` list the indices of their ``shapes``; ``marks``: drawing, layer, begin, end
+        (None: never), x, y, and for moving marks the target position and whether it moves
+        steadily. They are sorted by begin, so that marks of a live run are appended.
         ``holds``: keyframe, drawing, layer, x, y.
         """
         numbers = self._numbers
-        known: dict[tuple[int, ...], int] = {}  # most shapes are the same objects: no look inside
+        known: dict[
+            tuple[int, ...], int
+        ] = {}  # shapes are cached: compare identities, which is fast
 
         def number(drawing: tuple[Shape, ...]) -> int:
             if (ids := tuple(map(id, drawing))) not in known:
@@ -223,9 +224,9 @@ class Scene:
 def pieces(
     spans: Iterable[tuple[float, float | None, T]],
 ) -> Iterator[tuple[float, float | None, list[T]]]:
-    """The items present between one change and the next: begin, end, and they, the oldest first.
+    """Yield begin, end and the items present in each interval between changes, oldest item first.
 
-    What has no end, or an infinite one, stays.
+    An item whose end is None or infinite stays.
 
     >>> [(a, b, list(items)) for a, b, items in pieces([(0, 2, "x"), (1, None, "y")])]
     [(0, 1, ['x']), (1, 2, ['x', 'y']), (2, None, ['y'])]
@@ -236,19 +237,19 @@ def pieces(
             changes.append((begin, 1, i, item))
             changes += [(end, 0, i, item)] if end not in (None, math.inf) else []
     changes.sort(key=lambda c: c[:3])
-    here: dict[int, T] = {}
-    for n, (time, comes, i, item) in enumerate(changes):
-        if comes:
-            here[i] = item
+    present: dict[int, T] = {}
+    for n, (time, starts, i, item) in enumerate(changes):
+        if starts:
+            present[i] = item
         else:
-            del here[i]
+            del present[i]
         after = changes[n + 1][0] if n + 1 < len(changes) else None
-        if here and after != time:
-            yield time, after, list(here.values())
+        if present and after != time:
+            yield time, after, list(present.values())
 
 
 def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
-    """Between one time and the next: begin, end, and how many have been.
+    """Yield begin, end and the number of earlier times for each interval between times.
 
     >>> list(steps([1.0]))
     [(-inf, 1.0, 0), (1.0, None, 1)]
@@ -258,43 +259,43 @@ def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
 
 
 def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) -> Json:
-    """A picture of a scene: what both painters get.
+    """Return a picture of a scene, the input of both painters.
 
     Args:
         scene: the marks.
-        title: of the picture.
-        end: when it ends [s]; the beginning unless given, for a picture that does not move.
-        more: what else there is, as in the keys below.
+        title: title of the picture.
+        end: when it ends [s]; by default at its start, for a still picture.
+        more: values for the keys below.
     """
     last = 0.0 if end is None else scene.when(end)
     found: Json = {
-        "view": "scene",  # a word for the page's style sheet
+        "view": "scene",  # CSS class on the page
         "title": title,
-        "facts": [],  # beside the title
-        "notices": [],  # what the reader must know
-        "notes": [],  # those of them that tell of nothing wrong
-        "said": "",  # how to read it, in a sentence
-        "live": False,  # whether the run goes on
-        "empty": "",  # if there is nothing to draw: the reason
-        "legend": [],  # in the browser, what drawings mean: (shapes, width [px], words)
+        "facts": [],  # shown beside the title
+        "notices": [],  # warnings and notes for the reader
+        "notes": [],  # the notices that report no problem
+        "said": "",  # one sentence on how to read it
+        "live": False,  # whether the run is still in progress
+        "empty": "",  # the reason if there is nothing to draw
+        "legend": [],  # in the browser: (shapes, width [px], text)
         "start": 0.0,
         "end": last,
-        "opening": last,  # the moment that is shown first
+        "opening": last,  # the moment shown first
         "high": 440,  # the largest height in the browser [px]
-        "keyframes": [],  # what happens: begin, end, who, more, where; in the order of their ends
-        "verdicts": [],  # of the picture or a keyframe: word, text, expected; drawn above the scene
-        "stills": [],  # moments that the static picture shows: keyframe, height
+        "keyframes": [],  # begin, end, who, more, where; sorted by end
+        "verdicts": [],  # word, text, expected; also in keyframes; drawn above the scene
+        "stills": [],  # moments in the static picture: keyframe, height
         "list": None,  # name, all, rows [keyframe, groups, key, part, value, who, others]
-        "scale": [0.0, 1.0],  # from where to where on the scene's width time goes
-        "unit": "",  # of time, such as "round"; seconds unless given
-        "before": "before the first message",  # in words, before the first keyframe's end
-        "home": 0.0,  # the moment before the first keyframe's end
-        "layers": [],  # what the reader chooses among: name, layers that are shown then only
-        "panels": [],  # moments that tell the story: keyframe (-1: home), title, when
-        "clock": "",  # the one of ``clocks`` that is shown first
-        "clocks": {},  # by name: what differs; ``also`` is a keyframe on the other clock
+        "scale": [0.0, 1.0],  # part of the scene's width used by the time axis
+        "unit": "",  # of time, such as "round"; "" means seconds
+        "before": "before the first message",  # text before the end of the first keyframe
+        "home": 0.0,  # moment shown before the end of the first keyframe
+        "layers": [],  # choices for the reader: name, layers shown only then
+        "panels": [],  # key moments: keyframe (-1: home), title, when
+        "clock": "",  # the initial entry of ``clocks``
+        "clocks": {},  # by name: changed keys; ``also`` is a keyframe on the other clock
         "scene": scene.plain(),
-        "side": None,  # another scene, beside
+        "side": None,  # another scene, beside this one
         "styles": MARKS,
     }
     return found | more

@@ -1,4 +1,4 @@
-"""Paints a moment of any scene as SVG, as js/marks.js does, and a picture as a document."""
+"""Paints a moment of a scene as SVG, like js/marks.js, and a picture as a document."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from distkit.views.scene.theme import (
 )
 
 WIDTH, LINE, GAP, STILLS = 960, 20, 20, 5
-OWN = ("fill-opacity", "font-size")  # what a shape may have otherwise than its class
+OWN = ("fill-opacity", "font-size")  # attributes that override the class
 
 T = TypeVar("T")
 Box = tuple[float, float, float, float]  # y, height, x, width
 
 
 def to_svg(picture: Json) -> str:
-    """The panels or stills of a picture, or the moment at which it opens, as an SVG document."""
+    """Return the panels, the stills or the opening moment of a picture as an SVG document."""
     panels, stills = picture["panels"], picture["stills"]
     most = max(len(panels), min(STILLS, len(stills)))
     fewer = [
@@ -44,7 +44,7 @@ def to_svg(picture: Json) -> str:
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of them at equal distances, the last among them.
+    """Return at most ``most`` items at equal distances, including the last.
 
     >>> thinned("abcdefg", 3), thinned("ab", 3)
     (['a', 'd', 'g'], ['a', 'b'])
@@ -76,7 +76,7 @@ def _document(picture: Json) -> str:
 
 
 def wrapped(words: str, width: float) -> list[str]:
-    """A text in lines of at most so many pixels."""
+    """Wrap a text into lines of at most ``width`` pixels."""
     lines = [""]
     for word in words.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -87,10 +87,10 @@ def wrapped(words: str, width: float) -> list[str]:
     return lines
 
 
-def _chosen(picture: Json) -> list[tuple[int, float, str, str]]:
-    """The moments to draw, of each its keyframe, time and words.
+def _moments_to_draw(picture: Json) -> list[tuple[int, float, str, str]]:
+    """Return keyframe, time and text of each moment to draw.
 
-    These are the panels or stills of a picture, or else the moment at which it opens.
+    These are the panels or stills of a picture, otherwise its opening moment.
     """
     keyframes, last, found = picture["keyframes"], picture["end"], []
     for n, words, when in picture["panels"]:
@@ -112,29 +112,31 @@ def _joined(facts: Sequence[str]) -> str:
 
 
 def _moments(picture: Json, y: float) -> tuple[str, float]:
-    """Moments in rows, each with a heading and verdicts, and what is beside; where they end."""
+    """Return moments in rows, with headings and verdicts, the side scene, and the bottom edge."""
     scene, side, keyframes = picture["scene"], picture["side"], picture["keyframes"]
     hidden = {layer for _, layers in picture["layers"][1:] for layer in layers}
-    found, heights, n = _chosen(picture), dict(picture["stills"]), len(picture["panels"])
+    found, heights, n = _moments_to_draw(picture), dict(picture["stills"]), len(picture["panels"])
     columns = 3 if n in (3, 5, 6) and scene["width"] < 640 else min(n, 2) or 1
-    wide = scene["width"] + 6 if side else (WIDTH - 48 - (columns - 1) * GAP) / columns
-    fits = min((wide - 20) / scene["width"], 420 / scene["height"] if n else 9, 1.2)
+    panel_width = scene["width"] + 6 if side else (WIDTH - 48 - (columns - 1) * GAP) / columns
+    fits = min((panel_width - 20) / scene["width"], 420 / scene["height"] if n else 9, 1.2)
     scale = 1.0 if side else fits
     parts, top, bottom = list[str](), y, y - GAP
     for i, (keyframe, time, words, facts) in enumerate(found):
         verdicts = keyframes[keyframe].get("verdicts", ()) if keyframe >= 0 else ()
         top = bottom + GAP if i % columns == 0 else top
-        x, under = (
-            24 + i % columns * (wide + GAP),
+        x, scene_top = (
+            24 + i % columns * (panel_width + GAP),
             top + 34 * bool(keyframes) + LINE * len(verdicts),
         )
-        bottom = under + scale * heights.get(keyframe, scene["height"]) + 10
-        left = x + (wide - scale * scene["width"]) / 2
+        bottom = scene_top + scale * heights.get(keyframe, scene["height"]) + 10
+        left = x + (panel_width - scale * scene["width"]) / 2
         parts += [
-            svg.rect(x, top, wide, bottom - top, 'fill="#f5f6f8"', "", 10) if n or heights else "",
+            svg.rect(x, top, panel_width, bottom - top, 'fill="#f5f6f8"', "", 10)
+            if n or heights
+            else "",
             svg.heading(x + 14, top + 22, words, facts, 12.5) if keyframes else "",
-            *(_verdict(x + 14, top + 44 + LINE * k, told) for k, told in enumerate(verdicts)),
-            f'<g transform="translate({left:.1f} {under:.1f}) scale({scale:.3f})">',
+            *(_verdict(x + 14, top + 44 + LINE * k, v) for k, v in enumerate(verdicts)),
+            f'<g transform="translate({left:.1f} {scene_top:.1f}) scale({scale:.3f})">',
             body(scene, time, keyframe, hidden, joined=bool(n or heights)),
             "</g>",
         ]
@@ -147,13 +149,13 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
         if not heights:
             parts.append(svg.text(left, y + 22, "in the whole run", INK, 'font-weight="700"'))
             time, y = picture["end"], y + 34
-        parts.append(_placed(left, y, body(side, time, joined=bool(heights))))
+        parts.append(_translate(left, y, body(side, time, joined=bool(heights))))
         bottom = max(bottom, y + side["height"])
     return "".join(parts), bottom + 8
 
 
 def _verdict(x: float, y: float, verdict: Json) -> str:
-    """A sign and a sentence."""
+    """Return the sign and text of a verdict."""
     same, wrong = verdict["word"] == "same", verdict.get("expected")
     color = "#0b8a66" if same else WARNING_LIGHT if wrong else GRAY
     sign = svg.text(x, y, "=" if same else "≠", color, 'font-weight="700" font-size="14"')
@@ -163,63 +165,66 @@ def _verdict(x: float, y: float, verdict: Json) -> str:
 def body(
     scene: Json, time: float, keyframe: int = -1, hidden: Collection[int] = (), joined: bool = False
 ) -> str:
-    """The marks of a scene at a time, and those of the keyframe it holds.
+    """Return the marks of a scene at a time, and those of the held keyframe.
 
     Args:
-        scene: what ``Scene.plain`` returns.
-        time: since the picture's beginning [s].
-        keyframe: the one that has just ended, -1 for none.
-        hidden: layers that are left out.
-        joined: plain rectangles that look alike are one path, below all else of their layer, and
-            no words for a pointer: that keeps a picture of many small.
+        scene: the result of ``Scene.plain``.
+        time: time since the start of the picture [s].
+        keyframe: the keyframe that has just ended, -1 for none.
+        hidden: layers to leave out.
+        joined: whether to merge plain rectangles of the same look into one path, below the rest
+            of their layer, and drop tooltips, which keeps pictures of many moments small.
     """
     layers: dict[int, list[str]] = defaultdict(list)
     areas: dict[int, dict[str, list[Box]]] = defaultdict(lambda: defaultdict(list))
-    for layer, n, x, y in _shown(scene, time, keyframe):
+    for layer, n, x, y in _visible(scene, time, keyframe):
         drawing = drawing_of(scene, n)
         if layer in hidden:
             continue
-        if joined:  # nobody points at what is so small
+        if joined:  # too small for tooltips
             drawing = [s for s in drawing if s[0] != "title" and s[1] != "hover"]
         if joined and all(map(_plain, drawing)):
             for shape in drawing:
                 areas[layer][_look(shape)].append(_box(shape, x, y))
         else:
-            layers[layer].append(_placed(x, y, "".join(map(_shape, drawing))))
+            layers[layer].append(_translate(x, y, "".join(map(_shape, drawing))))
     for layer, found in areas.items():
         layers[layer][:0] = [f'<path{look} d="{_area(boxes)}"/>' for look, boxes in found.items()]
     return "".join("".join(layers[layer]) for layer in sorted(layers))
 
 
 def drawing_of(scene: Json, n: int) -> list[Shape]:
-    """The shapes of a drawing."""
+    """Return the shapes of a drawing."""
     return [scene["shapes"][i] for i in scene["drawings"][n]]
 
 
 def to_table(picture: Json) -> str:
-    """A picture's words in its stills or the moment at which it opens, for a terminal."""
+    """Return the text of a picture's stills or opening moment, for a terminal."""
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
-    lines = [*filter(None, [picture["empty"]]), *_judged(picture)]
+    lines = [*filter(None, [picture["empty"]]), *_verdict_lines(picture)]
     for n, _ in picture["stills"]:
         keyframe = picture["keyframes"][n]
         lines.append("  ".join(filter(None, map(keyframe.get, ("who", "more", "where")))))
-        lines += [f"  {line}" for line in (*_judged(keyframe), *_words(picture, keyframe["end"]))]
+        lines += [
+            f"  {line}"
+            for line in (*_verdict_lines(keyframe), *_text_lines(picture, keyframe["end"]))
+        ]
     if not picture["stills"]:
-        lines += _words(picture, picture["opening"])
+        lines += _text_lines(picture, picture["opening"])
     return "\n  ".join([head, *lines, *flagged(picture)])
 
 
-def _judged(found: Json) -> list[str]:
-    """The verdicts of a picture or a keyframe as text."""
+def _verdict_lines(found: Json) -> list[str]:
+    """Return the verdicts of a picture or a keyframe as text."""
     return [f"{'=' if v['word'] == 'same' else '≠'} {v['text']}" for v in found.get("verdicts", ())]
 
 
-def _words(picture: Json, time: float) -> list[str]:
-    """What is told aloud of a moment; its text line by line where nothing is."""
+def _text_lines(picture: Json, time: float) -> list[str]:
+    """Return the screen-reader text of a moment; if there is none, its text by line."""
     lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
     aloud = list[tuple[float, float, str]]()
     for scene in filter(None, (picture["scene"], picture["side"])):
-        for _, n, x, y in _shown(scene, time):
+        for _, n, x, y in _visible(scene, time):
             for tag, style, _, attributes, words in drawing_of(scene, n):
                 if style == "aloud":
                     aloud.append((y, x, words))
@@ -231,15 +236,17 @@ def _words(picture: Json, time: float) -> list[str]:
     ]
 
 
-def _shown(scene: Json, time: float, keyframe: int = -1) -> Iterator[tuple[int, int, float, float]]:
-    """Layer, drawing and place of each mark that is there."""
+def _visible(
+    scene: Json, time: float, keyframe: int = -1
+) -> Iterator[tuple[int, int, float, float]]:
+    """Yield layer, drawing and position of each visible mark."""
     yield from ((layer, n, x, y) for k, n, layer, x, y in scene["holds"] if k == keyframe)
     for n, layer, begin, end, x, y, *to in scene["marks"]:
         if begin <= time and (end is None or end > time):
-            yield layer, n, *_moved(x, y, to, begin, end, time)
+            yield layer, n, *_interpolate(x, y, to, begin, end, time)
 
 
-def _moved(
+def _interpolate(
     x: float, y: float, to: list[float], begin: float, end: float | None, time: float
 ) -> tuple[float, float]:
     if not to or end is None:
@@ -249,7 +256,7 @@ def _moved(
     return x + part * (to[0] - x), y + part * (to[1] - y)
 
 
-def _placed(x: float, y: float, drawn: str) -> str:
+def _translate(x: float, y: float, drawn: str) -> str:
     return f'<g transform="translate({x:.1f} {y:.1f})">{drawn}</g>' if x or y else drawn
 
 
@@ -257,12 +264,14 @@ def _shape(shape: Shape) -> str:
     tag, _, _, attributes, words = shape
     if tag == "title":
         return f"<title>{escape(words)}</title>"
-    told = _look(shape) + "".join(f' {k}="{escape(str(v))}"' for k, v in attributes if k not in OWN)
-    return f"<{tag}{told}>{escape(words)}</{tag}>" if words else f"<{tag}{told}/>"
+    attrs = _look(shape) + "".join(
+        f' {k}="{escape(str(v))}"' for k, v in attributes if k not in OWN
+    )
+    return f"<{tag}{attrs}>{escape(words)}</{tag}>" if words else f"<{tag}{attrs}/>"
 
 
 def _look(shape: Shape) -> str:
-    """How a shape looks, without its place."""
+    """Return the presentation attributes of a shape."""
     _, style, lane, attributes, _ = shape
     own = {k: v for k, v in attributes if k in OWN}
     look = {k: _color(v, lane) for k, v in MARKS[style].items()} | own
@@ -270,7 +279,7 @@ def _look(shape: Shape) -> str:
 
 
 def _plain(shape: Shape) -> bool:
-    """True for a rectangle with sharp corners and no edge."""
+    """Return True for a rectangle with sharp corners and no stroke."""
     tag, style, _, attributes, _ = shape
     return tag == "rect" and "stroke" not in MARKS[style] and "rx" not in dict(attributes)
 
@@ -281,7 +290,7 @@ def _box(shape: Shape, x: float, y: float) -> Box:
 
 
 def _area(boxes: list[Box]) -> str:
-    """Rectangles as a path; those that touch in a row are one."""
+    """Return rectangles as a path; those that touch in a row are merged."""
     d, row, left, right = "", (0.0, 0.0), 0.0, 0.0
     for y, h, x, w in [*sorted(boxes), (0.0, 0.0, 0.0, 0.0)]:
         if row == (y, h) and x <= right + 0.05:
@@ -305,7 +314,7 @@ _ON_WHITE = {
 
 
 def _color(value: str | float, lane: int) -> str | float:
-    """A colour's name as a colour on white paper; anything else as it is."""
+    """Return the colour on white paper for a colour name; return other values unchanged."""
     if value == "rank":
         return rank_color(lane)
     if value == "label":
@@ -322,12 +331,12 @@ def _color(value: str | float, lane: int) -> str | float:
 
 
 def at(picture: Json, time: float) -> int:
-    """The keyframe that has ended last; -1: none has."""
+    """Return the index of the keyframe that has ended last, -1 if none has."""
     ends = [keyframe["end"] for keyframe in picture["keyframes"] if keyframe["end"] is not None]
     return bisect_right(ends, time) - 1
 
 
 def cut(words: str, room: float, size: float) -> str:
-    """As much of a text as fits into ``room`` pixels, in letters of one width."""
+    """Truncate a text to ``room`` pixels, assuming letters of equal width."""
     fits = max(1, int(room / (0.61 * size)))
     return words if len(words) <= fits else f"{words[: fits - 1]}…"

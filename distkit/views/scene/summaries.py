@@ -1,4 +1,4 @@
-"""Summaries in pictures: the same or not, by how much, in how many rows. Pure."""
+"""Functions that compare, measure and format tensor summaries for pictures. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean, facts
 
-#: A tensor of up to so many values is drawn in one row, a longer one in rows of so many.
+#: Maximum number of values in a single row; row length of longer tensors.
 ONE_ROW, ROW = 16, 8
 
-#: A tensor of up to so many elements is written in a line.
-MOST_WRITTEN = 6
+#: Maximum number of elements of a tensor that is written as text.
+MAX_WRITTEN = 6
 
 
 def plain(s: Summary) -> Json:
-    """A summary as plain data."""
+    """Return a summary as plain data."""
     return {
         "values": [number(v) for v in s.values],
         "norm": number(s.norm),
@@ -29,17 +29,17 @@ def plain(s: Summary) -> Json:
 
 
 def in_columns(s: Summary, shape: Sequence[int] = ()) -> Json:
-    """A summary as plain data, with the number of columns in which its values are drawn."""
+    """Return a summary as plain data, with the number of columns of its heat map."""
     return {**plain(s), "columns": columns(s, shape)}
 
 
 def number(x: float, digits: int = 4) -> float | str:
-    """So many significant digits; NaN and infinity as words, for which JSON has no number."""
+    """Round to significant digits; NaN and infinity become strings, which JSON lacks as numbers."""
     return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
 
 
 def columns(s: Summary, shape: Sequence[int] = ()) -> int:
-    """The tensor's own columns where all of it is there, one row if it is short, else rows of 8.
+    """Return the columns of a complete matrix, one row for a short tensor, otherwise 8.
 
     >>> columns(Summary((1.0,) * 12, 1, 0, 1, 12), (3, 4))
     4
@@ -51,12 +51,12 @@ def columns(s: Summary, shape: Sequence[int] = ()) -> int:
 
 
 def key(s: Summary) -> tuple[str, ...]:
-    """Equal for equal summaries, NaN or not."""
+    """Return a key that is equal for equal summaries, even with NaN."""
     return tuple(map(repr, (*s.values, s.norm, s.min, s.max, s.size)))
 
 
 def unequal(a: Summary, b: Summary) -> list[int]:
-    """The positions at which the values of two summaries differ; a NaN equals a NaN.
+    """Return the positions at which the values of two summaries differ; a NaN equals a NaN.
 
     >>> unequal(Summary((1.0, 2.0), 1, 1, 2, 2), Summary((1.0, 3.0), 1, 1, 3, 2))
     [1]
@@ -66,16 +66,16 @@ def unequal(a: Summary, b: Summary) -> list[int]:
 
 
 def distance(a: Summary, b: Summary) -> float:
-    """The largest difference of two values at the same place, NaN where there is none to take."""
+    """Return the largest difference of values at the same position; NaN if none is finite."""
     pairs = zip(a.values, b.values, strict=False)
     found = [abs(x - y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
     return max(found, default=math.nan)
 
 
 def cosine(a: Summary, b: Summary) -> float:
-    """The cosine of the angle between two tensors, from the values that the summaries show.
+    """Return the cosine of the angle between two tensors, from the summaries' values.
 
-    It is exact up to 64 elements and an estimate, to about an eighth, beyond.
+    It is exact up to 64 elements, otherwise an estimate with an error of about 1/8.
 
     >>> round(cosine(Summary((1.0, 0.0), 1, 0, 1, 2), Summary((1.0, 1.0), 1, 1, 1, 2)), 3)
     0.707
@@ -86,7 +86,7 @@ def cosine(a: Summary, b: Summary) -> float:
 
 
 def average(summaries: Sequence[Summary]) -> list[float]:
-    """The mean of the values at each place."""
+    """Return the mean of the values at each position."""
     return [
         math.fsum(column) / len(summaries) if all(map(math.isfinite, column)) else math.nan
         for column in zip(*(s.values for s in summaries), strict=False)
@@ -94,12 +94,12 @@ def average(summaries: Sequence[Summary]) -> list[float]:
 
 
 def largest(values: Iterable[float]) -> float:
-    """The largest magnitude among finite values, 0 if there are none."""
+    """Return the largest magnitude among finite values, 0 if there are none."""
     return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
 
 
 def headline(trace: EventLog) -> Json:
-    """The title of a run, and what there is to know of it."""
+    """Return the title and facts of a run."""
     return {
         "title": clean(trace.info.name),
         "facts": facts(trace.info, len(trace.ranks)),
@@ -107,12 +107,12 @@ def headline(trace: EventLog) -> Json:
 
 
 def rounded(x: float) -> float | None:
-    """Four significant digits, None for what is not finite."""
+    """Round to four significant digits; return None if not finite."""
     return float(f"{x:.4g}") if math.isfinite(x) else None
 
 
 def figure(x: float | str | None) -> str:
-    """A number in three digits, with a real minus.
+    """Format a number with three digits and a minus sign.
 
     >>> figure(-0.12345), figure("nan"), figure(None)
     ('−0.123', 'NaN', '–')
@@ -125,11 +125,11 @@ def figure(x: float | str | None) -> str:
 
 
 def written(s: Summary | None) -> str:
-    """All values of a small tensor; nothing of a larger one, or of one not looked at.
+    """Format all values of a small tensor; return "" for a large or missing one.
 
     >>> written(Summary((3.0, -0.5), 3.04, -0.5, 3.0, 2)), written(None)
     ('[3, −0.5]', '')
     """
-    if s is None or not len(s.values) == s.size <= MOST_WRITTEN:
+    if s is None or not len(s.values) == s.size <= MAX_WRITTEN:
         return ""
     return f"[{', '.join(figure(number(v)) for v in s.values)}]"

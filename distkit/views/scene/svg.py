@@ -1,4 +1,4 @@
-"""Pieces of an SVG picture as text, shared by the static painters."""
+"""SVG building blocks, shared by the static painters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from distkit.views.scene.theme import DEEP, GRAY, INK, WARNING_LIGHT, channels, 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 CODE = "Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
 
-#: A picture in a notebook takes at most so many bytes.
+#: Maximum size of a picture in a notebook [bytes].
 MAX_BYTES = 60_000
 
 
 def fitting(drawings: Iterable[str]) -> str:
-    """The first of these pictures that is small enough, the last one if none is."""
+    """Return the first picture that is at most MAX_BYTES long, or the last one."""
     for drawn in drawings:
         if len(drawn.encode()) <= MAX_BYTES:
             break
@@ -25,17 +25,17 @@ def fitting(drawings: Iterable[str]) -> str:
 
 
 def opening(title: str, facts: str, lines: Sequence[str]) -> tuple[list[str], float]:
-    """The head of a picture, its notices line by line, and where it goes on below them."""
-    told = [text(24, 58 + 20 * n, line, notice_color(line)) for n, line in enumerate(lines)]
-    return [heading(24, 32, title, facts), *told], 58.0 + 20 * len(lines)
+    """Return the heading and notices of a picture, and the y coordinate below them."""
+    notices = [text(24, 58 + 20 * n, line, notice_color(line)) for n, line in enumerate(lines)]
+    return [heading(24, 32, title, facts), *notices], 58.0 + 20 * len(lines)
 
 
 def notice_color(line: str) -> str:
-    """The colour of a notice: of a warning, if it begins with an exclamation mark."""
+    """Return the colour of a notice; warnings start with an exclamation mark."""
     return WARNING_LIGHT if line.startswith("! ") else GRAY
 
 
-#: Widths of Helvetica's letters, in parts of the font size; no font is measured here.
+#: Approximate letter widths of Helvetica, relative to the font size.
 _WIDTHS = {
     c: w
     for letters, w in (
@@ -49,12 +49,12 @@ _WIDTHS = {
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is, in pixels."""
+    """Return the approximate width of a text [px]."""
     return size * sum(_WIDTHS.get(c, 0.56) for c in text)
 
 
 def document(width: float, height: float, title: str, body: str) -> str:
-    """A picture on a light card of its own, legible on dark pages too."""
+    """Return a picture on a light card, legible on dark pages too."""
     size = (
         f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
         'style="max-width:100%;height:auto"'
@@ -70,7 +70,7 @@ def document(width: float, height: float, title: str, body: str) -> str:
 
 
 def rect(x: float, y: float, w: float, h: float, fill: str, stroke: str, rx: float = 3) -> str:
-    """A rectangle; with a stroke that lies inside the box, as on a canvas."""
+    """Return a rectangle; a stroke lies inside the box."""
     if stroke:
         x, y, w, h = x + 0.7, y + 0.7, max(w - 1.4, 0.8), h - 1.4
     radius = min(rx, w / 2, h / 2)
@@ -79,12 +79,12 @@ def rect(x: float, y: float, w: float, h: float, fill: str, stroke: str, rx: flo
 
 
 def text(x: float, y: float, words: str, color: str, more: str = "") -> str:
-    """One line of text, never markup."""
+    """Return one line of escaped text."""
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" {more}>{escape(words)}</text>'
 
 
 def heading(x: float, y: float, title: str, facts: str, size: float = 16) -> str:
-    """A title, and facts in grey behind it, however wide the font makes it."""
+    """Return a title with facts in grey after it, for any font width."""
     head = f'<tspan fill="{INK}" font-size="{size:g}" font-weight="700">{escape(title)}</tspan>'
     more = f'<tspan dx="14" fill="{GRAY}">{escape(facts)}</tspan>' if facts else ""
     return f'<text x="{x:.1f}" y="{y:.1f}">{head}{more}</text>'
@@ -93,13 +93,13 @@ def heading(x: float, y: float, title: str, facts: str, size: float = 16) -> str
 def line(
     x1: float, y1: float, x2: float, y2: float, color: str, width: float, more: str = ""
 ) -> str:
-    """A straight line."""
+    """Return a straight line."""
     place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {place} stroke="{color}" stroke-width="{width}"{more}/>'
 
 
 def arrow_head(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
-    """The head of an arrow that ends in x2, y2."""
+    """Return the head of an arrow that ends in x2, y2."""
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     ux, uy = (x2 - x1) / length, (y2 - y1) / length
     size = min(9.0, length)
@@ -113,16 +113,16 @@ _COLOR = re.compile(r'\b((?:fill|stroke)=")(#(?:[0-9a-fA-F]{3}){1,2})(?=")')
 
 
 def dark(picture: str) -> str:
-    """The same picture on dark paper."""
+    """Return the same picture on dark paper."""
     return _COLOR.sub(lambda found: found[1] + darkened(found[2]), picture)
 
 
 def tint(color: str, strength: float) -> str:
-    """A colour on white paper, opaque."""
+    """Return a colour on white paper, opaque."""
     return mixed(channels(color), (255, 255, 255), strength)
 
 
 def readable(color: str) -> str:
-    """Ink or white, whichever reads better on a colour."""
+    """Return ink or white, whichever is more legible on a colour."""
     red, green, blue = channels(color)
     return DEEP if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#fff"

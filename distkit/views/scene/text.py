@@ -1,4 +1,4 @@
-"""The picture as a table: one row per message and per collective, in the order they began."""
+"""The picture as a table with one row per message and collective, ordered by start."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
 
 @dataclass(frozen=True)
 class Row:
-    """One message or one collective, in words.
+    """A message or collective as text.
 
-    ``took`` is the time of all of it: of a message from its sending to its end at the receiver,
-    of a collective from the first rank's start to the last one's end. A bar is one rank's part.
+    ``took`` is its total time: of a message from the send to the end at the receiver, of a
+    collective from the first rank's start to the last rank's end. A bar covers one rank only.
     """
 
     time: str
@@ -29,7 +29,7 @@ class Row:
 
 
 def rows(picture: Json) -> list[Row]:
-    """One row per message and per collective."""
+    """Return one row per message and collective."""
     bars = {bar["id"]: bar for bar in picture["bars"]}
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
     ties = defaultdict(list)
@@ -43,7 +43,7 @@ def rows(picture: Json) -> list[Row]:
 
 
 def headline(picture: Json) -> str:
-    """The run in one line."""
+    """Return the run in one line."""
     facts = list(picture["facts"])
     if picture.get("bare"):
         return f"{picture['title']}: {', '.join(facts)}"
@@ -58,7 +58,7 @@ def headline(picture: Json) -> str:
 
 
 def table(picture: Json, limit: int = 20) -> str:
-    """A table to read in a terminal: the headline, the first rows, the notices."""
+    """Return a table for terminals: headline, first rows, notices."""
     all_rows = rows(picture)
     shown = [COLUMNS, *(astuple(row) for row in all_rows[:limit])]
     lines = aligned(shown) if all_rows else []

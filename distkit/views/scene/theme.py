@@ -1,7 +1,7 @@
-"""Colours and sizes of every view, in one place: both painters, JavaScript and SVG, take them here.
+"""Colours and sizes of all views, shared by the JavaScript and SVG painters.
 
-One colour per rank, from the palette of Okabe and Ito (2008), which stays distinguishable
-with every common form of colour blindness; yellow is darkened for white paper, and the dark
+One colour per rank, from the palette of Okabe and Ito (2008), which is distinguishable
+under all common forms of colour blindness; yellow is darkened for white paper, and the dark
 theme's colours are lighter tints of the same hues.
 """
 
@@ -32,8 +32,8 @@ RANKS_DARK = (
     "#AAB5C2",
 )
 
-#: One colour per trace where several are compared, the first three far from those of the ranks; in
-#: curves with a dash of its own as well.
+#: One colour per compared trace, the first three far from the rank colours; curves also have
+#: individual dashes.
 TRACES_LIGHT = (
     "#3B4754",
     "#6B21C8",
@@ -55,7 +55,7 @@ TRACES_DARK = (
     "#C8B8A0",
 )
 
-#: Failures: always with a hatch and a cross as well, never by colour alone.
+#: Failures; always combined with a hatch or cross, never by colour alone.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
 #: Marked computation; in a pipeline forward, backward, and the two parts of backward, the gradients
@@ -76,17 +76,17 @@ SIZES = {
     "mark": 15,  # a bar of marked computation
     "gap": 3,  # between the rows of one lane
     "pad": 6,  # above and below the rows of a lane
-    "pitch": 124,  # from lane to lane, when there is room
-    "height": 380,  # of all lanes together, when there is room
+    "pitch": 124,  # from lane to lane, if space permits
+    "height": 380,  # of all lanes together, if space permits
     "min_gap": 14,  # between two lanes
     "max_gap": 84,
-    "max_rows": 110,  # rows of one lane are squeezed into this height
+    "max_rows": 110,  # maximum height of the rows of a lane
     "axis": 34,  # height of the time axis
 }
 
 
 def rank_color(lane: int) -> str:
-    """The colour of the n-th lane on white paper; after eight lanes the colours repeat."""
+    """Return the colour of a lane on white paper; colours repeat after eight lanes."""
     return RANKS_LIGHT[lane % len(RANKS_LIGHT)]
 
 
@@ -101,10 +101,10 @@ def work_color(label: str) -> str:
 
 
 def darkened(color: str) -> str:
-    """A colour of a picture on white paper, as it is in the same picture on dark paper.
+    """Return the dark-paper counterpart of a colour on white paper.
 
-    Known colours have a partner. Any other is read as so much of a full colour on white, and
-    becomes as much of that colour, brightened, on dark paper; of a grey, as much ink.
+    Known colours have a fixed counterpart. Any other colour is taken as a full colour mixed with
+    white, and becomes the same share of that colour, brightened, on dark paper; grey becomes ink.
 
     >>> darkened("#0072B2"), darkened("#fff"), darkened("#eee")
     ('#3D95E0', '#12161b', '#202429')
@@ -116,13 +116,13 @@ def darkened(color: str) -> str:
     rgb = channels(color)
     strength = 1 - min(rgb) / 255
     full = [255 - (255 - c) / strength for c in rgb]
-    pale = 1.0 if max(full) < 0.45 * 255 else 0.25
-    bright = [c + pale * (ink - c) for c, ink in zip(full, channels(INK_DARK), strict=True)]
+    brightening = 1.0 if max(full) < 0.45 * 255 else 0.25
+    bright = [c + brightening * (ink - c) for c, ink in zip(full, channels(INK_DARK), strict=True)]
     return mixed(bright, channels(PAPER_DARK), strength)
 
 
 def mixed(color: Sequence[float], paper: Sequence[float], strength: float) -> str:
-    """So much of a colour on paper, both as red, green and blue.
+    """Mix a colour with paper, both as red, green and blue.
 
     >>> mixed((0, 0, 0), (255, 255, 255), 0.5)
     '#808080'
@@ -132,7 +132,7 @@ def mixed(color: Sequence[float], paper: Sequence[float], strength: float) -> st
 
 
 def channels(color: str) -> tuple[int, ...]:
-    """Red, green and blue of "#rrggbb"."""
+    """Return red, green and blue of "#rrggbb"."""
     return tuple(int(color[i : i + 2], 16) for i in (1, 3, 5))
 
 
@@ -149,7 +149,7 @@ _DARK = {
 
 
 def theme() -> dict[str, Any]:
-    """Everything above as plain data, for JavaScript."""
+    """Return the colours and sizes as plain data, for JavaScript."""
     return {
         "light": {
             "ranks": RANKS_LIGHT,
@@ -167,17 +167,16 @@ def theme() -> dict[str, Any]:
     }
 
 
-#: What keeps words on a card readable where a line passes below them.
+#: Outline that keeps text on a card legible above lines.
 _HALO: dict[str, str | float] = {
     "stroke": "ink 3.5",
     "stroke-width": 4,
     "paint-order": "stroke",
     "stroke-linejoin": "round",
 }
-#: How marks look, by class: SVG's presentation attributes. Colours have names: ink, paper, muted
-#: and warning are the page's, "ink 5" is so many percent of ink on paper, rank is a rank's own
-#: colour and label reads well on it; trace is a run's colour among
-#: others; positive and negative are those of values.
+#: SVG presentation attributes of marks, by class. Colours have names: ink, paper, muted and warning
+#: are the page's, "ink 5" is 5 % ink on paper, rank is the rank's colour and label is legible on
+#: it; trace is the colour of a run in comparisons; positive and negative are colours of values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas
     "card": {"fill": "ink 3.5", "stroke": "ink 22", "stroke-width": 1.2},
@@ -250,7 +249,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     },
     "arc": {"fill": "none", "stroke": "ink", "stroke-width": 1.6, "stroke-dasharray": "4 4"},
     "cross": {"fill": "none", "stroke": "warning", "stroke-width": 4},
-    # words
+    # text
     "name": {"fill": "ink", "font-size": 13.5, "font-weight": 700},
     "key": {"fill": "ink", "font-size": 13, "font-weight": 700, "font-family": "code", **_HALO},
     "words": {"fill": "muted", "font-size": 12},
@@ -284,5 +283,5 @@ MARKS: dict[str, dict[str, str | float]] = {
     "late": {"fill": "warning", "font-size": 12, "font-weight": 700, **_HALO},
 }
 
-#: The colours of the largest magnitudes.
+#: Colours of the largest magnitudes.
 NEGATIVE, POSITIVE = "#0072b2", "#e08200"

@@ -1,4 +1,4 @@
-"""Values of tensors as marks: cells in colours, histograms, and tables of both."""
+"""Tensor values as marks: heat maps, histograms, and tables of both."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import (
     Scene,
     Shape,
+    cached_drawing,
     circle,
     line,
     path,
     rect,
-    remembered,
     text,
     title,
 )
@@ -25,19 +25,19 @@ from distkit.views.scene.painter import cut
 from distkit.views.scene.summaries import figure
 from distkit.views.scene.svg import text_width
 
-#: Shades of a colour; width of the largest cell, and sides of the smallest with a number [px].
+#: Shades of a colour; maximum cell width; minimum sides of a cell with a number [px].
 LEVELS, LARGEST, NUMBERED = 8, 40, (25, 9)
-#: Heights of cells: the least in a single row and in several, and the largest [px].
+#: Minimum cell height in a single row and in several rows, and maximum cell height [px].
 ROW, LOW, TALLEST = 18, 4, 26
-#: Bins and height of a histogram, and the fewest values of one.
+#: Bins and height of a histogram [px], and minimum number of values.
 BINS, TALL, FEW = 17, 20, 8
-#: Width of the widest column, gap between columns, height of a line of text [px].
+#: Maximum column width, gap between columns, height of a line of text [px].
 WIDEST, GAP, LINE = 330, 12, 13
 NORM = "norm: the square root of the sum of the squared values, its length as a vector"
 
-#: Values of a tensor; those that are not finite are words.
+#: Values of a tensor; non-finite values are strings.
 Values = tuple[float | str, ...]
-#: Name, role and lane of a column; without a lane it is of no rank.
+#: Name, role and lane of a column; None if it belongs to no rank.
 Head = tuple[str, str, int | None]
 
 
@@ -45,10 +45,10 @@ Head = tuple[str, str, int | None]
 class Cell:
     """A tensor in a table.
 
-    ``summary`` is from ``summaries.in_columns``, ``lines`` are the words below, of each the class
-    and what it may say, the longest first; ``beside`` are values for a dashed histogram; cells at
-    ``marked`` have a frame, and the whole tensor if it is ``wrong``; ``missing`` stands for a
-    tensor that is not known.
+    ``summary`` is from ``summaries.in_columns``; ``lines`` below it have a class and alternative
+    texts, longest first; ``beside`` are values of a dashed histogram; cells at ``marked`` have a
+    frame, as has the whole tensor if it is ``wrong``; ``missing`` is the text for an unknown
+    tensor.
     """
 
     summary: Json | None
@@ -60,15 +60,15 @@ class Cell:
 
 
 class Table:
-    """A table of tensors that is there for one step, a column per rank and a scale per row.
+    """A table of tensors, visible during one step, with one column per rank and one scale per row.
 
     Args:
-        scene: gets the marks.
+        scene: receives the marks.
         step: the number of the step.
-        heads: of the columns.
-        left: width of the rows' names [px].
-        width: of the whole table [px].
-        high: the largest height of a tensor [px].
+        heads: headings of the columns.
+        left: width of the row names [px].
+        width: width of the table [px].
+        high: maximum height of a tensor [px].
     """
 
     def __init__(
@@ -77,22 +77,22 @@ class Table:
         self.scene, self.step, self.heads, self.left, self.high = scene, step, heads, left, high
         pitch = min(WIDEST, (width - left) / max(1, len(heads)))
         self.places = [left + i * pitch for i in range(len(heads))]
-        self.room = pitch - GAP
+        self.column_width = pitch - GAP
         self.bottom = 34.0 if any(role for _, role, _ in heads) else 20.0
         for x, (name, role, lane) in zip(self.places, heads, strict=True):
             dot = circle(4.5, "gray" if lane is None else "own", x=5, y=9, lane=lane or 0)
-            called = fitting([name, name.split()[-1]], self.room - 10, 12.5)
-            small = text(fitting([role], self.room, 11), "small", y=28)
+            called = fitting([name, name.split()[-1]], self.column_width - 10, 12.5)
+            small = text(fitting([role], self.column_width, 11), "small", y=28)
             self.add(
                 x, 0, title(f"{name} {role}"), dot, text(called, "strong", x=15, y=13.5), small
             )
 
     def add(self, x: float, y: float, *shapes: Shape) -> None:
-        """Put a drawing on the scene for this step."""
+        """Add a drawing to the scene for this step."""
         self.scene.add(x, y, *shapes, begin=float(self.step), end=self.step + 1.0)
 
     def row(self, name: str, notes: Sequence[str], cells: Sequence[Cell], most: float) -> None:
-        """Add a row: its name, what is to be said of it, and a tensor or a word in each column."""
+        """Add a row: name, notes, and a tensor or text in each column."""
         top, found = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
         span = span_of(v for values in (*found, *(cell.beside for cell in cells)) for v in values)
         told = (
@@ -122,17 +122,19 @@ class Table:
         span: tuple[float, float],
         lane: int | None,
     ) -> float:
-        """A tensor, its histogram and words; and how high they are."""
+        """Draw a tensor, its histogram and its lines; return their height."""
         values, marked = tuple(s["values"]), frozenset(cell.marked)
-        shapes, high = heat(values, s["columns"], most, self.room, self.high, marked, told(s))
-        frame = rect(self.room + 6, high + 6, "alarm", x=-3, y=-3, r=3)
+        shapes, high = heat(
+            values, s["columns"], most, self.column_width, self.high, marked, told(s)
+        )
+        frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
         if len(values) >= FEW:
             series = (tuple(cell.beside), "dashes"), (values, "total" if lane is None else "bins")
-            bars = histogram(series, span, self.room, lane=lane or 0)
+            bars = histogram(series, span, self.column_width, lane=lane or 0)
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
             high += 5 + TALL
-        fitted = ((fitting(options, self.room, 11), style) for style, options in cell.lines)
+        fitted = ((fitting(options, self.column_width, 11), style) for style, options in cell.lines)
         words = [
             text(found, style, y=LINE * (i + 1), size=11)
             for i, (found, style) in enumerate(pair for pair in fitted if pair[0])
@@ -142,11 +144,11 @@ class Table:
 
 
 def fitting(options: Sequence[str], room: float, size: float) -> str:
-    """The first of some texts that fits; none if none does."""
+    """Return the first text that fits, or ""."""
     return next((words for words in options if text_width(words, size) <= room), "")
 
 
-@remembered
+@cached_drawing
 def heat(
     values: Values,
     columns: int,
@@ -157,17 +159,17 @@ def heat(
     words: str = "",
     top: float = 0,
 ) -> tuple[list[Shape], float]:
-    """Values as cells whose tooltip lists them, and their height [px].
+    """Return values as a heat map with a tooltip, and its height [px].
 
     Args:
-        values: row by row.
-        columns: the number of values in a row.
-        most: the magnitude in the full colour.
-        width: available for the cells [px].
-        high: available for the cells [px].
+        values: values row by row.
+        columns: number of values per row.
+        most: magnitude shown in full colour.
+        width: available width [px].
+        high: available height [px].
         marked: positions of cells with a frame.
-        words: the first line of the tooltip.
-        top: where the first row begins [px].
+        words: first line of the tooltip.
+        top: top of the first row [px].
     """
     columns = max(1, columns)
     rows = max(1, math.ceil(len(values) / columns))
@@ -200,7 +202,7 @@ def heat(
 
 
 def shade(v: float | str, most: float) -> tuple[str, float] | None:
-    """The class and opacity of a value; None about zero.
+    """Return the class and opacity of a value; None near zero.
 
     >>> shade(-1.0, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
     (('negative', 0.35), None, ('odd', 0))
@@ -211,7 +213,7 @@ def shade(v: float | str, most: float) -> tuple[str, float] | None:
     return ("negative" if v < 0 else "positive", 0.7 * level / LEVELS) if level else None
 
 
-@remembered
+@cached_drawing
 def histogram(
     series: tuple[tuple[Values, str], ...],
     span: tuple[float, float],
@@ -219,13 +221,13 @@ def histogram(
     *,
     lane: int = 0,
 ) -> list[Shape]:
-    """Histograms on one axis, with a line at zero.
+    """Return histograms on a common axis, with a line at zero.
 
     Args:
-        series: of each its values and class.
-        span: the first and the last value of the axis.
-        width: of all [px].
-        lane: of the colours.
+        series: values and class of each histogram.
+        span: the first and last value of the axis.
+        width: total width [px].
+        lane: lane that determines the colours.
     """
     low, high = span
     known = [(bins(values, low, high), style) for values, style in series if values]
@@ -242,7 +244,7 @@ def histogram(
 
 
 def bins(values: Iterable[float | str], low: float, high: float) -> list[int]:
-    """The numbers of finite values in equal parts of a range.
+    """Count the finite values in equal bins of a range.
 
     >>> counts = bins([0.0, 0.5, 1.0, "nan"], 0.0, 1.0)
     >>> counts[0], counts[8], counts[-1], sum(counts)
@@ -256,7 +258,7 @@ def bins(values: Iterable[float | str], low: float, high: float) -> list[int]:
 
 
 def span_of(values: Iterable[float | str]) -> tuple[float, float]:
-    """The range of all finite values; at least something wide.
+    """Return the range of all finite values, widened if empty.
 
     >>> span_of([2.0, "nan"]), span_of([])
     ((1.5, 2.5), (-1.0, 1.0))
@@ -267,7 +269,7 @@ def span_of(values: Iterable[float | str]) -> tuple[float, float]:
 
 
 def told(s: Json) -> str:
-    """A summary in one line.
+    """Return a summary in one line.
 
     >>> told({"size": 2, "min": 0.0, "max": 1.0, "norm": 2.0, "values": [0.0, "nan"]})
     '2 values, 0 to 1, norm 2, 1 × NaN'
@@ -277,7 +279,7 @@ def told(s: Json) -> str:
 
 
 def bounds(s: Json) -> str:
-    """The smallest and the largest value, of those that are numbers."""
+    """Return the smallest and largest finite value as text."""
     known = [v for v in s["values"] if not isinstance(v, str)] or ["nan"]
     whole = not isinstance(s["min"], str)
     low, high = (s["min"], s["max"]) if whole else (min(known), max(known))
@@ -285,7 +287,7 @@ def bounds(s: Json) -> str:
 
 
 def oddities(s: Json) -> str:
-    """The number of values that are not finite.
+    """Return the counts of non-finite values as text.
 
     >>> oddities({"values": [0.0, "nan", "nan", "-inf"]})
     '2 × NaN, 1 × −∞'
@@ -295,7 +297,7 @@ def oddities(s: Json) -> str:
 
 
 def norm(s: Json) -> tuple[str, Sequence[str]]:
-    """A line about the norm, or about values that are not finite."""
+    """Return a line about the norm, or about non-finite values."""
     if odd := oddities(s):
         return "late", [odd, "NaN"]
     return "count", [f"norm {figure(s['norm'])}", figure(s["norm"])]

@@ -1,4 +1,4 @@
-"""Who waits for whom, as a small picture: a circle per rank, an arrow to each that it waits for."""
+"""The wait-for graph as a small picture: a circle per rank, an arrow to each rank it waits for."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from distkit.views.scene.marks import Scene, Shape, arrow, circle, text, title
 from distkit.views.scene.painter import body
 from distkit.views.scene.theme import GRAY, INK, MARKS, rank_color
 
-#: Ranks that stand alike share a circle where there would be more than so many; of more circles
-#: than so many no picture is made.
-MOST, MOST_CIRCLES = 6, 16
-#: A circle's radius, what it keeps from arrows, and how far from each other two arrows pass.
+#: Above MAX_RANKS ranks, ranks that wait for the same ranks share a circle; above MAX_CIRCLES
+#: circles there is no picture.
+MAX_RANKS, MAX_CIRCLES = 6, 16
+#: Radius of a circle, its gap to arrows, distance between two parallel arrows [px].
 RADIUS, GAP, APART = 15.0, 3.0, 11.0
 
-#: Beside a notebook's error the picture is drawn so much larger, a rank's call in a row so high.
+#: Scale of the picture beside a notebook's error, and height of a rank's row [px].
 ZOOM, ROW = 1.35, 22.0
-#: The width of a letter in each column of the rows.
+#: Width of a letter in each column of the rows [px].
 LETTERS = 7.4, 7.3, 7.3, 7.5
 CODE = f'font-family="{svg.CODE}"'
-#: What is said below: of the picture's styles only those that are in it.
+#: Legend texts of styles; only used styles are shown.
 LEGEND = {
     "held": "dashed: blocked",
     "own": "filled: not blocked",
@@ -36,32 +36,32 @@ Point = tuple[float, float]
 
 
 def waits(states: Iterable[RankState]) -> Json | None:
-    """The wait-for graph of ranks as a scene, with its marks' styles; None if nobody waits.
+    """Return the wait-for graph as a scene, with its marks' styles; None if no rank waits.
 
-    A dashed circle is a rank that is blocked. Red are the arrows of those that wait for each other.
+    Dashed circles are blocked ranks. Red arrows form a cycle.
 
     >>> waits([RankState(0, Doing.RUNNING)]) is None
     True
     """
     known = {s.rank: s for s in states}
-    ways = {s.rank: s.waits_for for s in known.values() if s.doing is Doing.BLOCKED}
-    ranks = sorted({*ways, *(other for others in ways.values() for other in others)})
-    alike = grouped(ranks, ways.get) if len(ranks) > MOST else grouped(ranks, int)
+    waits_for = {s.rank: s.waits_for for s in known.values() if s.doing is Doing.BLOCKED}
+    ranks = sorted({*waits_for, *(other for others in waits_for.values() for other in others)})
+    alike = grouped(ranks, waits_for.get) if len(ranks) > MAX_RANKS else grouped(ranks, int)
     nodes = [tuple(some) for some in alike.values()]
-    if not ways or len(nodes) > MOST_CIRCLES:
+    if not waits_for or len(nodes) > MAX_CIRCLES:
         return None
-    at = dict(zip(nodes, _around(len(nodes)), strict=True))
+    at = dict(zip(nodes, _circle_positions(len(nodes)), strict=True))
     node = {r: some for some in nodes for r in some}
-    edges = {(node[r], node[other]) for r, others in ways.items() for other in others}
+    edges = {(node[r], node[other]) for r, others in waits_for.items() for other in others}
     scene = Scene(*(max(p[i] for p in at.values()) + RADIUS + 2 for i in (0, 1)))
-    said = "; ".join(str(known[r]) for r in ways)
+    said = "; ".join(str(known[r]) for r in waits_for)
     scene.add(0, 0, title(said, aloud=True))
     for a, b in sorted(edges):
         if a != b:
-            bad = _leads(b, a, edges)
-            scene.add(0, 0, *_beside(at[a], at[b], "wrong" if bad else "answer", bad))
+            bad = _reaches(b, a, edges)
+            scene.add(0, 0, *_shifted_arrow(at[a], at[b], "wrong" if bad else "answer", bad))
     for some, (x, y) in at.items():
-        scene.add(x, y, *_circle(some, some[0] in ways), layer=1)
+        scene.add(x, y, *_circle(some, some[0] in waits_for), layer=1)
     plain = scene.plain()
     used = {style for _, style, *_ in plain["shapes"]}
     return {
@@ -72,7 +72,7 @@ def waits(states: Iterable[RankState]) -> Json | None:
 
 
 def waits_svg(states: Iterable[RankState]) -> str:
-    """The same as an SVG document, beside it each rank's call and line; "" if nobody waits."""
+    """Return the graph with each rank's call and line as an SVG document; "" if no rank waits."""
     known = {s.rank: s for s in states}
     graph = waits(known.values())
     if graph is None:
@@ -98,14 +98,14 @@ def waits_svg(states: Iterable[RankState]) -> str:
 
 
 def _row(name: str, state: RankState) -> tuple[str, str, str, str]:
-    """The ranks of a circle, and the call, tensor and line of the first."""
+    """Return the ranks of a circle, and call, tensor and line of the first rank."""
     call = f"{state.call() or state.doing}  "
     tensor = f"{state.dtype}{list(state.shape)}  " if state.dtype else ""
     return f"rank{'s' * (not name.isdigit())} {name}  ", call, tensor, state.where
 
 
-def _around(n: int) -> list[Point]:
-    """Places in a ring, from the left for two, from the top for more."""
+def _circle_positions(n: int) -> list[Point]:
+    """Return positions on a circle, from the left for two, from the top for more."""
     radius = 36.0 if n < 4 else max(44.0, 26 / math.sin(math.pi / n))
     turns = [2 * math.pi * k / n + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
     ring = [(radius * math.cos(t), radius * math.sin(t)) for t in turns]
@@ -114,7 +114,7 @@ def _around(n: int) -> list[Point]:
 
 
 def _circle(ranks: tuple[int, ...], blocked: bool) -> tuple[Shape, ...]:
-    """A circle, and whose it is."""
+    """Return the circle of ranks that share it, with a label and a tooltip."""
     lane, style = ranks[0], "version" if blocked else "label"
     name, size = (str(ranks[0]), 12.5) if len(ranks) == 1 else (f"{ranks[0]}…{ranks[-1]}", 9.5)
     number = text(name, style, y=4, anchor="middle", lane=lane, size=size)
@@ -122,8 +122,8 @@ def _circle(ranks: tuple[int, ...], blocked: bool) -> tuple[Shape, ...]:
     return whose, circle(RADIUS, "held" if blocked else "own", lane=lane), number
 
 
-def _beside(a: Point, b: Point, style: str, bad: bool) -> tuple[Shape, ...]:
-    """An arrow between two circles, a little to the side: one back has its own way."""
+def _shifted_arrow(a: Point, b: Point, style: str, bad: bool) -> tuple[Shape, ...]:
+    """Return an arrow between two circles, shifted so that opposite arrows do not overlap."""
     length = math.dist(a, b)
     ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
     side, cut = APART / 2, RADIUS + GAP
@@ -132,8 +132,8 @@ def _beside(a: Point, b: Point, style: str, bad: bool) -> tuple[Shape, ...]:
     return arrow(start, end, style, "bad" if bad else "gray")
 
 
-def _leads(a: object, b: object, edges: Iterable[tuple[object, object]]) -> bool:
-    """True if there is a way from ``a`` to ``b``."""
+def _reaches(a: object, b: object, edges: Iterable[tuple[object, object]]) -> bool:
+    """Return True if there is a path from ``a`` to ``b``."""
     found, left = set(), [a]
     while left:
         found.add(here := left.pop())

@@ -128,7 +128,7 @@ class ServerHistory:
     waits: list[Wait] = field(default_factory=list)
 
     def of(self, *roles: str) -> list[int]:
-        """The ranks with one of these roles."""
+        """Return the ranks with one of these roles."""
         return sorted(rank for rank, mine in self.roles.items() if mine in roles)
 
     @cached_property
@@ -144,7 +144,7 @@ class ServerHistory:
 
 
 def read(trace: EventLog) -> ServerHistory:
-    """The history of a trace."""
+    """Return the history of a trace."""
     ended = {rank for rank, end in trace.info.ends.items() if end.how != "returned"}
     gone = ended | {one.node for one in trace.info.replaced}
     pairs = [ends for ends in trace.pairs.requests() if ends[0].state is not State.SCHEDULED]
@@ -193,7 +193,7 @@ def _request(s: Span, got: Span | None, reply: Span | None, gone: set[int]) -> R
 
 
 def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
-    """The servers' updates."""
+    """Yield the servers' updates."""
     for s in spans:
         facts = s.attributes
         if s.op is Op.MARK and "version" in facts and roles.get(s.rank) == "server":
@@ -292,7 +292,7 @@ class _Walk:
                 gradient.taken, gradient.by, gradient.late = update.begin, update.version, late
 
     def _awaited(self, pull: Request) -> tuple[int, ...]:
-        """The workers that the rule lets a pull wait for."""
+        """Return the workers that the rule lets a pull wait for."""
         if self.history.rule.needs(pull.clock) <= 0:
             return ()
         here = [w for w, gradients in self.inboxes[pull.place].items() if gradients]
@@ -308,7 +308,7 @@ class _Walk:
 def statuses(
     trace: EventLog, history: ServerHistory, names: dict[int, str]
 ) -> dict[int, list[Stretch]]:
-    """The activity of the drawn workers, from one change to the next."""
+    """Return the activity of the drawn workers, from one change to the next."""
     items: dict[int, list[Stretch]] = defaultdict(list)
     for node, begin, end, status in history.waits:
         items[node].append((begin, end, status))
@@ -325,7 +325,7 @@ def statuses(
 
 
 def _waits(history: ServerHistory) -> Iterator[Wait]:
-    """Every wait of a worker, from one change to the next."""
+    """Yield every wait of a worker, from one change to the next."""
     members, registered = history.of("worker", "server"), history.registered
     drawn = history.of("worker")[:MAX_WORKERS]
     givers = {r.place: r for r in history.requests if r.span.op is Op.INIT and r.span.dtype}
@@ -347,7 +347,7 @@ def _waits(history: ServerHistory) -> Iterator[Wait]:
 def _absences(
     members: Sequence[int], came: Mapping[int, float], begin: float
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """The members that have not come, from one arrival to the next."""
+    """Return the members that have not come, from one arrival to the next."""
     changes = sorted({time for time in came.values() if begin < time < math.inf})
     some = [begin, *changes[:: 1 + len(changes) // MAX_CHANGES], *changes[-1:]]
     return [(a, tuple(n for n in members if came.get(n, math.inf) > a)) for a in some]
@@ -356,7 +356,7 @@ def _absences(
 def _spans(
     kind: str, node: int, awaited: list[tuple[float, tuple[int, ...]]], end: float
 ) -> Iterator[Wait]:
-    """The times in which a node waits for others."""
+    """Yield the times in which a node waits for others."""
     for (a, nodes), (b, _) in pairwise([*awaited, (end, ())]):
         others = tuple(n for n in nodes if n != node)
         if others and a < min(b, end):
@@ -364,7 +364,7 @@ def _spans(
 
 
 def _stretches(items: list[Stretch], names: dict[int, str]) -> Iterator[Stretch]:
-    """The statuses of a node from the beginning, merged while they are equal."""
+    """Yield the statuses of a node from the beginning, merged while they are equal."""
     begin, before = -math.inf, Status()
     for time, _, here in pieces([(-math.inf, None, Status()), *items]):
         status = _status(here, names)
@@ -375,7 +375,7 @@ def _stretches(items: list[Stretch], names: dict[int, str]) -> Iterator[Stretch]
 
 
 def _status(here: list[Status], names: dict[int, str]) -> Status:
-    """The status of a node, from all that it does."""
+    """Return the status of a node, from all that it does."""
     of = grouped(here, lambda status: status.kind)
     if held := [*of.get("waits", ()), *of.get("barrier", ())]:
         awaited = tuple(sorted({n for status in held for n in status.awaited}))
@@ -409,7 +409,7 @@ def endings(trace: EventLog) -> list[Ending]:
 
 
 def listed(nodes: Sequence[int], names: dict[int, str]) -> str:
-    """A list of nodes in words.
+    """Return a list of nodes in words.
 
     >>> listed([0, 2], {0: "worker 0", 2: "worker 2"}), listed(range(8), {})
     ('worker 0 and worker 2', '8 others')

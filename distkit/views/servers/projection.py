@@ -100,7 +100,7 @@ class Serving:
         return clean(self.trace.info.name) or "Servers"
 
     def done(self, kind: str) -> list[Keyframe]:
-        """The keyframes of a kind that have ended."""
+        """Return the keyframes of a kind that have ended."""
         return [b for b in self.keyframes if b.kind == kind and b.end is not None]
 
 
@@ -125,7 +125,7 @@ def project(trace: EventLog, live: bool = False) -> Serving:
 
 
 def _rows(history: ServerHistory) -> dict[Place, Row]:
-    """Every key on every server with a request for it, in the order of the requests."""
+    """Return every key on every server with a request for it, in the order of the requests."""
     size: Counter[Place] = Counter()
     for r in history.requests:
         if r.span.op is not Op.REGISTER and "optimizer" not in r.span.attributes:
@@ -160,7 +160,7 @@ _ANSWERED = (Op.PULL, Op.REGISTER)
 
 
 def _messages(history: ServerHistory, names: dict[int, str]) -> Iterator[Keyframe]:
-    """The requests, and the replies with weights or addresses."""
+    """Yield the requests, and the replies with weights or addresses."""
     for r in history.requests:
         op, sent, (server, _) = r.span.op, r.span.start, r.place
         kind = "optimizer" if "optimizer" in r.span.attributes else str(op)
@@ -196,7 +196,7 @@ def _line(parts: list[str]) -> str:
 
 
 def _more(r: Request, history: ServerHistory, names: dict[int, str]) -> str:
-    """The details of a request."""
+    """Return the details of a request."""
     op, awaited = r.span.op, r.awaited[0][1] if r.awaited else ()
     others = listed([n for n in awaited if n != r.node], names)
     if "optimizer" in r.span.attributes:
@@ -254,7 +254,7 @@ def _barrier(members: list[Span], workers: list[int], names: dict[int, str]) -> 
 
 
 def opening(run: Serving) -> float:
-    """The moment to show first: the end of a live run, otherwise its most instructive event.
+    """Return the moment to show first: the end of a live run, otherwise its most instructive event.
 
     This is the last death, the last pull without an answer, or the first update, if possible with
     a stale gradient.
@@ -284,7 +284,7 @@ def facts(run: Serving) -> list[str]:
 
 
 def rule_sentence(history: ServerHistory) -> str:
-    """The consistency rule of this run's servers, in a sentence."""
+    """Return the consistency rule of this run's servers, in a sentence."""
     workers, most, rule = len(history.of("worker")), history.quorum, history.rule
     known = history.updates or any(r.span.op is Op.REGISTER for r in history.requests)
     if not known or not workers:

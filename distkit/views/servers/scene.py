@@ -19,13 +19,13 @@ from distkit.views.scene.marks import (
     Scene,
     Shape,
     arrow,
+    cached_drawing,
     circle,
     line,
     path,
     picture,
     pieces,
     rect,
-    remembered,
     steps,
     text,
     title,
@@ -96,7 +96,7 @@ class Spot:
 
 
 def draw(run: Serving) -> Json:
-    """The picture of a run, for both painters.
+    """Return the picture of a run, for both painters.
 
     Args:
         run: the result of ``projection.project``.
@@ -184,7 +184,7 @@ class _Painter:
     # -- fixed marks ------------------------------------------------------------------------
 
     def _servers(self, servers: list[int]) -> float:
-        """A card for each drawn server, all of the same height; and where they end."""
+        """Return a card for each drawn server, all of the same height; and where they end."""
         drawn = self.servers
         keys: dict[int, list[Place]] = defaultdict(list)
         for place in self.run.rows:
@@ -253,7 +253,7 @@ class _Painter:
     # -- states ----------------------------------------------------------------------------
 
     def _slot_of(self, g: Request) -> int:
-        """The slot of a gradient in its inbox: its worker's, or the next one."""
+        """Return the slot of a gradient in its inbox: its worker's, or the next one."""
         own = self.owners.index(g.node) if g.node in self.owners else g.nth - 1
         return min(max(own, 0), self.quorum - 1)
 
@@ -280,7 +280,7 @@ class _Painter:
                 self.scene.add(spot.wait, spot.y + 34.5, *rings, begin=begin, end=end, layer=ROW)
 
     def _rings(self, workers: list[int], fits: int) -> Iterator[Shape]:
-        """A ring for each waiting pull that fits."""
+        """Yield a ring for each waiting pull that fits."""
         shown = len(workers) if len(workers) <= fits else max(0, fits - 1)
         for i, worker in enumerate(workers[:shown]):
             yield circle(6, "held", x=15 * i, lane=self._lane(worker))
@@ -302,7 +302,7 @@ class _Painter:
                 self.scene.add(spot.x + spot.w, spot.y + 39, *self._last(late), **when)
 
     def _last(self, took: Mapping[int, int]) -> list[Shape]:
-        """The workers of the last update, and the staleness of their gradients."""
+        """Return the workers of the last update, and the staleness of their gradients."""
         late = max(took.values())
         words = f"{late} late" if late else "fresh" if len(took) == 1 else ""
         left = -text_width(words, 14) - 13 if words else -6
@@ -324,7 +324,7 @@ class _Painter:
                     self.scene.add(0, 0, *arc, begin=begin, end=end, layer=ARC)
 
     def _worker(self, rank: int, status: Status) -> list[Shape]:
-        """A worker: hollow and dashed while it waits, pale after it has ended."""
+        """Return a worker: hollow and dashed while it waits, pale after it has ended."""
         r, name, waits = self.radius, self.run.names[rank], status.kind == "waits"
         style = {"waits": "waiting", "ended": "pale"}.get(status.kind, "own")
         look, lane = "number" if style == "own" else "hollow", self._lane(rank)
@@ -375,12 +375,12 @@ class _Painter:
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, plain or "past", head, lane=lane), layer=FLIGHT)
 
     def _replaced(self, keyframe: Keyframe) -> float | None:
-        """The time when another takes the place of a sender that died later."""
+        """Return the time when another takes the place of a sender that died later."""
         times = (again for node, _, again, _ in self.run.endings if node == keyframe.src and again)
         return next((again for again in times if again > keyframe.begin), None)
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
-        """The token of a message: a gradient with its version, weights, or a request."""
+        """Return the token of a message: a gradient with its version, weights, or a request."""
         version = keyframe.subject.version
         if keyframe.kind == "push":
             words = f"∇v{version}"
@@ -405,7 +405,7 @@ class _Painter:
     def _ends(
         self, keyframe: Keyframe, spot: Spot | None, a: Point, b: Point
     ) -> tuple[Point, Point]:
-        """The end points of a message, of which one may be at a mark of a key."""
+        """Return the end points of a message, of which one may be at a mark of a key."""
         kind = keyframe.kind
         if spot and kind == "push":
             x = spot.x + self._slot_of(keyframe.subject) * spot.slot + _slot_width(spot) / 2
@@ -421,7 +421,7 @@ class _Painter:
     # -- bars and side panel ------------------------------------------------------------------
 
     def _updates(self, drawn: list[Keyframe]) -> Iterator[list[Any]]:
-        """The updates as rows of the list."""
+        """Yield the updates as rows of the list."""
         for i, keyframe in enumerate(drawn):
             if keyframe.kind == "update" and keyframe.end is not None:
                 row, late = self.run.rows[keyframe.subject.place], keyframe.subject.late
@@ -462,7 +462,7 @@ class _Painter:
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
     def _spent(self, worker: int) -> Iterator[tuple[str, float, float]]:
-        """The stretches in which a worker waits or computes, since the picture's beginning."""
+        """Yield the intervals in which a worker waits or computes, in picture time."""
         for begin, end, status in self.run.doing[worker]:
             a, b = max(begin, self.run.start), self.run.end if end is None else end
             if status.kind in ("waits", "works") and a < b:
@@ -508,7 +508,7 @@ class _Painter:
 
 
 def histogram(late: Iterable[int]) -> dict[range, int]:
-    """The number of gradients in bins of equal width from 0, of one value each if there are few.
+    """Return the gradients' histogram, with one bin per value if there are few values.
 
     >>> histogram([0, 0, 1])
     {range(0, 1): 2, range(1, 2): 1, range(2, 3): 0}
@@ -526,7 +526,7 @@ def _named(values: range) -> str:
 
 
 def brief(n: int) -> str:
-    """A short form of a count.
+    """Return a short form of a count.
 
     >>> brief(999), brief(123_458)
     ('999', '123k')
@@ -535,18 +535,18 @@ def brief(n: int) -> str:
 
 
 def _slot_width(spot: Spot) -> float:
-    """The width of a slot, without the gap after it."""
+    """Return the width of a slot, without the gap after it."""
     return round(max(0.7 * spot.slot, spot.slot - 4), 1)
 
 
 def _headed(row: Row, w: float) -> tuple[str, float]:
-    """The name of a key, shortened to fit, and where the size follows."""
+    """Return the name of a key, shortened to fit, and where the size follows."""
     name = cut(row.key, w - 50, 13)
     return name, 7.9 * len(name) + 8
 
 
 def _values(row: Row, w: float, version: int, told: str) -> Iterator[Shape]:
-    """The values of a key: in a tooltip, and before its version if there is room."""
+    """Yield the values of a key: in a tooltip, and before its version if there is room."""
     yield rect(w + 10, 47, "hover", x=-5, y=-2)
     yield title(f"{row.key} v{version} = {told}")
     _, after = _headed(row, w)
@@ -554,20 +554,20 @@ def _values(row: Row, w: float, version: int, told: str) -> Iterator[Shape]:
         yield text(told, "worth", x=w - 44, y=17, anchor="end")
 
 
-@remembered
+@cached_drawing
 def _box(
     w: float, h: float, words: str, lane: int, *, x: float = 0, y: float = 0
 ) -> tuple[Shape, ...]:
-    """A gradient, with its label if it fits."""
+    """Return a gradient, with its label if it fits."""
     box = rect(w, h, "own", x=x, y=y, r=min(4, w / 2), lane=lane)
     if w < 5 + 6 * len(words):
         return (box,)
     return box, text(words, "label", x=x + w / 2, y=y + h / 2 + 4, anchor="middle", lane=lane)
 
 
-@remembered
+@cached_drawing
 def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
-    """A version, centered."""
+    """Return a version, centered."""
     told = f"v{version}"
     w = max(34, 8 * len(told) + 14)
     return (
@@ -576,9 +576,9 @@ def _pill(version: int | None, style: str, words: str) -> tuple[Shape, ...]:
     )
 
 
-@remembered
+@cached_drawing
 def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
-    """A curve from a waiting worker to another."""
+    """Return a curve from a waiting worker to another."""
     side = math.copysign(0.72 * r, b - a)
     x1, x2, low = a + side, b - side, y - 0.82 * r
     high = low - min(max(abs(b - a) * 0.22, 22), 74)
@@ -588,9 +588,9 @@ def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
     return path(f"M{x1:.1f} {low:.1f}C{bend} {x2:.1f} {low:.1f}", "arc"), head
 
 
-@remembered
+@cached_drawing
 def _fitting(words: str, room: float, size: float) -> str:
-    """The activity of a worker, shortened to fit."""
+    """Return the activity of a worker, shortened to fit."""
     for short in (words, words.replace("worker ", "")):
         if text_width(short, size) <= room:
             return short
@@ -615,7 +615,7 @@ MAX_ROWS = 24  # keys in the table
 
 
 def to_table(run: Serving) -> str:
-    """The end of a run as text: keys and their versions, waits, and counters."""
+    """Return the end of a run as text: keys and their versions, waits, and counters."""
     lines = [f"{run.title}: {', '.join(facts(run))}".rstrip(": ")]
     if not run.keyframes:
         return f"{lines[0]}\n  {NOTHING}"

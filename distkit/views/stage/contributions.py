@@ -41,7 +41,7 @@ class Ring:
 
 
 def find_rings(trace: EventLog) -> list[Ring]:
-    """Every ring all-reduce of a run, among the members of each group.
+    """Return every ring all-reduce of a run, among the members of each group.
 
     The messages of a group form ring all-reduces if each member sends what the schedule says; if a
     chunk has the same size everywhere; if no member passes a chunk on before receiving it; and if
@@ -64,7 +64,7 @@ def find_rings(trace: EventLog) -> list[Ring]:
 def _rings(
     members: list[int], lanes: dict[int, list[Message]], spans: dict[Key, Span]
 ) -> list[Ring]:
-    """The messages of a group as rings, or [] if they do not fit."""
+    """Return the messages of a group as rings, or [] if they do not fit."""
     n, size = len(members), 2 * len(members) - 2
     lengths = {len(lane) for lane in lanes.values()}
     if n < 3 or lanes.keys() != set(members) or len(lengths) > 1 or min(lengths) % size:
@@ -83,7 +83,7 @@ def _rings(
 
 
 def _fits(ring: Ring) -> bool:
-    """True if these can be the transfers of a ring all-reduce."""
+    """Return True if these can be the transfers of a ring all-reduce."""
     last: dict[tuple[int, int], Transfer] = {}  # by receiver and chunk
     same: dict[bool, list[bool]] = {True: [], False: []}  # values as received; to be reduced or not
     transfers = [t for row in ring.rounds for t in row]
@@ -212,7 +212,7 @@ def _apply_ring(which: int, ring: Ring, found: Contributions) -> None:
 
 
 def _added(own: Piece, came: Piece, result: Values) -> Piece:
-    """The sum of two pieces; if it equals the received one, the own contribution is uncertain."""
+    """Return the sum of two pieces; if it equals the received piece, it is uncertain."""
     if result and result == came.values:
         doubt = own.sure | own.maybe | came.maybe
         return Piece(came.sure, doubt - came.sure, result)
@@ -240,7 +240,7 @@ class _Follower:
                 self._point_to_point(spans[0], time)
 
     def _messages(self) -> Iterator[tuple[float, list[Span]]]:
-        """All calls for messages but those of rings."""
+        """Yield all calls for messages but those of rings."""
         rings = [t.message for ring in self.found.rings for row in ring.rounds for t in row]
         done = {key for m in rings for key in (m.send, m.recv)}
         for s in self.trace.spans:
@@ -268,7 +268,7 @@ class _Follower:
             self._show(time, s, piece, after=True)
 
     def _held(self, s: Span) -> Piece:
-        """The tensor of a call: a known one of this size and values, its rank's, or uncertain."""
+        """Return the tensor of a call: a known one, the rank's, or an uncertain one."""
         values, own = _of(s.before), frozenset({s.rank})
         for size, piece in reversed(self.known[s.rank]):
             if any(values) and size == s.nbytes and piece.values == values:  # zeros match nothing

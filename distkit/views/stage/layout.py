@@ -28,7 +28,7 @@ def pattern(
     roles: Mapping[int, str] | None = None,
     hosts: Mapping[int, str] | None = None,
 ) -> str:
-    """The arrangement that fits a run: one of ``KINDS``.
+    """Return the arrangement that fits a run: one of ``KINDS``.
 
     Servers and a scheduler get a separate row, and so do the ranks of each of several hosts.
     Otherwise the messages decide: a ring if all messages are between neighbours, a star if one rank
@@ -54,7 +54,7 @@ def pattern(
 
 
 def _shape(ranks: list[int], edges: set[Pair]) -> str:
-    """The first shape that contains all these edges, or ""."""
+    """Return the first shape that contains all these edges, or ""."""
     n = len(ranks)
     at = {rank: i for i, rank in enumerate(ranks)}
     ends = [(at[a], at[b]) for a, b in edges if a in at and b in at]
@@ -70,7 +70,7 @@ def _shape(ranks: list[int], edges: set[Pair]) -> str:
 
 
 def _acyclic(edges: Iterable[Pair]) -> bool:
-    """True if there is no cycle: leaves can be taken off until nothing is left."""
+    """Return True if there is no cycle: leaves can be taken off until nothing is left."""
     left = set(edges)
     while left:
         degree = Counter(chain.from_iterable(left))
@@ -82,7 +82,7 @@ def _acyclic(edges: Iterable[Pair]) -> bool:
 
 
 def _columns(n: int, edges: list[Pair] | None = None) -> int:
-    """The columns of a grid of ``n`` ranks in which all edges join neighbours, or 0."""
+    """Return the columns of a grid of ``n`` ranks in which all edges join neighbours, or 0."""
     for rows in range(math.isqrt(n), 1, -1):
         columns = n // rows
         if rows * columns == n and all(_near(a, b, rows, columns) for a, b in edges or ()):
@@ -91,7 +91,7 @@ def _columns(n: int, edges: list[Pair] | None = None) -> int:
 
 
 def _near(a: int, b: int, rows: int, columns: int) -> bool:
-    """True if two places are neighbours in a row or a column, including around the edge."""
+    """Return True if two places are neighbours in a row or a column, including around the edge."""
     down, across = abs(a // columns - b // columns), abs(a % columns - b % columns)
     return (down, across) in {(0, 1), (1, 0), (0, columns - 1), (rows - 1, 0)}
 
@@ -103,7 +103,7 @@ def arrange(
     roles: Mapping[int, str] | None = None,
     hosts: Mapping[int, str] | None = None,
 ) -> dict[int, Point]:
-    """The place of every rank in an arrangement: x, y in [0, 1]; arguments as in :func:`pattern`.
+    """Return the position of every rank: x, y in [0, 1]; arguments as in :func:`pattern`.
 
     >>> arrange("ring", [0, 1, 2, 3])[0]
     (0.5, 0.0)
@@ -143,7 +143,7 @@ def _around(angle: float) -> Point:
 
 
 def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
-    """The rank with the most messages in the middle, the others around it."""
+    """Return the rank with the most messages in the middle, the others around it."""
     count = Counter(chain.from_iterable(sent))
     hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
     others = _ring([rank for rank in ranks if rank != hub])
@@ -151,7 +151,7 @@ def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
 
 
 def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
-    """The root on top, and every rank below it by its number of hops."""
+    """Return the root on top, and every rank below it by its number of hops."""
     joined: dict[int, dict[int, None]] = defaultdict(dict)
     for a, b in sent:
         joined[a][b] = joined[b][a] = None
@@ -175,7 +175,7 @@ def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
 
 
 def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
-    """The root of a tree: the only rank that sends before it receives, or else the last to send."""
+    """Return the root of a tree: the only rank that sends first, or the last sender."""
     first: dict[int, int] = {}  # the sender of each rank's first message
     for a, b in sent:
         first.setdefault(a, a)
@@ -213,7 +213,7 @@ _SHIFTS = ((1.0, 0.0), (0.0, 1.0), (0.38, -0.3), (1.9, 0.0), (0.0, 1.9))
 
 
 def _hypercube(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
-    """Each bit of a rank's number is a shift; more than 32 ranks are placed in a grid."""
+    """Shift a rank by each bit of its number; place more than 32 ranks in a grid."""
     if not 0 < len(ranks) <= 2 ** len(_SHIFTS):
         return _grid(ranks)
     points = [
@@ -293,17 +293,17 @@ class Field:
         return (badge + GAP + strip if strip else badge), max(high, badge)
 
     def cell(self, rank: int, i: int, of: int) -> tuple[float, float, float]:
-        """The upper left corner of a piece of a rank's tensor, and its width."""
+        """Return the upper left corner of a piece of a rank's tensor, and its width."""
         (x, y), (w, _), (strip, high) = self.at[rank], self.card, self.strip
         return x + w / 2 - strip + i * strip / of, y - high / 2, strip / of
 
     def badge(self, rank: int) -> Point:
-        """The center of a rank's badge."""
+        """Return the center of a rank's badge."""
         x, y = self.at[rank]
         return x - self.card[0] / 2 + self.radius, y
 
     def ends(self, a: int, b: int, aside: float = 0) -> tuple[Point, Point]:
-        """A line from the edge of one card to the edge of another."""
+        """Return a line from the edge of one card to the edge of another."""
         (x1, y1), (x2, y2) = self.edge(a, self.at[b]), self.edge(b, self.at[a])
         length = math.dist(self.at[a], self.at[b]) or 1.0
         dx = -aside * (self.at[b][1] - self.at[a][1]) / length
@@ -311,7 +311,7 @@ class Field:
         return (x1 + dx, y1 + dy), (x2 + dx, y2 + dy)
 
     def edge(self, rank: int, to: Point) -> Point:
-        """The point at the edge of a card towards another point."""
+        """Return the point at the edge of a card towards another point."""
         (x, y), (w, h) = self.at[rank], self.card
         length = math.dist((x, y), to) or 1.0
         ux, uy = (to[0] - x) / length, (to[1] - y) / length
@@ -323,12 +323,12 @@ class Field:
         return x + ux * far, y + uy * far
 
     def hub(self, members: Iterable[int]) -> Point:
-        """The center of a collective's members, where they meet."""
+        """Return the center of a collective's members, where they meet."""
         points = [self.at[rank] for rank in members if rank in self.at] or [(0.0, 0.0)]
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
     def _spread(self, stage: Stage) -> tuple[float, float]:
-        """The distances of the outermost cards, such that none overlap."""
+        """Return the distances of the outermost cards, such that none overlap."""
         places, n = [*stage.places.values()], len(stage.places)
         _, h = self.card
         levels = len({y for _, y in places})
@@ -362,7 +362,7 @@ def _wide(pieces: int) -> float:
 
 
 def _high(ranks: int) -> float:
-    """A whole number of pixels for each rank's layer."""
+    """Return a whole number of pixels for each rank's layer."""
     return float(max(1, ranks) * max(2, round(50 / max(1, ranks))))
 
 

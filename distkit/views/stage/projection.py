@@ -79,7 +79,7 @@ class Keyframe:
         return max(ends) if len(ends) == len(self.ends) else None
 
     def in_rounds(self) -> Keyframe:
-        """The same on the clock of rounds."""
+        """Return the same on the clock of rounds."""
         begin, end = self.round + 1 - FLIGHT, self.round + 1.0
         starts = (begin,) * len(self.starts)
         ends = tuple(None if e is None else end for e in self.ends)
@@ -128,7 +128,7 @@ def project(
     clock: str = "rounds",
     most: int = MAX_KEYFRAMES,
 ) -> Stage:
-    """The stage of a run.
+    """Return the stage of a run.
 
     Args:
         trace: the run.
@@ -178,7 +178,7 @@ def project(
 
 
 def _links(ranks: list[int], sent: list[Pair]) -> list[tuple[int, int, int, int]]:
-    """Each pair of communicating ranks, with the number of messages each way."""
+    """Return each pair of communicating ranks, with the number of messages each way."""
     there, here = Counter(sent), set(ranks)
     pairs = {(min(p), max(p)) for p in there if p[0] != p[1] and here.issuperset(p)}
     return [(a, b, there[a, b], there[b, a]) for a, b in sorted(pairs)][:MAX_LINKS]
@@ -239,7 +239,7 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
 
 
 def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
-    """The keyframes by their ends, numbered by rounds: each follows what its senders had before.
+    """Return the keyframes by end, numbered by rounds: a round follows its senders' previous ones.
 
     Messages of a ring have the rounds of its schedule.
     """
@@ -264,7 +264,7 @@ def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
 
 
 def _changes(found: Contributions, keyframes: list[Keyframe]) -> list[tuple[float, Change]]:
-    """Each change with its time on the clock of rounds, if its keyframe is drawn."""
+    """Return each change with its time on the clock of rounds, if its keyframe is drawn."""
     rounds = {call: keyframe.round for keyframe in keyframes for call in keyframe.calls}
     return [
         (rounds[c.by] + 1.0 if c.after else _begin(rounds[c.by]), c)
@@ -274,7 +274,7 @@ def _changes(found: Contributions, keyframes: list[Keyframe]) -> list[tuple[floa
 
 
 def _begin(number: int) -> float:
-    """The time in rounds at which something is sent; of the first round, already at the start."""
+    """Return the time of a send in rounds; in the first round, the start."""
     return number + 1 - FLIGHT if number else 0.0
 
 
@@ -282,7 +282,7 @@ def _begin(number: int) -> float:
 
 
 def _said(trace: EventLog, found: Contributions) -> str:
-    """A sentence about the certainty of contributions."""
+    """Return a sentence about the certainty of contributions."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
     if not found.known and any(s.op in REQUESTS for s in trace.spans):
@@ -332,7 +332,7 @@ def _notices(trace: EventLog, keyframes: list[Keyframe], more: int) -> tuple[lis
 
 
 def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:
-    """The participants of a keyframe."""
+    """Return the participants of a keyframe."""
     told = [names.get(r, f"rank {r}") for r in dict.fromkeys(keyframe.senders + keyframe.receivers)]
     if keyframe.meet is None:
         op = "" if keyframe.op == "send" else f"{keyframe.op} "
@@ -344,7 +344,7 @@ def who(keyframe: Keyframe, names: Mapping[int, str]) -> str:
 
 
 def what(keyframe: Keyframe) -> list[str]:
-    """The payload of a keyframe, its effect, and whether it is missing."""
+    """Return the payload of a keyframe, its effect, and whether it is missing."""
     cargo, missing = keyframe.cargo, "not received" if keyframe.sent else "not sent"
     found = [
         (f"chunk {cargo.at}", cargo.at is not None),
@@ -374,7 +374,7 @@ class Clock:
 
 
 def on_clock(stage: Stage, unit: str) -> Clock:
-    """The clock of rounds, where messages of a round move at once, or of measured time if ""."""
+    """Return the clock of rounds, whose messages move together, or of measured time if ""."""
     rounds, short = rounds_of(stage), stage.short
     shown, groups = stage.keyframes, [(b.round, [k]) for k, b in enumerate(stage.keyframes)]
     start, home, end = stage.start, stage.home, stage.end
@@ -434,14 +434,14 @@ def panels(stage: Stage) -> list[list[object]]:
 
 
 def rounds_of(stage: Stage) -> list[tuple[int, list[int]]]:
-    """The rounds in the order of their ends: number and keyframes."""
+    """Return the rounds in the order of their ends: number and keyframes."""
     found = grouped(range(len(stage.keyframes)), lambda k: stage.keyframes[k].round)
     lost = {n for n, some in found.items() if all(stage.keyframes[k].end is None for k in some)}
     return sorted(found.items(), key=lambda item: (item[0] in lost, item[0]))
 
 
 def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[str, object]:
-    """The caption of one or several keyframes: who, more, where."""
+    """Return the caption of one or several keyframes: who, more, where."""
     where = {keyframe.where for keyframe in keyframes}
     told, first = _common(keyframes), keyframes[0]
     if len(keyframes) == 1:
@@ -453,7 +453,7 @@ def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[st
 
 
 def _common(keyframes: Sequence[Keyframe]) -> list[str]:
-    """The common properties of several keyframes."""
+    """Return the common properties of several keyframes."""
     messages, sizes = sum(b.meet is None for b in keyframes), {b.nbytes for b in keyframes}
     does, (size, *others) = {b.cargo.reduce for b in keyframes}, sizes
     found = [

@@ -19,13 +19,13 @@ from distkit.views.scene.marks import (
     Scene,
     Shape,
     arrow,
+    cached_drawing,
     circle,
     letters,
     line,
     path,
     picture,
     rect,
-    remembered,
     text,
     title,
 )
@@ -55,7 +55,7 @@ NOTHING = "this trace has no messages and no collectives"
 
 
 def draw(stage: Stage) -> Json:
-    """The picture of a run for both painters, on the clocks of rounds and of time.
+    """Return the picture of a run for both painters, on the clocks of rounds and of time.
 
     Args:
         stage: what ``projection.project`` found.
@@ -204,7 +204,7 @@ class _Painter:
     def _layers(
         self, piece: Piece, of: int, w: float, gap: float = 0
     ) -> dict[int, tuple[Shape, ...]]:
-        """A piece as its contributions, and as its values."""
+        """Return a piece as its contributions, and as its values."""
         high, found = self.field.strip[1], dict[int, tuple[Shape, ...]]()
         if self.shown[CELL]:
             lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.sure, piece.maybe))
@@ -258,7 +258,7 @@ class _Painter:
         return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
 
     def _spot(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
-        """The end point of a piece: its place in a rank's tensor, or the card's edge."""
+        """Return the end point of a piece: its place in a rank's tensor, or the card's edge."""
         cargo = keyframe.cargo
         if cargo.at is None or self.cut.get(rank) != cargo.of:
             return edge
@@ -317,15 +317,15 @@ class _Painter:
 
 
 def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
-    """The pieces of a tensor after a change."""
+    """Return the pieces of a tensor after a change."""
     if change.at is None:
         return change.pieces
     return (*now[: change.at], *change.pieces, *now[change.at + 1 :]) if now else now
 
 
-@remembered
+@cached_drawing
 def _said(piece: Piece) -> tuple[Shape, ...]:
-    """The tooltip of a chunk: contributions and values."""
+    """Return the tooltip of a chunk: contributions and values."""
     parts = (("contributions of rank", piece.sure), ("perhaps of rank", piece.maybe))
     told = [f"{words} {joined([str(r) for r in sorted(ranks)])}" for words, ranks in parts if ranks]
     if piece.values:
@@ -335,11 +335,11 @@ def _said(piece: Piece) -> tuple[Shape, ...]:
     return (title("; ".join(told)),) if told else ()
 
 
-@remembered
+@cached_drawing
 def _contributions(
     sure: tuple[int, ...], maybe: tuple[int, ...], w: float, h: float, of: int
 ) -> tuple[Shape, ...]:
-    """A chunk, with a coloured layer for each (possible) contributor."""
+    """Return a chunk, with a coloured layer for each (possible) contributor."""
     each = h / of
     found = [rect(w, h, "now")]
     for style, lanes in (("own", sure), ("pale", maybe)):
@@ -347,11 +347,11 @@ def _contributions(
     return tuple(found)
 
 
-@remembered
+@cached_drawing
 def _values(
     values: tuple[float | str, ...], w: float, h: float, most: float, numbered: bool
 ) -> tuple[Shape, ...]:
-    """A chunk's values: the first as numbers if they fit, else all as colours."""
+    """Return a chunk's values: the first as numbers if they fit, else all as colours."""
     found = [rect(w, h, "now")]
     if w < NUMBERED[0]:
         cells, _ = heat(values, len(values), most, w, h)
@@ -364,11 +364,11 @@ def _values(
     return (*found, *cells[1:])
 
 
-@remembered
+@cached_drawing
 def _parcel(
     inside: tuple[Shape, ...], w: float, h: float, digits: str, middle: bool
 ) -> Sequence[Shape]:
-    """A piece in flight, from its upper left corner."""
+    """Return a piece in flight, from its upper left corner."""
     box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
     if not digits or w < 14:
         return box, *inside
@@ -381,7 +381,7 @@ MAX_ROWS = 24
 
 
 def table(stage: Stage, limit: int = MAX_ROWS) -> str:
-    """The keyframes, one per line."""
+    """Return the keyframes, one per line."""
     keyframes, name = stage.keyframes, stage.title or "Stage"
     if not keyframes:
         return f"{name}: {NOTHING}"

@@ -1,9 +1,8 @@
-"""The space-time diagram of a whole trace, in columns: a million events in about a second.
+"""The space-time diagram of a whole trace in columns: a million events in about one second.
 
-An operation is a number here, and what is known of it an element of some arrays. Operations are
-numbered lane by lane and row by row in the order of their starts, so that the painter finds by
-bisection those in sight. What many operations have in common, their look, is told once. While a
-run goes on its columns are made anew with each batch of events.
+An operation is an index into arrays. Operations are sorted by lane, row and start, so that the
+painter finds the visible ones by bisection. Properties shared by many operations, their look, are
+stored once. During a run the columns are recomputed with each batch of events.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
 from distkit.views.timeline.causes import Causes, causes, unknown
 
-#: A picture opens with the last rank's first call if so much of the time is over then, and so
-#: much of the operations is still to come.
-LATE, REST = 0.5, 0.75
+#: A picture opens at the last rank's first call if at least these fractions of the time have
+#: passed and of the operations follow.
+LATE_START, REMAINING = 0.5, 0.75
 
-#: Only the first so many operations carry their values along.
+#: Maximum number of operations with values.
 MAX_VALUES = 2_000
 
-#: Steps of a rank's line of memory, at most.
-STEPS = 200
+#: Maximum number of steps of a rank's memory curve.
+MAX_MEMORY_STEPS = 200
 
-#: Shorter waits are told of nobody [s].
-LEAST = 1e-6
+#: Shorter waits are not reported [s].
+MIN_WAIT = 1e-6
 
 
 class Columns:
     """The picture of a whole trace.
 
     Args:
-        trace: of any length.
-        most: draw only so many operations, those that were heard of first; a notice says so.
-        live: whether its run goes on, so that an open operation is no news yet. The events may
-            then be in the order in which they arrived, each rank's in that of time.
+        trace: a trace of any length.
+        most: maximum number of operations drawn, by arrival; a notice reports this.
+        live: whether its run is in progress, so that open operations are not reported. The events
+            may then be in the order of arrival, with each rank's events in time order.
 
     >>> from distkit.events import Event, State
     >>> c = Columns(EventLog([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
@@ -70,7 +69,7 @@ class Columns:
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, most: int | None = None) -> Json:
-        """Bars and arrows as objects: all, or about the ``most`` first ones, and their partners."""
+        """Return bars and arrows as objects: all, or about ``most`` with their partners."""
         pairs, chosen = self.pairs, self._drawn.copy()
         if most is not None:
             drawn = np.flatnonzero(chosen)
@@ -79,14 +78,14 @@ class Columns:
         ends = np.concatenate([pairs.send[arrows], pairs.recv[arrows]])
         chosen |= np.isin(pairs.tie, pairs.tie[chosen & (pairs.tie >= 0)])
         chosen[ends[ends >= 0]] = True
-        picture = self._told(chosen & self._drawn, arrows)
+        picture = self._as_objects(chosen & self._drawn, arrows)
         if most is not None:
             picture["entries"] = int(pairs.begun.sum()) + pairs.ties
             picture["coverage"] = coverage(self.frame, self.communication)
             picture["waited"] = coverage(self.frame, self.waiting)
         return picture
 
-    def _told(self, chosen: Bools, arrows: Ints) -> Json:
+    def _as_objects(self, chosen: Bools, arrows: Ints) -> Json:
         values = self.values()
         return {
             "bars": [self._bar(i, values.get(i, ())) for i in np.flatnonzero(chosen).tolist()],
@@ -95,13 +94,13 @@ class Columns:
         }
 
     def caused(self) -> dict[str, NDArray[Any]]:
-        """Who waits, and the critical path, of what is drawn; operations by their numbers.
+        """Return waits and critical path of the drawn operations, by index.
 
-        ``waits`` are those that wait, ``since`` how long after their start they begin to, and
-        ``waited`` for how long [s]; ``path`` and ``via`` as in :class:`~.causes.Causes`.
+        ``waits`` are the waiting operations, ``since`` the time from their start to the wait, and
+        ``waited`` its duration [s]; ``path`` and ``via`` as in :class:`~.causes.Causes`.
         """
         found, drawn = self.causes, self._drawn
-        waits = np.flatnonzero(drawn & ~found.over & (found.waited > LEAST))
+        waits = np.flatnonzero(drawn & ~found.over & (found.waited > MIN_WAIT))
         path, via = (np.array(some, np.int64) for some in (found.path, found.via))
         return {
             "waits": waits,
@@ -112,8 +111,11 @@ class Columns:
         }
 
     def _touching(self, chosen: Bools) -> Ints:
-        """The arrows that begin or end at one of these operations."""
-        known, pairs = np.append(chosen, False), self.pairs  # -1 is the last, and never chosen
+        """Return the arrows that begin or end at one of these operations."""
+        known, pairs = (
+            np.append(chosen, False),
+            self.pairs,
+        )  # index -1 is the last element, never chosen
         found: Ints = np.flatnonzero(pairs.begun & (known[pairs.send] | known[pairs.recv]))
         return found
 
@@ -158,18 +160,18 @@ class Columns:
 
     @cached_property
     def looks(self) -> list[Json]:
-        """What each look is called and how it is drawn."""
+        """Name and drawing style of each look."""
         return [look_of(look) for look in self.ops.looks]
 
     def values(self, most: int = MAX_VALUES) -> dict[int, Values]:
-        """The tensors' values before and after the first operations."""
+        """Return the tensors' values before and after the first operations."""
         first = np.argsort(self.ops.begin)[:most]
         return dict(zip(first.tolist(), self.ops.values(first), strict=True))
 
     # -- in columns ---------------------------------------------------------------
 
     def tracks(self) -> tuple[Ints, list[list[int]]]:
-        """The operations lane by lane and row by row, and each ``[rank, mark, row, count]``."""
+        """Return the operations sorted by lane and row, and each ``[rank, mark, row, count]``."""
         ops = self.ops
         drawn = np.flatnonzero(self._drawn)
         keys = np.stack([ops.rank[drawn], ops.mark[drawn].astype(np.int64), self.row[drawn]])
@@ -183,17 +185,17 @@ class Columns:
         return drawn[order], tracks
 
     def drawn_arrows(self) -> Ints:
-        """The arrows of which an end is drawn, in the order of their beginnings."""
+        """Return the arrows with a drawn end, sorted by start."""
         arrows, pairs = self._touching(self._drawn), self.pairs
         begins = np.where(np.isnan(pairs.sent), pairs.received, pairs.sent)[arrows]
         found: Ints = arrows[np.argsort(begins, kind="stable")]
         return found
 
-    # -- around -------------------------------------------------------------------
+    # -- frame --------------------------------------------------------------------
 
     @cached_property
     def frame(self) -> Json:
-        """All but bars and arrows: lanes, the sums under the picture, notices."""
+        """Everything but bars and arrows: lanes, totals and notices."""
         ops, pairs = self.ops, self.pairs
         sent = ~np.isnan(pairs.sent)
         said = np.flatnonzero((pairs.tie >= 0) & ~ops.scheduled)
@@ -233,10 +235,10 @@ class Columns:
 
     @property
     def _opening(self) -> float | None:
-        """From when on the picture is worth a look at first [s], None: from its start.
+        """Start of the initial view [s], None for the start of the picture.
 
-        Where ranks make their first calls at such different times that all else would be too small
-        to be seen, that is when the last of them makes it.
+        If ranks make their first calls so far apart that everything else would be too small, it is
+        the last rank's first call.
         """
         ops = self.ops
         if self._live or not len(ops):
@@ -245,11 +247,11 @@ class Columns:
         begun = float(np.maximum.reduce(np.minimum.reduceat(ops.start, first)))
         late = (begun - ops.start.min()) / max(self._until - ops.start.min(), 1e-9)
         rest = float((ops.start >= begun).mean())
-        return rounded(begun) if late > LATE and rest > REST else None
+        return rounded(begun) if late > LATE_START and rest > REMAINING else None
 
     @property
     def _until(self) -> float:
-        """Where the picture ends: operations still open last until the trace was taken."""
+        """End of the picture; open operations extend until the trace was taken."""
         if not self.ops.span:
             return -math.inf
         deaths = filter(None, map(self._died, self.info.ends))
@@ -257,15 +259,15 @@ class Columns:
         return last if self.ops.ended.all() else max(last, self.info.until or 0.0)
 
     def mine(self, rank: int) -> slice:
-        """The operations of a rank."""
+        """Return the operations of a rank."""
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
     def _died(self, rank: int) -> float | None:
-        """When a rank died [s]; None: it did not, or nobody knows when."""
+        """Return when a rank died [s]; None if it did not, or the time is unknown."""
         return self.info.ends[rank].time if self.info.died(rank) else None
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
-        """When a rank's communication began and ended, or the picture did."""
+        """Return start and end of a rank's communication, limited by the picture."""
         ops, mine, waited = self.ops, self.mine(rank), self.causes.waited
         talk = ~ops.mark[mine] & ~(~ops.ended[mine] & ops.scheduled[mine])
         ends = np.where(ops.ended[mine], ops.end[mine], self._died(rank) or self._until)
@@ -273,7 +275,7 @@ class Columns:
         return starts[talk], ends[talk]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
-        """When a rank began to wait, and when it no longer had to."""
+        """Return start and end of a rank's waits."""
         found, mine = self.causes, self.mine(rank)
         some = (found.waited[mine] > 0) & ~found.over[mine]
         since = found.since[mine][some]
@@ -281,44 +283,48 @@ class Columns:
 
     @cached_property
     def causes(self) -> Causes:
-        """Who waited for whom, and the critical path; nobody and none while the run goes on."""
+        """Waits and the critical path; empty during a run."""
         if self._live:
             return unknown(len(self.ops))
         return causes(self.ops, self.pairs, self._until)
 
     @cached_property
     def sent(self) -> tuple[Ints, Ints]:
-        """Messages and bytes that each rank sent, by its number."""
+        """Messages and bytes sent, by rank."""
         pairs, room = self.pairs, int(self.ops.rank.max(initial=-1)) + 1
-        gone = ~np.isnan(pairs.sent)
-        src = pairs.src[gone]
+        was_sent = ~np.isnan(pairs.sent)
+        src = pairs.src[was_sent]
         return (
             np.bincount(src, minlength=room).astype(np.int64),
-            np.bincount(src, weights=pairs.nbytes[gone], minlength=room).astype(np.int64),
+            np.bincount(src, weights=pairs.nbytes[was_sent], minlength=room).astype(np.int64),
         )
 
     @property
     def traffic(self) -> Traffic:
-        """What hosts have sent each other, where there are several."""
+        """Traffic between hosts, if there are several."""
         hosts = several(self.info)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
     @cached_property
     def memory(self) -> dict[int, list[tuple[float, int]]]:
-        """When a rank had how many bytes in use on its GPU, where that was recorded."""
+        """Recorded times and bytes of GPU memory in use, by rank."""
         table = self._table
         used = table.each(look.attributes.get("memory", -1) for look in table.looks)
         found = {}
         for rank in np.unique(table.rank[used >= 0]).tolist():
             mine = np.flatnonzero((used >= 0) & (table.rank == rank))
             mine = mine[np.diff(used[mine], prepend=-1) != 0]
-            parts = np.array_split(mine, STEPS) if len(mine) > STEPS else mine[:, None]
+            parts = (
+                np.array_split(mine, MAX_MEMORY_STEPS)
+                if len(mine) > MAX_MEMORY_STEPS
+                else mine[:, None]
+            )
             peaks = [part[used[part].argmax()] for part in parts]
             found[rank] = [(float(table.time[i]), int(used[i])) for i in peaks]
         return found
 
     def _shares(self, rank: int) -> list[list[float | None]]:
-        """The same as shares of what the rank with most had in use."""
+        """Return a rank's memory curve as fractions of the maximum over ranks."""
         most = max((used for line in self.memory.values() for _, used in line), default=0) or 1
         return [[rounded(at), round(used / most, 4)] for at, used in self.memory.get(rank, [])]
 
@@ -329,7 +335,7 @@ class Columns:
         return [[human_bytes(max(most.values())), words, each]] if most else []
 
     def _lane(self, rank: int) -> Json:
-        """What a rank's operations add up to: rows of bars, parts of the time, what it sent."""
+        """Return the totals of a rank: rows of bars, fractions of time, traffic sent."""
         mine, died = self.mine(rank), self._died(rank)
         mark, row = self.ops.mark[mine], self.row[mine]
         seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
@@ -347,19 +353,19 @@ class Columns:
 
 
 def project(trace: EventLog) -> Json:
-    """The picture of a whole trace."""
+    """Return the picture of a whole trace."""
     return Columns(trace).picture()
 
 
 def _without_notes(trace: EventLog) -> EventLog:
-    """The trace without the notes of ``watch_gradients``."""
+    """Return the trace without the notes of ``watch_gradients``."""
     table = trace.table
     notes = table.each(is_note(look) for look in table.looks).astype(bool)
     return EventLog.of(table.part(~notes), trace.info) if notes.any() else trace
 
 
 def length(starts: Floats, ends: Floats) -> float:
-    """The length of the union of intervals.
+    """Return the length of the union of intervals.
 
     >>> length(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0]))
     4.0
@@ -372,22 +378,22 @@ def length(starts: Floats, ends: Floats) -> float:
     return float(np.maximum(reach - begins, 0).sum())
 
 
-#: Into so many parts a run is cut; fewer where there are many lanes.
+#: Number of time bins per lane; ALL_PARTS limits the total over lanes.
 PARTS, ALL_PARTS = 240, 4_000
 
 
 def parts(lanes: int) -> int:
-    """Into how many parts a run on so many lanes is cut."""
+    """Return the number of time bins for this number of lanes."""
     return min(PARTS, max(40, ALL_PARTS // max(1, lanes)))
 
 
 def covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """How much of each part some intervals cover, 0 to 1.
+    """Return the fraction of each bin that intervals cover, 0 to 1.
 
     Args:
-        starts: of the intervals.
-        ends: of the intervals.
-        edges: of the parts, one after the other.
+        starts: starts of the intervals.
+        ends: ends of the intervals.
+        edges: consecutive edges of the bins.
 
     >>> covered(np.array([0.0, 1.0]), np.array([1.5, 3.0]), np.array([0.0, 2.0, 4.0])).tolist()
     [1.0, 0.5]
@@ -400,18 +406,18 @@ def covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
 
 
 def _before(times: Floats, edges: Floats) -> Floats:
-    """The sum, over the times before each edge, of how long ago they were."""
+    """Return for each edge the sum of its distances to all earlier times."""
     n = np.searchsorted(times, edges)
     found: Floats = n * edges - np.append(0, np.cumsum(times))[n]
     return found
 
 
 def coverage(frame: Json, times: Callable[[int], tuple[Floats, Floats]]) -> dict[int, Floats]:
-    """The coverage of each lane of a picture; of none, where no time passes.
+    """Return the coverage of each lane of a picture; {} if no time passes.
 
     Args:
-        frame: has the lanes, and when the picture starts and ends.
-        times: when a rank's communications began, and when they ended.
+        frame: has the lanes, and the start and end of the picture.
+        times: returns starts and ends of a rank's intervals.
     """
     lanes = [lane["rank"] for lane in frame["lanes"]]
     if not frame["end"] or frame["end"] <= frame["start"]:
@@ -425,9 +431,9 @@ TOUCHED = "buffer used before wait()"
 
 @lru_cache(10_000)
 def look_of(it: Look) -> Json:
-    """What many operations have in common, as plain data; not to be changed."""
+    """Return the shared properties of operations as plain data; callers must not modify it."""
     label = TOUCHED if it.op is Op.TOUCH else it.label
-    if it.op in STORES:  # its arguments, as the program writes them
+    if it.op in STORES:  # its arguments as in the program
         label = call(it).removesuffix(")").partition("(")[2]
     return compact(
         kind=kind_of(it.op),
@@ -446,16 +452,18 @@ def look_of(it: Look) -> Json:
 
 
 def _gpu(facts: Mapping[str, Any]) -> str:
-    """Where on a GPU an operation was, how long the GPU took for it, and the memory in use then."""
-    told = [str(facts["device"])] if "device" in facts else []
-    told += [f"stream {facts['stream']}"] if "stream" in facts else []
-    told += [f"{human_seconds(facts['device_seconds'])} there"] if "device_seconds" in facts else []
-    told += [f"{human_bytes(facts['memory'])} in use"] if "memory" in facts else []
-    return " · ".join(told)
+    """Return device, stream, GPU time and memory of an operation as text."""
+    facts_text = [str(facts["device"])] if "device" in facts else []
+    facts_text += [f"stream {facts['stream']}"] if "stream" in facts else []
+    facts_text += (
+        [f"{human_seconds(facts['device_seconds'])} there"] if "device_seconds" in facts else []
+    )
+    facts_text += [f"{human_bytes(facts['memory'])} in use"] if "memory" in facts else []
+    return " · ".join(facts_text)
 
 
 def kind_of(op: Op) -> str:
-    """How an operation is drawn."""
+    """Return how an operation is drawn."""
     if op in COLLECTIVES:
         return "collective"
     if op in COMPUTATION:
@@ -466,22 +474,22 @@ def kind_of(op: Op) -> str:
 
 
 def rounded(seconds: float | None) -> float | None:
-    """Seconds to a tenth of a microsecond; None where there is no time."""
+    """Round seconds to 0.1 µs; return None if there is no time."""
     return None if seconds is None or not math.isfinite(seconds) else round(float(seconds), 7)
 
 
 def compact(**fields: Any) -> Json:
-    """An object without what says nothing; None stays where it says "not yet"."""
-    kept = ("end", "sent", "received")
-    return {k: v for k, v in fields.items() if k in kept or v not in (None, "", [])}
+    """Drop empty fields; None is kept where it means "not yet"."""
+    nullable = ("end", "sent", "received")
+    return {k: v for k, v in fields.items() if k in nullable or v not in (None, "", [])}
 
 
 def rows(ops: Operations, events: int) -> Ints:
-    """The row of each operation in its lane: the topmost that is free when it begins.
+    """Return the row of each operation in its lane: the topmost that is free when it begins.
 
     Args:
         ops: the operations.
-        events: the number of events that they are made of.
+        events: the number of their events.
     """
     found = np.zeros(len(ops), np.int64)
     until = np.where(ops.ended, ops.last, events)
@@ -489,12 +497,12 @@ def rows(ops: Operations, events: int) -> Ints:
     lane = (ops.rank * 2 + ops.mark)[by_lane]
     for part in np.split(by_lane, np.flatnonzero(np.diff(lane)) + 1):
         if len(part):
-            found[part] = _of_lane(ops.begin[part], until[part])
+            found[part] = _assign_rows(ops.begin[part], until[part])
     return found
 
 
-def _of_lane(begin: Ints, until: Ints) -> Ints:
-    """Rows for the bars of one lane, in the order in which they begin."""
+def _assign_rows(begin: Ints, until: Ints) -> Ints:
+    """Return the rows of one lane's bars, sorted by start."""
     rows = np.zeros(len(begin), np.int64)
     over = np.maximum.accumulate(until)
     alone = begin[1:] > over[:-1]  # all before it have ended

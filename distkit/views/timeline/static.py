@@ -1,7 +1,7 @@
-"""The static painter: the picture as SVG, for places where no widget lives.
+"""The static painter: the picture as SVG, for front ends without widgets.
 
-GitHub, nbconvert, a printed page. It brings its own light card, so that it is legible on
-dark pages too, and no style sheet, script or id, so that several fit on one page.
+These are GitHub, nbconvert and print. The picture has a light card, so that it is legible on dark
+pages, and no style sheet, script or id, so that a page can have several.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from distkit.views.scene.theme import (
     work_color,
 )
 
-#: At most so many operations on so many ranks are drawn; a line says what is left out.
+#: Maximum numbers of operations and ranks drawn; a notice reports the rest.
 MAX_BARS, MAX_LANES = 200, 48
-#: On so many ranks at most a long run is drawn twice: as a whole, and its first operations.
+#: Maximum number of ranks for which a long run is drawn as a whole and with its first operations.
 MAX_BOTH = 16
-#: The picture's width and where its lanes end, the height of a host's name above them [pixels].
+#: Width of the picture, right edge of the lanes, height of a host name above them [px].
 WIDTH, RIGHT, HEAD = 960, 926.0, 22
-#: So far into a bar an arrow reaches that another row would hide [pixels].
-INSIDE = 10
+#: Length by which an arrow extends into a bar that another row would hide [px].
+ARROW_OVERLAP = 10
 GAP, PAD = SIZES["gap"], SIZES["pad"]
 
 
 def to_svg(picture: Json) -> str:
-    """The picture of a run as an SVG document of at most 60 kB.
+    """Return the picture of a run as an SVG document of at most 60 kB.
 
     >>> from distkit.trace.log import EventLog
     >>> from distkit.views.timeline.columns import Columns
@@ -49,7 +49,7 @@ def to_svg(picture: Json) -> str:
 
 
 def _document(picture: Json, limit: int) -> str:
-    """All of a run; of a long one on few ranks, its first operations below it."""
+    """Return the whole run; below a long run on few ranks, also its first operations."""
     body, height = whole(picture, limit)
     part = _part(picture, limit)
     if part["long"] and len(part["lanes"]) <= MAX_BOTH:
@@ -61,28 +61,28 @@ def _document(picture: Json, limit: int) -> str:
 
 
 def whole(picture: Json, limit: int) -> tuple[str, float]:
-    """All of a run without a card, to stand in another picture; and its height.
+    """Return the whole run without a card, for use in another picture, and its height.
 
     Args:
         picture: a projection's snapshot.
-        limit: if it has more operations, how busy the ranks were is drawn instead of them.
+        limit: maximum number of operations; if there are more, utilization is drawn instead.
     """
     part = _part(picture, limit)
     return _Overview(part).drawn() if part["long"] else _Painter(part).drawn()
 
 
 def paint(picture: Json, until: float | None = None) -> tuple[str, float]:
-    """The picture without its card, to stand in another one; and its height.
+    """Return the picture without its card, for use in another picture, and its height.
 
     Args:
         picture: a projection's snapshot.
-        until: what is later lies under a veil [s].
+        until: later times are dimmed [s].
     """
     return _Painter(_part(picture, MAX_BARS // 2), until).drawn()
 
 
 def _part(picture: Json, limit: int) -> Json:
-    """The first operations on the first ranks; ``long``: which these are, where there are more."""
+    """Return the first operations on the first ranks; ``long`` describes them if there are more."""
     lanes = picture["lanes"][:MAX_LANES]
     ranks = {lane["rank"] for lane in lanes}
     bars = sorted((b for b in picture["bars"] if b["rank"] in ranks), key=lambda b: b["start"])
@@ -98,13 +98,13 @@ def _part(picture: Json, limit: int) -> Json:
 
 
 class _Lane:
-    """A lane: its rows of communication, and of marked computation under them [pixels]."""
+    """A lane with rows of communication, and rows of marked computation below them [px]."""
 
     top = 0.0
-    begins = False  # a host's lanes
+    begins = False  # whether it is the first lane of a host
 
     def __init__(self, told: Json, number: int) -> None:
-        self.told, self.color = told, rank_color(told.get("color", number))
+        self.data, self.color = told, rank_color(told.get("color", number))
         rows = max(1, told["rows"]) * (SIZES["row"] + GAP) - GAP
         marks = told["marks"] * (SIZES["mark"] + GAP)
         self.rows = min(rows, SIZES["max_rows"])
@@ -116,40 +116,40 @@ class _Lane:
         return self.top + self.height / 2
 
     def edge(self, *, bottom: bool) -> float:
-        """Where its communication begins or ends."""
+        """Return the top or bottom edge of its communication rows."""
         return self.top + PAD + (self.rows if bottom else 0)
 
     def row(self, bar: Json) -> tuple[float, float]:
-        """The top and the height of a bar."""
-        top, high, rows = self.top + PAD, self.rows, self.told["rows"]
+        """Return the top and the height of a bar."""
+        top, high, rows = self.top + PAD, self.rows, self.data["rows"]
         if bar["kind"] == "mark":
-            top, high, rows = top + self.rows + GAP, self.marks - GAP, self.told["marks"]
+            top, high, rows = top + self.rows + GAP, self.marks - GAP, self.data["marks"]
         pitch = (high + GAP) / max(1, rows)
         return top + bar["row"] * pitch, pitch - min(GAP, pitch * 0.2)
 
     def hides(self, bar: Json, *, above: bool) -> bool:
-        """True if another row is before a bar, seen from above or below."""
-        first, last = bar["row"] == 0, bar["row"] == self.told["rows"] - 1 and not self.marks
+        """Return True if another row lies between a bar and the lane's top or bottom edge."""
+        first, last = bar["row"] == 0, bar["row"] == self.data["rows"] - 1 and not self.marks
         return not (first if above else last)
 
 
 class _Painter:
-    room = SIZES["height"]  # for the lanes, if they need no more
+    room = SIZES["height"]  # height of the lanes, if they need no more
 
     def __init__(self, picture: Json, until: float | None = None) -> None:
         self.picture, self.until, self.notices = picture, until, flagged(picture)
         self.lanes = {lane["rank"]: _Lane(lane, i) for i, lane in enumerate(picture["lanes"])}
         self.bars = {bar["id"]: bar for bar in picture["bars"]}
         lanes, n = self.lanes.values(), max(1, len(self.lanes))
-        names = (text_width(lane.told["name"], 14) for lane in lanes)
-        details = (text_width(lane.told["detail"], 12) for lane in lanes)
+        names = (text_width(lane.data["name"], 14) for lane in lanes)
+        details = (text_width(lane.data["detail"], 12) for lane in lanes)
         self.left = min(62 + max([22.0, *names, *details]), 230)
         free = min(self.room, n * SIZES["pitch"]) - sum(lane.height for lane in lanes)
         gap = min(max(free / n, SIZES["min_gap"]), SIZES["max_gap"])
         y, host = 62.0 + 22 * len(self.notices), None
         for lane in lanes:
-            lane.begins = lane.told.get("host") not in (None, host)
-            host = lane.told.get("host")
+            lane.begins = lane.data.get("host") not in (None, host)
+            host = lane.data.get("host")
             lane.top = y + HEAD * lane.begins
             y = lane.top + lane.height + gap
         self.bottom = y + (10 - gap if lanes else 60)
@@ -164,33 +164,33 @@ class _Painter:
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
 
     def drawn(self) -> tuple[str, float]:
-        parts = [*self._head(), *self._lanes(), *self._inside(), *self._veil()]
+        parts = [*self._head(), *self._lanes(), *self._inside(), *self._dim_later()]
         if not self.picture.get("bare"):
             parts += self._foot()
         return "".join(parts), self.height
 
     def _inside(self) -> Iterator[str]:
-        """What is in the lanes."""
+        """Yield the content of the lanes."""
         if not self.bars:
             yield svg.text(24, self.bottom - 8, "nothing was recorded", GRAY)
             return
         yield from self._axis()
-        arrows = [*map(self._arrow, self._whole_arrows())]
+        arrows = [*map(self._arrow, self._drawn_arrows())]
         marks = [bar for bar in self.bars.values() if bar["kind"] == "mark"]
         yield from map(self._bar, marks)
-        yield from self._ribbons()
+        yield from self._bands()
         yield from (shaft for shaft, _ in arrows)  # the heads lie on the bars
         yield from (self._bar(bar) for bar in self.bars.values() if bar["kind"] != "mark")
         yield from (head for _, head in arrows)
         yield from self._deaths()
 
     def x(self, time: float) -> float:
-        """The horizontal place of a time, within the picture."""
+        """Return the x coordinate of a time, limited to the picture."""
         first, last = self.view
         part = (time - first) / (last - first)
         return self.left + min(max(part, 0.0), 1.0) * (RIGHT - self.left)
 
-    # -- around -------------------------------------------------------------------
+    # -- frame --------------------------------------------------------------------
 
     def _head(self) -> Iterator[str]:
         title = self.picture["title"] or "Timeline"
@@ -207,14 +207,14 @@ class _Painter:
 
     def _lanes(self) -> Iterator[str]:
         for lane in self.lanes.values():
-            told, top, height = lane.told, lane.top, lane.height
+            told, top, height = lane.data, lane.top, lane.height
             if lane.begins:
                 yield svg.text(24, top - 8, told["host"], GRAY, 'font-weight="700"')
                 x = 36 + text_width(told["host"], 13.5)
                 yield svg.line(x, top - 12, RIGHT + 4, top - 12, "#d3d9df", 1)
             width = RIGHT - self.left + 8
             yield svg.rect(self.left - 4, top, width, height, 'fill="#f5f6f8"', "", 6)
-            if "run" in told:  # its colour before the lane, and where it ends
+            if "run" in told:  # its colour at both ends of the lane
                 fill = f'fill="{TRACES_LIGHT[told["run"] % len(TRACES_LIGHT)]}"'
                 yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
                 yield svg.rect(self.x(told["end"]), top, 2, height, fill, "", 1)
@@ -228,12 +228,12 @@ class _Painter:
                 yield svg.text(42, lane.middle + 14, told["detail"], GRAY)
 
     def _memory(self, lane: _Lane) -> str:
-        """Steps behind the bars: the memory that a rank has in use on its GPU."""
+        """Return the memory curve of a rank's GPU, drawn behind the bars."""
         edge, bottom = RIGHT + 4, lane.top + lane.height
-        xs = [min(max(self.x(t), self.left - 4), edge) for t, _ in lane.told["memory"]]
+        xs = [min(max(self.x(t), self.left - 4), edge) for t, _ in lane.data["memory"]]
         steps = "".join(
             f"V{bottom - share * (lane.height - 2):.1f}H{until:.1f}"
-            for (_, share), until in zip(lane.told["memory"], [*xs[1:], edge], strict=True)
+            for (_, share), until in zip(lane.data["memory"], [*xs[1:], edge], strict=True)
         )
         path = f"M{xs[0]:.1f} {bottom:.1f}{steps}V{bottom:.1f}z"
         return f'<path d="{path}" fill="{lane.color}" fill-opacity=".22"/>'
@@ -257,15 +257,15 @@ class _Painter:
         told = "   ·   ".join(parts)
         yield svg.text(24, y, told, INK, 'font-weight="700" xml:space="preserve"')
         busy = [f"{lane['name']} {lane['busy']:.0%}" for lane in p["lanes"]]
-        x = 48 + text_width(told, 14)  # it is bold
+        x = 48 + text_width(told, 14)  # bold text is wider
         rest = f"in communication: {', '.join(busy)}"
         if busy and x + text_width(rest, 12) < WIDTH - 20:
             yield svg.text(x, y, rest, GRAY)
         told = "   ·   ".join(f"{value} {label}" for value, label, _ in p["compared"])
         yield svg.text(24, y + 22, told, GRAY, 'xml:space="preserve"') if told else ""
 
-    def _veil(self) -> Iterator[str]:
-        """Over what is later than the moment shown."""
+    def _dim_later(self) -> Iterator[str]:
+        """Dim times after the moment shown."""
         if self.until is not None and self.until < self.view[1]:
             x, height = self.x(self.until), self.bottom - self.top
             white = 'fill="#fff" fill-opacity=".8"'
@@ -275,9 +275,9 @@ class _Painter:
     # -- the picture ----------------------------------------------------------------
 
     def _box(self, bar: Json) -> tuple[float, float, float, float]:
-        """x, y, width and height of a bar; an open one reaches to the right edge or a death."""
+        """Return x, y, width and height; an open bar extends to the right edge or a death."""
         lane, left = self.lanes[bar["rank"]], self.x(bar["start"])
-        end = lane.told.get("died") if bar["end"] is None else bar["end"]
+        end = lane.data.get("died") if bar["end"] is None else bar["end"]
         right = RIGHT + 3 if end is None else self.x(end)
         y, height = lane.row(bar)
         least = 14 if bar["op"] == "touch" else 2.5
@@ -291,9 +291,9 @@ class _Painter:
             color = work_color(bar.get("label", ""))
         radius = height / 2 if bar["kind"] == "request" else 3
         box = svg.rect(x, y, width, height, *_fill(look, color), radius)
-        open_ = "died in" if "died" in lane.told else self.picture["open"]
+        open_ = "died in" if "died" in lane.data else self.picture["open"]
         peer = self.lanes.get(bar.get("peer", -1))
-        words = _words(bar, peer.told["name"] if peer else "", open_) if height >= 11 else []
+        words = _labels(bar, peer.data["name"] if peer else "", open_) if height >= 11 else []
         label = next((t for t in words if t and text_width(t, 11.5) < width - 8), "")
         if not label:
             return box
@@ -301,9 +301,9 @@ class _Painter:
         return box + svg.text(x + 5, y + height / 2 + 4, label, ink, 'font-size="11.5"')
 
     def _deaths(self) -> Iterator[str]:
-        """A cross where a rank died, and the word."""
+        """Yield a cross and the text "died" for each dead rank."""
         for lane in self.lanes.values():
-            died, (first, last) = lane.told.get("died"), self.view
+            died, (first, last) = lane.data.get("died"), self.view
             if died is None or not first <= died <= last:
                 continue
             x, y = self.x(died), lane.middle
@@ -314,7 +314,7 @@ class _Painter:
                 yield svg.line(x - 5, y - rise, x + 5, y + rise, WARNING_LIGHT, 2.4)
             yield svg.text(x + (10 if right else -10), y + 4, "died", WARNING_LIGHT, bold)
 
-    def _ribbons(self) -> Iterator[str]:
+    def _bands(self) -> Iterator[str]:
         ties: dict[str, list[Json]] = defaultdict(list)
         for bar in self.bars.values():
             if "tie" in bar and _look(bar) != "paused":
@@ -323,10 +323,10 @@ class _Painter:
             members.sort(key=lambda bar: self.lanes[bar["rank"]].top)
             mixed = len({bar["op"] for bar in members}) > 1
             for above, below in pairwise(members):
-                yield self._ribbon(above, below, WARNING_LIGHT if mixed else INK)
+                yield self._band(above, below, WARNING_LIGHT if mixed else INK)
 
-    def _ribbon(self, above: Json, below: Json, color: str) -> str:
-        """A band from lane to lane; past the lanes of others only its edges."""
+    def _band(self, above: Json, below: Json, color: str) -> str:
+        """Return a band from lane to lane, of which only the edges cross other lanes."""
         x1, y1, w1, h1 = self._box(above)
         x2, y2, w2, _ = self._box(below)
         top, middle = y1 + h1, (y1 + h1 + y2) / 2
@@ -341,21 +341,21 @@ class _Painter:
         fill = f'fill="{color}" fill-opacity=".08"' if next_ else 'fill="none"'
         return f'<path d="{path}" {fill} stroke="{color}" stroke-opacity=".{2 if next_ else 4}"/>'
 
-    def _whole_arrows(self) -> list[Json]:
-        """The arrows of which an end is drawn."""
+    def _drawn_arrows(self) -> list[Json]:
+        """Return the arrows with a drawn end."""
         arrows = self.picture["arrows"]
         return [a for a in arrows if a.get("send") in self.bars or a.get("recv") in self.bars]
 
     def _arrow(self, arrow: Json) -> tuple[str, str]:
-        """The shaft of an arrow, and its head."""
+        """Return the shaft and the head of an arrow."""
         send, recv = self.bars.get(arrow.get("send")), self.bars.get(arrow.get("recv"))
         order = [rank for rank in self.lanes if rank in (arrow["src"], arrow["dst"])]
         down = order.index(arrow["dst"]) >= order.index(arrow["src"]) if len(order) == 2 else True
         y1 = self._edge(send, arrow["src"], bottom=down)
         y2 = self._edge(recv, arrow["dst"], bottom=not down)
         if recv and self.lanes[recv["rank"]].hides(recv, above=down):
-            y2 += INSIDE if down else -INSIDE
-        if arrow["sent"] is None or send is None:  # a missing end is cut short
+            y2 += ARROW_OVERLAP if down else -ARROW_OVERLAP
+        if arrow["sent"] is None or send is None:  # unmatched: draw a stub
             x1 = x2 = self.x(recv["start"] if recv else self.view[0]) + 4
         else:
             x1 = self.x(arrow["sent"])
@@ -371,7 +371,7 @@ class _Painter:
         return shaft, f'<circle {place} fill="#fff" stroke="{WARNING_LIGHT}"/>'
 
     def _edge(self, bar: Json | None, rank: int, *, bottom: bool) -> float:
-        """The edge of a bar, or of the lane in which it would be."""
+        """Return the edge of a bar, or of its lane if the bar is missing."""
         if rank not in self.lanes:
             return self.bottom
         if bar is None:
@@ -381,7 +381,7 @@ class _Painter:
 
 
 class _Overview(_Painter):
-    """A long run as a whole: how much of each moment every rank spent in communication."""
+    """A long run as a whole: utilization of each rank by communication over time."""
 
     room = 0
 
@@ -396,14 +396,14 @@ class _Overview(_Painter):
         end, words = 'text-anchor="end"', "how busy each rank was with communication"
         yield svg.text(WIDTH - 24, 32, words, GRAY, end)
         yield from self._axis()
-        for rank, lane in self.lanes.items():  # pale where it only waited
+        for rank, lane in self.lanes.items():  # pale while it only waits
             busy, waited = (self.picture[part][rank] for part in ("coverage", "waited"))
             yield self._steps(lane, busy, 0.36)
             yield self._steps(lane, busy - waited, 1)
         yield from self._deaths()
 
     def _steps(self, lane: _Lane, shares: Floats, opacity: float) -> str:
-        """Steps from the bottom of the lane."""
+        """Return an area chart on the bottom of the lane."""
         left, right = self.x(self.picture["start"]), self.x(self.picture["end"])
         width, base = (right - left) / len(shares), round(lane.top + lane.height)
         tops = groupby(round(share * (lane.height - 2)) for share in shares.tolist())
@@ -420,14 +420,14 @@ LEGEND = {
     "store": "store",
     "mark": "step or computation",
 }
-#: How strongly bars are tinted, and their words' colours, where these are not the usual ones.
+#: Tints of bars and colours of their labels, where they differ from the defaults.
 SOLID = ("send", "collective", "mark")
 TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06, "recv": 0.06}
 INKS = {"touch": "#fff", "paused": GRAY, "open": WARNING_LIGHT}
 
 
-def _words(bar: Json, peer: str, open_: str) -> list[str]:
-    """What may stand in a bar, the longest first."""
+def _labels(bar: Json, peer: str, open_: str) -> list[str]:
+    """Return possible labels of a bar, longest first."""
     op, label, look = bar["op"], bar.get("label", ""), _look(bar)
     called = f"{op}({label})" if bar["kind"] == "store" else op
     size = human_bytes(bar["nbytes"]) if bar["nbytes"] else ""
@@ -446,7 +446,7 @@ def _words(bar: Json, peer: str, open_: str) -> list[str]:
 
 
 def _look(bar: Json) -> str:
-    """What decides how a bar is filled: its state, or what it is."""
+    """Return the look of a bar, from its state or kind."""
     if bar["kind"] == "mark":
         return "touch" if bar["op"] == "touch" else "mark"
     if bar["end"] is None:
@@ -455,7 +455,10 @@ def _look(bar: Json) -> str:
 
 
 def _fill(look: str, color: str) -> tuple[str, str]:
-    """How a bar is filled and outlined."""
+#: Tints of bars and colours of their labels, where they differ from the defaults.
+SOLID = ("send", "collective", "mark")
+TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06, "recv": 0.06}
+INKS = {"touch": "#fff", "paused": GRAY, "open": WARNING_LIGHT}
     if look in ("touch", *SOLID):
         return f'fill="{WARNING_LIGHT if look == "touch" else color}"', ""
     dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""

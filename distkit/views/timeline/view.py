@@ -1,6 +1,6 @@
-"""The space-time diagram of a run, as a widget: live while the run goes on, a picture afterwards.
+"""The space-time diagram of a run as a widget: live during the run, a picture afterwards.
 
-The projection is in columns.py, the browser's painter in js/, the static one in static.py.
+The projection is in columns.py, the browser painter in js/, the static painter in static.py.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
 
-#: At most so many operations are drawn while a run goes on; a whole trace has no such limit.
+#: Maximum number of operations drawn during a run; a complete trace has no limit.
 MAX_LIVE = 20_000
 
 
 class Timeline(View):
-    """Draws who was where, when, and what they sent: a lane per rank, time from left to right.
+    """Draws the calls of each rank over time: one lane per rank, time from left to right.
 
-    Arrows are messages, bars are operations, a band ties the members of a collective
-    together, grey bars under them are marked computation. While the run goes on, new
-    operations appear as they happen; an operation that never ends stays open.
+    Arrows are messages, bars are operations, a band connects the members of a collective, grey
+    bars below them are marked computation. During the run, new operations appear as they
+    happen; an operation that never ends stays open.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        bare: whether to leave out what is said in words and sums around the picture.
+        bare: whether to leave out the text and totals around the picture.
 
     Raises:
         TypeError: ``source`` has no trace.
@@ -52,8 +52,8 @@ class Timeline(View):
         return packed(self._columns)
 
     def _drawn(self) -> Json:
-        """The operations of the static picture, as objects."""
-        return self._less(self._columns.picture(3 * MAX_BARS))
+        """Return the operations of the static picture, as objects."""
+        return self._apply_bare(self._columns.picture(3 * MAX_BARS))
 
     def _svg(self) -> str:
         return to_svg(self._drawn())

@@ -1,8 +1,8 @@
-"""The browser's half of each view as one script and one style sheet.
+"""The browser part of each view as one script and one style sheet.
 
-The files of js/ are ordinary ES modules that import each other: browsers, Node and editors run
-them as they are. A widget and a stand-alone page need one script that works wherever it is put,
-offline too: ``_joined`` makes each module a function's body, after those that it imports.
+The files of js/ are ordinary ES modules, which browsers, Node and editors use unchanged. Widgets
+and stand-alone pages need a single script that works everywhere, even offline: ``_bundle`` turns
+each module into a function, in dependency order.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from distkit.views.scene.theme import theme
 
-#: The format of the pictures that painters get. One that meets a newer format says so.
+#: Version of the picture format; painters report newer versions.
 FORMAT = 1
 
 _FOLDER = Path(__file__).parents[1] / "js"
 
-#: The style sheets of views that need more than their own.
+#: Style sheets of views that need several.
 _SHEETS = {
     "compare": ("sheet", "scene", "compare"),
     "scene": ("sheet", "scene"),
@@ -29,14 +29,14 @@ _SHEETS = {
 
 @cache
 def esm(view: str) -> str:
-    """The script of a widget: the module of a view, "timeline" or "cockpit", and all it needs."""
+    """Return the script of a widget from a view's module, such as "timeline", and its imports."""
     render = f"$render.renders(${view}.{view.title()}, {FORMAT})"
-    return _widget(_joined(view, "render", "late"), render)
+    return _widget(_bundle(view, "render", "late"), render)
 
 
 def esm_of(file: Path) -> str:
-    """The script of a widget: a file that has a function ``render`` and imports nothing."""
-    return _widget(f"{_joined('late')}\n{file.read_text(encoding='utf-8')}", "render")
+    """Return the script of a widget from a file with a function ``render`` and no imports."""
+    return _widget(f"{_bundle('late')}\n{file.read_text(encoding='utf-8')}", "render")
 
 
 def _widget(script: str, render: str) -> str:
@@ -45,40 +45,40 @@ def _widget(script: str, render: str) -> str:
 
 @cache
 def page_script(*views: str) -> str:
-    """The script of a page: the modules of its views, and what opens them."""
+    """Return the script of a page, which opens its views."""
     classes = ", ".join(f"{view.title()}: ${view}.{view.title()}" for view in views)
-    return f"{_joined(*views, 'page')}\n$page.open({{ {classes} }}, {FORMAT});\n"
+    return f"{_bundle(*views, 'page')}\n$page.open({{ {classes} }}, {FORMAT});\n"
 
 
 def with_theme(picture: dict[str, Any]) -> dict[str, Any]:
-    """A picture with what every painter needs besides: colours, sizes, and its format."""
+    """Return a picture with colours, sizes, and its format version."""
     return {**picture, "theme": theme(), "format": FORMAT}
 
 
 @cache
 def css(*views: str) -> str:
-    """The style sheet of some views: what all share, and their own, each once."""
+    """Return the combined style sheet of some views."""
     sheets = dict.fromkeys(["timeline", *(name for v in views for name in _SHEETS.get(v, (v,)))])
     return "\n".join(_text(f"{name}.css") for name in sheets)
 
 
-def _joined(*names: str) -> str:
-    """Modules and all that they import, each once, as one script without imports and exports."""
+def _bundle(*names: str) -> str:
+    """Bundle modules and their imports into one script without imports and exports."""
     scopes: dict[str, str] = {}
     imports: dict[str, list[str]] = {}
-    left = list(names)
-    while left:
-        if (name := left.pop()) not in scopes:
+    pending = list(names)
+    while pending:
+        if (name := pending.pop()) not in scopes:
             scopes[name], imports[name] = _scope(name)
-            left += imports[name]
+            pending += imports[name]
     return "\n".join(scopes[name] for name in TopologicalSorter(imports).static_order())
 
 
 def _scope(name: str) -> tuple[str, list[str]]:
-    """A module as a constant that has its exports, and the names of the modules that it imports.
+    """Return a module as a constant with its exports, and the names of its imports.
 
-    Modules of js/ write an import as ``import { h } from "./dom.js";``, on several lines if they
-    like, and an export as the word ``export`` before a declaration, at the beginning of a line.
+    Modules of js/ write imports as ``import { h } from "./dom.js";``, possibly on several lines,
+    and exports as ``export`` before a declaration, at the start of a line.
     """
     imports, exports, lines = [], [], []
     for line in _text(f"{name}.js").splitlines():

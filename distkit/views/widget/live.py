@@ -1,6 +1,6 @@
-"""Protocols for runs that go on or are stepped through; updates of views, kept few.
+"""Protocols for live and stepped runs, and rate-limited updates of views.
 
-Threads of a view do what the reader asks, and tell what has changed.
+A view uses threads to execute the reader's commands and to send updates.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from distkit.diagnosis.rank_state import RankState
 from distkit.events import Event
 from distkit.trace.log import EventLog
 
-#: Seconds between two updates of a live view, and in which the ranks' events come together.
+#: Minimum time between updates of a live view, and time to collect events of all ranks [s].
 PERIOD, GATHER = 0.06, 0.025
-#: And so many times as long as the last update took: the ranks need the processor, too.
+#: Minimum pause between updates, as a multiple of the last update's duration; ranks need the CPU.
 PAUSE = 4
 
 
 @runtime_checkable
 class Live(Protocol):
-    """A run that may still be going on, such as :class:`distkit.cluster.Run`."""
+    """A run that may still be in progress, such as :class:`distkit.cluster.Run`."""
 
     @property
     def trace(self) -> EventLog:
@@ -35,12 +35,12 @@ class Live(Protocol):
         """True if the trace is complete."""
 
     def subscribe(self, callback: Callable[[list[Event]], None], /) -> Callable[[], None]:
-        """Call back with the events so far, with others as they arrive, and with [] at the end.
+        """Call ``callback`` with all events so far, with each new batch, and with [] at the end.
 
-        From any thread.
+        It is called from any thread.
 
         Returns:
-            A function that ends the subscription.
+            A function that cancels the subscription.
         """
 
 
@@ -49,15 +49,15 @@ class Moment(Protocol):
 
     @property
     def events(self) -> int:
-        """So many of the trace's events had happened."""
+        """Number of the trace's events that had happened."""
 
     @property
     def time(self) -> float:
-        """The time of the last of them [s]."""
+        """Time of the last of these events [s]."""
 
     @property
     def choice(self) -> Sequence[int]:
-        """The ranks that were let go to get here; none for the first moment."""
+        """The ranks that were released to reach this moment; none for the first one."""
 
     @property
     def standings(self) -> Sequence[RankState]:
@@ -65,10 +65,10 @@ class Moment(Protocol):
 
 
 class Steppable(Live, Protocol):
-    """A run that goes on step by step, such as what ``cluster.step(fn)`` returns.
+    """A run that advances step by step, such as the result of ``cluster.step(fn)``.
 
-    Its methods raise a :class:`~distkit.errors.DistkitError` when they make no sense, and may be
-    called from any thread; all but ``pause``, ``back`` and ``seek`` may take a while.
+    Its methods raise a :class:`~distkit.errors.DistkitError` if they are not applicable, and may be
+    called from any thread; all but ``pause``, ``back`` and ``seek`` may block.
     """
 
     @property
@@ -81,15 +81,15 @@ class Steppable(Live, Protocol):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """The moments so far, the first before anything happened."""
+        """The moments so far; the first is before any event."""
 
     @property
     def position(self) -> int:
-        """The moment shown; the last one is now."""
+        """Index of the moment shown; the last one is the present."""
 
     @property
     def playing(self) -> bool:
-        """True if it goes on by itself."""
+        """True while it steps automatically."""
 
     @property
     def findings(self) -> Sequence[Finding]:
@@ -97,47 +97,47 @@ class Steppable(Live, Protocol):
 
     @property
     def error(self) -> str:
-        """The run's failure, in words; "" if it did not fail."""
+        """The run's error message; "" if it did not fail."""
 
     def next(self, rank: int | None = None, /) -> object:
-        """Let the next communication go: of every rank, or of one."""
+        """Release the next communication of every rank, or of one rank."""
 
     def back(self) -> object:
-        """Look at the moment before."""
+        """Show the previous moment."""
 
     def seek(self, position: int, /) -> object:
-        """Look at a moment."""
+        """Show a moment."""
 
     def play(self, speed: float, /) -> object:
-        """Step again and again, ``speed`` times a second; returns when that ends."""
+        """Step ``speed`` times per second; return when playing ends."""
 
     def pause(self) -> object:
         """Stop playing."""
 
     def finish(self) -> object:
-        """Let everything go."""
+        """Run to the end."""
 
     def watch(self, callback: Callable[[], None], /) -> Callable[[], None]:
-        """Call back whenever any of the above changed, from any thread.
+        """Call ``callback`` whenever any of the above changes, from any thread.
 
         Returns:
-            A function that ends this.
+            A function that cancels the subscription.
         """
 
 
 class Worker:
-    """Calls functions one after the other in a thread of its own."""
+    """Runs functions sequentially in its own thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
     def do(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called, after all that came before it."""
+        """Queue ``call``."""
         self._calls.put(call)
 
     def close(self) -> None:
-        """End the thread when it has done what was asked so far."""
+        """Stop the thread after all queued calls."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -146,13 +146,13 @@ class Worker:
 
 
 class Notifier:
-    """Calls ``act`` soon after it was notified, once for all that came at the same time.
+    """Calls ``act`` soon after notifications, once for all that arrive together.
 
-    After a call that took long it pauses longer: the larger a picture, the fewer its updates.
+    The pause grows with the duration of the call, so large pictures are updated less often.
 
     Args:
-        act: called in a thread of its own.
-        period: seconds between two calls.
+        act: called in the notifier's thread.
+        period: minimum time between two calls [s].
     """
 
     def __init__(self, act: Callable[[], None], period: float) -> None:
@@ -161,11 +161,11 @@ class Notifier:
         threading.Thread(target=self._work, daemon=True).start()
 
     def notify(self) -> None:
-        """Something has changed. From any thread; never waits."""
+        """Request a call of ``act``. Thread-safe, never blocks."""
         self._due.set()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._closed.set()
         self._due.set()
 

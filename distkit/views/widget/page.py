@@ -1,7 +1,7 @@
-"""A stand-alone replay page: one file, no server, nothing loaded from anywhere.
+"""Stand-alone replay pages: one file, no server, no external resources.
 
-Each run has its views as tabs. One script has the modules of js/ that they need.
-A new view joins with a line in ``VIEWS``.
+Each run has its views as tabs. One script contains the modules of js/ that they need.
+New views are added to ``VIEWS``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from distkit.views.timeline.columns import Columns
 from distkit.views.timeline.static import MAX_BARS, to_svg
 from distkit.views.widget.assets import css, page_script, with_theme
 
-#: Of a longer run a page has the first operations, and beyond so many events the timeline alone.
+#: Maximum number of operations in a page; above MAX_EVENTS events it has the timeline only.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
-#: So many messages and values of tensors are in a page, per run.
+#: Maximum numbers of messages and tensor values in a page, per run.
 MAX_KEYFRAMES, MAX_VALUES = 1_000, 16_000
 
 
 @dataclass(frozen=True)
 class PageView:
-    """A view as pages know it.
+    """A view of a page.
 
-    ``name`` is its name, ``about`` what it shows, ``fits`` tells whether a trace has anything for
-    it, ``scene`` makes its picture; the timeline is not a scene and has none.
+    ``name`` is its name, ``about`` describes it, ``fits`` returns whether a trace has data for it,
+    ``scene`` returns its picture; None for the timeline, which is not a scene.
     """
 
     name: str
@@ -59,7 +59,7 @@ class PageView:
         return "scene" if self.scene else self.name
 
     def draw(self, trace: EventLog) -> tuple[Json, str]:
-        """The painter's picture and the static one."""
+        """Return the painter's picture and the static one."""
         if self.scene is None:
             columns = Columns(trace, MAX_OPERATIONS)
             return packed(columns, thin=True), to_svg(columns.picture(3 * MAX_BARS))
@@ -67,8 +67,8 @@ class PageView:
         return picture, scene_svg(picture)
 
 
-def _speaks(trace: EventLog) -> bool:
-    """True if a rank said anything to another: of an imported call the group may be unknown."""
+def _has_communication(trace: EventLog) -> bool:
+    """Return True if ranks communicated; groups of imported calls may be unknown."""
     groups = trace.info.groups
     members: dict[str, set[int | None]] = {name: {*ranks} for name, ranks in groups.items()}
     for e in trace.events:
@@ -80,20 +80,20 @@ def _speaks(trace: EventLog) -> bool:
 
 
 def _has_values(trace: EventLog) -> bool:
-    """True if the values of a message or a collective were looked at."""
+    """Return True if the trace has values of messages or collectives."""
     return any(e.summary is not None and e.op not in COMPUTATION for e in trace.events)
 
 
-def _is_watched(trace: EventLog) -> bool:
-    """True if somebody watched gradients."""
+def _has_gradients(trace: EventLog) -> bool:
+    """Return True if the trace has watched gradients."""
     return any(
         e.summary is not None and e.attributes.get("watched") in ("gradient", "step")
         for e in trace.events
     )
 
 
-def _asks(trace: EventLog) -> bool:
-    """True if somebody asked a parameter server."""
+def _has_requests(trace: EventLog) -> bool:
+    """Return True if the trace has requests to a parameter server."""
     return any(e.op in REQUESTS for e in trace.events)
 
 
@@ -106,7 +106,7 @@ VIEWS = (
     PageView(
         "stage",
         "Messages between ranks, and the contributions that each tensor contains. Space plays.",
-        lambda trace: _speaks(trace) and not _asks(trace),
+        lambda trace: _has_communication(trace) and not _has_requests(trace),
         lambda trace: stage_scene(stage(trace, most=MAX_KEYFRAMES)),
     ),
     PageView(
@@ -118,25 +118,25 @@ VIEWS = (
     PageView(
         "gradients",
         "Gradients per layer and rank, before and after the all-reduce; drift, loss and speed.",
-        _is_watched,
+        _has_gradients,
         lambda trace: gradient_scene(gradients(trace)),
     ),
     PageView(
         "servers",
         "Keys on their servers, pushes and pulls in flight, and which worker waits for which.",
-        _asks,
+        _has_requests,
         lambda trace: server_scene(servers(trace)),
     ),
 )
 
 
 def fitting(trace: EventLog) -> list[PageView]:
-    """The views that a trace has something for, and that a page has room for."""
+    """Return the views that have data in a trace and fit into a page."""
     return [v for v in VIEWS[: 1 if len(trace) > MAX_EVENTS else None] if v.fits(trace)]
 
 
 def left_out(trace: EventLog) -> str:
-    """A notice of what a page of a long run lacks, and where it can be seen; "" if nothing."""
+    """Return a notice about views that a page of a long run lacks; "" if none."""
     if len(trace) <= MAX_EVENTS:
         return ""
     return (
@@ -145,7 +145,7 @@ def left_out(trace: EventLog) -> str:
     )
 
 
-#: So many rows of a table are written out.
+#: Maximum number of table rows.
 MAX_ROWS = 100
 
 _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
@@ -159,14 +159,14 @@ def to_html(
     about: Mapping[str, str] | None = None,
     first: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write one trace, or several by name as tabs, as a page that opens from the disk.
+    """Write one trace, or several named traces as tabs, as a page that opens from disk.
 
     Args:
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.
         path: the file to write.
         title: the page's heading.
-        about: a sentence for some of the runs, by name.
-        first: the view that a run opens with, by the run's name; else the timeline.
+        about: descriptions of runs, by name.
+        first: initial views of runs, by name; by default the timeline.
 
     Returns:
         The path.
@@ -198,7 +198,7 @@ def _page(runs: list[_Run], title: str) -> str:
         panels="\n".join(run.panel(len(runs) > 1) for run in runs),
         pictures=_json(
             {
-                run.place(view): _packed(with_theme(picture))
+                run.place(view): _pack(with_theme(picture))
                 for run in runs
                 for view, (picture, _) in zip(run.views, run.drawn, strict=True)
             }
@@ -208,7 +208,7 @@ def _page(runs: list[_Run], title: str) -> str:
 
 
 class _Run:
-    """One trace of a page: its views, each drawn, and its tables."""
+    """One trace of a page: its drawn views and tables."""
 
     def __init__(self, number: int, name: str, trace: EventLog, about: str, first: str) -> None:
         self.number, self.name, self.trace, self.about = number, name, trace, about
@@ -218,11 +218,11 @@ class _Run:
         self.table = columns.picture(MAX_ROWS * max(2, len(columns.frame["lanes"])))
 
     def place(self, view: PageView) -> str:
-        """The id of a view's element, and its picture's name."""
+        """Return the element id of a view, which is also the name of its picture."""
         return f"{view.name}{self.number}"
 
     def panel(self, several: bool) -> str:
-        """The run's part of the page."""
+        """Return the HTML of the run."""
         i = self.number
         role = f'role="tabpanel" aria-labelledby="tab{i}"' if several else ""
         note = left_out(self.trace)
@@ -263,22 +263,22 @@ class _Run:
         )
 
 
-def _packed(picture: Json) -> Json:
-    """A picture as compressed letters; its arrays, if it has any, apart from the rest."""
+def _pack(picture: Json) -> Json:
+    """Return a picture as compressed base64, with its arrays separate from the rest."""
     arrays = {}
     if "columns" in picture:
-        arrays = {"bytes": _letters(picture["columns"]["bytes"])}
+        arrays = {"bytes": _base64(picture["columns"]["bytes"])}
         picture = {**picture, "columns": {**picture["columns"], "bytes": ""}}
     text = json.dumps(picture, allow_nan=False, separators=(",", ":"))
-    return {"json": _letters(text.encode()), **arrays}
+    return {"json": _base64(text.encode()), **arrays}
 
 
-def _letters(data: bytes) -> str:
+def _base64(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
 
 
 def _json(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -299,7 +299,7 @@ def _selected(truth: bool) -> str:
 
 
 def _about(trace: EventLog, picture: Json) -> str:
-    """The ranks of the run, and where they ran."""
+    """Return a table of the run's ranks."""
     ranks = trace.info.ranks
     facts = "role", "host", "pid", "device"
     keys = [k for k in facts if any(getattr(known, k) for known in ranks.values())]

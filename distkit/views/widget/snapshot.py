@@ -1,12 +1,12 @@
-"""Static pictures: in a notebook, where they stay when the kernel is gone, and as files.
+"""Static pictures: in notebooks, where they remain without a kernel, and as files.
 
-A view is two outputs of its cell: a picture, which every front end can show, and the widget,
-which no front end can show without its kernel. A style sheet in the first decides which of
-the two is seen: the picture until the widget is drawn, and again when there is none. In one
-output, JupyterLab would prefer the widget even where all it can say is "model not found", and
-nbconvert would fetch a widget manager from the network.
+A view has two cell outputs: a picture, which every front end can show, and the widget, which needs
+its kernel. A style sheet in the first output selects the visible one: the picture until the widget
+is drawn, and again when there is no widget. With a single output, JupyterLab would prefer the
+widget even if it only shows "model not found", and nbconvert would load a widget manager from the
+network.
 
-Files are SVG, PNG or PDF; Typst turns SVG into the other two.
+Files are SVG, PNG or PDF; Typst converts SVG to the other two.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from typing import Any
 from distkit.errors import DistkitError
 from distkit.views.scene import svg
 
-#: The output with the picture, in JupyterLab, in Notebook and in pages that nbconvert makes.
+#: The output with the picture, in JupyterLab, Notebook and nbconvert pages.
 _PICTURE = ".jp-OutputArea-child:has(> .jp-OutputArea-output > .distkit-still)"
-#: A widget that is drawn: what JupyterLab, and the widget manager of such a page, put there.
+#: A drawn widget: the elements that JupyterLab, or a page's widget manager, create.
 _DRAWN = ":is(.jp-OutputArea-output > .lm-Widget > *, .widget-subarea > * > *)"
-#: JupyterLab has looked for the widget and knows none: its kernel has ended.
+#: JupyterLab found no model for the widget: its kernel has ended.
 _UNKNOWN = "+ .jp-OutputArea-child > .jp-OutputArea-output.jupyter-widgets"
 _STYLE = (
     f"{_PICTURE}:has(+ .jp-OutputArea-child {_DRAWN}), "
     f"{_PICTURE} + .jp-OutputArea-child:not(:has({_DRAWN})), .distkit-ended {{ display: none; }} "
     f"{_PICTURE}:has({_UNKNOWN}) .distkit-ended {{ display: block; }}"
 )
-#: Below what shows something that went on; where styles are taken out (GitHub) it is true as well.
+#: Shown below views of unfinished runs; also correct if styles are removed, as on GitHub.
 _ENDED = '<div class="distkit-ended">the kernel has ended</div>'
-#: A picture is on white paper; in a dark JupyterLab its lightness is turned over.
+#: Pictures have white paper; a dark JupyterLab inverts their lightness.
 _DARK = (
     'body[data-jp-theme-light="false"] .distkit-picture '
     "{ filter: invert(0.93) hue-rotate(180deg); }"
 )
-#: One that has a dark version shows that: ranks keep the colours that views give them there.
+#: A picture with a dark version shows it, with the rank colours of dark views.
 _ON_DARK = (
     ' body[data-jp-theme-light="false"] .distkit-picture.{} '
     "{{ filter: none; content: url(data:image/svg+xml;base64,{}); }}"
 )
 
 
-#: In place of a view that was folded: its widget is the next output.
+#: Style of a folded view, which hides its widget in the next output.
 _FOLDED = ".jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }"
 
 
@@ -58,44 +58,44 @@ class NotebookSnapshot:
     """The static picture beside a widget.
 
     Args:
-        draw: makes the picture as it is now, SVG, and a text for terminals.
-        goes_on: whether what it shows has not ended.
+        draw: returns the current picture as SVG, and a text for terminals.
+        goes_on: returns whether the run shown is still in progress.
     """
 
     def __init__(
         self, draw: Callable[[], tuple[str, str]], goes_on: Callable[[], bool] = lambda: False
     ) -> None:
-        self._draw, self._goes_on, self._handle = draw, goes_on, None
+        self._draw, self._is_live, self._handle = draw, goes_on, None
         self._sending = threading.Lock()
 
     def show(self, widget: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
-        """Display the picture and the widget in the cell that runs.
+        """Display the picture and the widget in the current cell.
 
         Args:
-            widget: what the widget's ``_repr_mimebundle_`` returned.
-            metadata: of that.
+            widget: the result of the widget's ``_repr_mimebundle_``.
+            metadata: metadata of this bundle.
         """
         from IPython.display import display
 
         view = {kind: value for kind, value in widget.items() if kind.endswith("+json")}
-        _unheard()
-        with self._sending:  # what is renewed meanwhile is sent after it
+        _pending_updates()
+        with self._sending:  # a concurrent renew() is sent after it
             self._handle = display(self.bundle(), raw=True, display_id=True)
-        if view:  # the empty HTML is for those that show no widgets
+        if view:  # empty HTML for front ends without widgets
             display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
 
     def renew(self) -> None:
-        """Put the picture as it is now into the notebook, if it was displayed there.
+        """Update the displayed picture, if any.
 
-        From any thread: of several at once, the last to look at what is drawn is the last to send.
+        Thread-safe: the lock keeps pictures in the order in which they are drawn.
         """
         with self._sending:
             if self._handle is not None:
                 self._handle.update(self.bundle(), raw=True)
-                _unheard().snapshots.add(self)
+                _pending_updates().snapshots.add(self)
 
     def fold(self, line: str) -> None:
-        """Put one line in the place of the picture and the widget, which opens to the picture."""
+        """Replace the picture and the widget by one line that expands to the picture."""
         drawn, _ = self._draw()
         bundle = as_picture(drawn, line, around=partial(_folded, line))
         with self._sending:
@@ -103,39 +103,39 @@ class NotebookSnapshot:
                 self._handle.update(bundle, raw=True)
 
     def remove(self) -> None:
-        """Take the picture and the widget out of the notebook again."""
+        """Remove the picture and the widget from the notebook."""
         with self._sending:
             if self._handle is not None:
-                self._handle.update(_GONE, raw=True)
+                self._handle.update(_REMOVED, raw=True)
 
     def bundle(self) -> dict[str, str]:
-        """The picture for every kind of front end."""
-        return as_picture(*self._draw(), around=self._beside)
+        """Return the picture for all front ends."""
+        return as_picture(*self._draw(), around=self._without_widget)
 
-    def _beside(self, html: str) -> str:
-        """HTML that is seen where the widget is not."""
-        ended = _ENDED * self._goes_on()
+    def _without_widget(self, html: str) -> str:
+        """Wrap HTML that is visible only without the widget."""
+        ended = _ENDED * self._is_live()
         return f'<div class="distkit-still"><style>{_STYLE}</style>{html}{ended}</div>'
 
 
 def _folded(line: str, html: str) -> str:
-    """HTML of a line that opens to what is in this HTML."""
+    """Return a line that expands to ``html``."""
     return (
         f'<style>{_FOLDED}</style><details class="distkit-folded"><summary>{escape(line)}'
         f"</summary>{html}</details>"
     )
 
 
-_GONE = {
+_REMOVED = {
     "text/html": f'<style>{_FOLDED}</style><span class="distkit-folded"></span>',
     "text/plain": "",
 }
 
 
-class _Unheard:
-    """Snapshots that were renewed while no cell ran, to be renewed in the next one.
+class _PendingUpdates:
+    """Snapshots updated while no cell was running, which the next cell sends again.
 
-    A program that runs a notebook (nbclient) hears only what belongs to the cell that runs.
+    Programs that execute a notebook (nbclient) only receive output of the running cell.
     """
 
     def __init__(self) -> None:
@@ -154,41 +154,40 @@ class _Unheard:
         self.snapshots.clear()
 
 
-_unheard = cache(_Unheard)
+_pending_updates = cache(_PendingUpdates)
 
 
 class HtmlSnapshot(NotebookSnapshot):
-    """The same of what is drawn as HTML, which ``draw`` makes in place of SVG.
+    """A snapshot whose ``draw`` returns HTML instead of SVG.
 
-    ``alone``: there is no widget beside it.
+    ``alone``: whether there is no widget beside it.
     """
 
     alone = False
 
     def bundle(self) -> dict[str, str]:
-        """What stays, for every kind of front end."""
+        """Return the HTML for all front ends."""
         html, text = self._draw()
-        return {"text/html": html if self.alone else self._beside(html), "text/plain": text}
+        return {"text/html": html if self.alone else self._without_widget(html), "text/plain": text}
 
 
 def as_picture(
     drawn: str, text: str, around: Callable[[str], str] = str, dark: str = ""
 ) -> dict[str, str]:
-    """A picture for every kind of front end.
+    """Return a picture for all front ends.
 
-    As an image in HTML it follows JupyterLab's theme, and is shown in notebooks that are not
-    trusted, too.
+    As an image in HTML it follows JupyterLab's theme, and is also shown in untrusted notebooks.
 
     Args:
         drawn: the picture, SVG.
-        text: the same for terminals; its first line describes the image.
-        around: puts the image into what surrounds it.
-        dark: a small picture on dark paper; else the lightness of ``drawn`` is turned over.
+        text: the picture as text for terminals; its first line describes the image.
+        around: wraps the HTML of the image.
+        dark: a small picture on dark paper; by default the lightness of ``drawn`` is inverted.
     """
-    letters, style = _letters(drawn), _DARK
+    letters, style = _base64(drawn), _DARK
     name = f"distkit-{zlib.crc32(drawn.encode()):x}"
     if dark:
-        style += _ON_DARK.format(name, _letters(dark))
+        style += _ON_DARK.format(name, _base64(dark))
     image = (
         f'<img class="distkit-picture {name}" alt="{escape(text.partition(chr(10))[0])}" '
         f'style="max-width:100%" src="data:image/svg+xml;base64,{letters}">'
@@ -200,12 +199,12 @@ def as_picture(
     }
 
 
-def _letters(drawn: str) -> str:
+def _base64(drawn: str) -> str:
     return base64.b64encode(drawn.encode()).decode("ascii")
 
 
-#: Pixels of a PNG to a pixel of the picture.
-SHARP = 2
+#: Resolution of a PNG, in pixels per pixel of the picture.
+PNG_SCALE = 2
 
 _SIZE = re.compile(r'\bwidth="(\d+)" height="(\d+)"')
 _PAGE = """#set page(width: auto, height: auto, margin: 0pt, fill: none)
@@ -218,13 +217,14 @@ def save(picture: str, path: Path, *, dark: bool = False, width: int | None = No
 
     Args:
         picture: an SVG document from a static painter.
-        path: ends in ``.svg``, ``.png`` or ``.pdf``.
-        dark: on dark paper.
-        width: in pixels, in a PDF in points; None: the picture's own, in a PNG twice that.
+        path: file name ending in ``.svg``, ``.png`` or ``.pdf``.
+        dark: whether the paper is dark.
+        width: width in pixels, in a PDF in points; by default the picture's width, in a PNG twice
+            that.
 
     Raises:
-        ValueError: the path ends in anything else, or the width is not positive.
-        DistkitError: typst, which makes PNG and PDF, is not installed.
+        ValueError: The path has another ending, or the width is not positive.
+        DistkitError: typst, which creates PNG and PDF, is not installed.
 
     >>> import tempfile
     >>> square = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
@@ -241,25 +241,27 @@ def save(picture: str, path: Path, *, dark: bool = False, width: int | None = No
         raise ValueError(f"width={width} is not possible. Leave width out for its own.")
     drawn = svg.dark(picture) if dark else picture
     if kind == ".svg":
-        path.write_text(drawn if width is None else _scaled(drawn, width), encoding="utf-8")
+        path.write_text(drawn if width is None else _scale(drawn, width), encoding="utf-8")
     else:
-        path.write_bytes(_compiled(drawn, kind[1:], width))
+        path.write_bytes(_compile(drawn, kind[1:], width))
     return path
 
 
 def _size(picture: str) -> tuple[int, int]:
     found = _SIZE.search(picture)
-    assert found is not None, "every painter tells the size of its picture"
+    assert found is not None, "every painter sets width and height"
     return int(found[1]), int(found[2])
 
 
-def _scaled(picture: str, width: int) -> str:
-    across, down = _size(picture)
-    return _SIZE.sub(f'width="{width}" height="{round(width * down / across)}"', picture, count=1)
+def _scale(picture: str, width: int) -> str:
+    image_width, image_height = _size(picture)
+    return _SIZE.sub(
+        f'width="{width}" height="{round(width * image_height / image_width)}"', picture, count=1
+    )
 
 
-def _compiled(picture: str, kind: str, width: int | None) -> bytes:
-    """The picture on a page of its size; at 72 pixels per inch a point is a pixel."""
+def _compile(picture: str, kind: str, width: int | None) -> bytes:
+    """Compile a page of the picture's size; at 72 pixels per inch a point is a pixel."""
     try:
         import typst
     except ImportError as error:
@@ -267,9 +269,9 @@ def _compiled(picture: str, kind: str, width: int | None) -> bytes:
             f"{kind.upper()} files are made by typst, which is not installed here. "
             "Run: pip install typst. A name that ends in .svg does not need it."
         ) from error
-    across = width or _size(picture)[0] * (SHARP if kind == "png" else 1)
+    image_width = width or _size(picture)[0] * (PNG_SCALE if kind == "png" else 1)
     return typst.compile(
-        _PAGE.format(width=across).encode(),
+        _PAGE.format(width=image_width).encode(),
         format="png" if kind == "png" else "pdf",
         ppi=72,
         sys_inputs={"picture": picture},
@@ -278,7 +280,7 @@ def _compiled(picture: str, kind: str, width: int | None) -> bytes:
 
 
 def _fonts() -> list[str]:
-    """matplotlib's fonts, for machines that have none of their own."""
+    """Return matplotlib's fonts, for machines without fonts."""
     package = find_spec("matplotlib")
     if package is None or package.origin is None:
         return []

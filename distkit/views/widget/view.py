@@ -1,7 +1,7 @@
-"""The base of all views of a trace: the widget, live updates, the static picture, files.
+"""Base classes of all views of a trace: widget, live updates, static picture, files.
 
-A view has a pure projection (a trace in, plain data out) and two painters, live and static.
-All scenes share theirs.
+A view has a pure projection (from a trace to plain data) and two painters, live and static.
+All scenes share the same painters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.live import PERIOD, Live, Notifier
 from distkit.views.widget.snapshot import NotebookSnapshot, save
 
-#: Takes in the trace so far; True: the run goes on.
+#: Receives the trace so far, and whether the run is still in progress.
 Look = Callable[[EventLog, bool], None]
 
 
@@ -35,23 +35,23 @@ def _snapshot(_: object, view: View) -> Json:
 
 
 class View(anywidget.AnyWidget):
-    """A picture of a trace; a subclass says of what.
+    """A picture of a trace; subclasses define its content.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        bare: whether to leave out what is said in words and sums around the picture.
+        bare: whether to leave out the text and totals around the picture.
 
     Raises:
         TypeError: ``source`` has no trace.
     """
 
-    #: Seconds between two updates while a run goes on.
+    #: Minimum time between two updates during a run [s].
     period = PERIOD
     _unsubscribes: tuple[Callable[[], None], ...] = ()
     _following = 0  # runs that have not ended
     _updates = 0  # sent to the browser
     _bare = False
-    #: Made when it is sent, and always whole: a page opened late gets everything so far.
+    #: Computed when sent, and always complete, so that a page opened later gets everything.
     picture = traitlets.Any().tag(sync=True, to_json=_snapshot)
 
     def __init__(self, source: EventLog | Live, *, bare: bool = False) -> None:
@@ -63,28 +63,28 @@ class View(anywidget.AnyWidget):
             self._follow(live, trace.info, self._look)
 
     def _open(self) -> None:
-        """Become a widget; what there is to draw is known by now."""
+        """Initialize the widget; the data to draw must be known."""
         self._lock = threading.RLock()
         self._still = NotebookSnapshot(self._draw, lambda: self._following > 0)
         super().__init__()
 
     def _draw(self) -> tuple[str, str]:
-        """The static picture and the table; not while events come in from another thread."""
+        """Return the static picture and the table, protected from concurrent updates."""
         with self._lock:
             return self._svg(), repr(self)
 
     # -- what each view defines -----------------------------------------------------
 
     def _look(self, trace: EventLog, live: bool) -> None:
-        """Take in the trace so far; while the run goes on events are in the order of arrival."""
+        """Process the trace so far; during a run its events are in the order of arrival."""
         raise NotImplementedError
 
     def _picture(self) -> Json:
-        """The whole picture as plain data."""
+        """Return the whole picture as plain data."""
         raise NotImplementedError
 
     def _svg(self) -> str:
-        """The static picture."""
+        """Return the static picture."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -93,12 +93,12 @@ class View(anywidget.AnyWidget):
     # -- live -----------------------------------------------------------------------
 
     def _follow(self, run: Live, info: RunInfo, look: Look) -> None:
-        """Look at a run's events as they come, and at its trace when it has ended."""
+        """Process a run's events as they arrive, and its trace when it has ended."""
         self._following += 1
         arrived, table = deque[list[Event]](), Table.of(())
-        end = threading.Lock()  # is taken once, by whoever hears of the end first
+        end = threading.Lock()  # acquired once, by the first thread notified of the end
 
-        def grow() -> None:
+        def update() -> None:
             nonlocal table
             with self._lock:
                 if not end.locked():
@@ -107,7 +107,7 @@ class View(anywidget.AnyWidget):
                     look(EventLog.of(table, info), True)
                     self._publish()
 
-        notifier = Notifier(grow, self.period)
+        notifier = Notifier(update, self.period)
 
         def receive(events: list[Event]) -> None:
             if events:
@@ -126,44 +126,44 @@ class View(anywidget.AnyWidget):
             receive([])
 
     def _publish(self, *more: str) -> None:
-        """Send the picture to the browser, and other traits with it."""
+        """Send the picture and other traits to the browser."""
         self._updates += 1
         self.send_state(["picture", *more])
 
     def _snapshot(self) -> Json:
         with self._lock:
-            return {**with_theme(self._less(self._picture())), "updates": self._updates}
+            return {**with_theme(self._apply_bare(self._picture())), "updates": self._updates}
 
-    def _less(self, picture: Json) -> Json:
-        """The picture, without the words and sums around it if it is bare."""
+    def _apply_bare(self, picture: Json) -> Json:
+        """Return the picture, without text and totals if the view is bare."""
         return {**picture, "notices": [], "said": "", "bare": True} if self._bare else picture
 
     def close(self) -> None:
-        """Stop following the run, and take the widget off the page."""
+        """Unsubscribe from the run, and remove the widget from the page."""
         unsubscribes, self._unsubscribes = self._unsubscribes, ()
         for unsubscribe in unsubscribes:
             unsubscribe()
         super().close()
 
     def fold(self) -> None:
-        """Fold what was displayed to a line, which opens to the picture."""
+        """Fold the displayed view to one line that expands to the picture."""
         self._still.fold(repr(self).partition("\n")[0])
         self.close()
 
     def remove(self) -> None:
-        """Take what was displayed out of the notebook again."""
+        """Remove the displayed view from the notebook."""
         self._still.remove()
         self.close()
 
-    # -- elsewhere --------------------------------------------------------------------
+    # -- output -----------------------------------------------------------------------
 
     def _ipython_display_(self) -> None:
-        """The widget, and the picture that stays in the notebook."""
+        """Display the widget, and the picture that remains in the notebook."""
         data, metadata = super()._repr_mimebundle_() or ({}, {})
         self._still.show(data, metadata)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The widget, and for places without widgets a picture and a table."""
+        """Return the widget, and a picture and a table for front ends without widgets."""
         widget = super()._repr_mimebundle_(**kwargs)
         if widget is None:
             return None
@@ -175,19 +175,19 @@ class View(anywidget.AnyWidget):
         """Write the static picture, for slides and papers.
 
         Args:
-            path: ends in ``.svg``, ``.png`` or ``.pdf``; the last two need typst.
-            dark: on dark paper.
-            width: of the picture in pixels, in a PDF in points; None: 960, in a PNG twice that.
+            path: file name ending in ``.svg``, ``.png`` or ``.pdf``; the last two need typst.
+            dark: whether the paper is dark.
+            width: width in pixels, in a PDF in points; by default 960, in a PNG twice that.
 
         Raises:
-            ValueError: the path ends in anything else, or the width is not positive.
+            ValueError: The path has another ending, or the width is not positive.
             DistkitError: typst is not installed.
         """
         return save(self._svg(), Path(path), dark=dark, width=width)
 
 
 class SceneView(View):
-    """A view whose picture is made anew from the whole trace, at most twice a second."""
+    """A view whose picture is recomputed from the whole trace, at most twice a second."""
 
     _esm = esm("scene")
     _css = css("scene")
@@ -195,7 +195,7 @@ class SceneView(View):
     _data: Json
 
     def _project(self, trace: EventLog) -> Json:
-        """What ``scene.marks.picture`` makes; ``self._live`` tells whether the run goes on."""
+        """Return the result of ``scene.marks.picture``; ``self._live`` is True during a run."""
         raise NotImplementedError
 
     def _look(self, trace: EventLog, live: bool) -> None:
@@ -206,22 +206,22 @@ class SceneView(View):
         return self._data
 
     def _svg(self) -> str:
-        return to_svg(self._less(self._data))
+        return to_svg(self._apply_bare(self._data))
 
     def __repr__(self) -> str:
-        return to_table(self._less(self._data))
+        return to_table(self._apply_bare(self._data))
 
 
 def trace_of(source: EventLog | Live, view: str) -> tuple[EventLog, Live | None]:
-    """The trace so far, and the run if it is still going on."""
+    """Return the trace so far, and the run if it is still in progress."""
     if isinstance(source, EventLog):
         return source, None
-    # asked first: the trace of a run that ends meanwhile may lack its end, which is then told
-    goes_on = isinstance(source, Live) and not source.finished
+    # read before the trace: if the run ends in between, its end is still delivered
+    is_live = isinstance(source, Live) and not source.finished
     trace = getattr(source, "trace", None)
     if not isinstance(trace, EventLog):
         raise TypeError(
             f"{view} needs a distkit.Trace or a run, not {type(source).__name__}. "
             f"Use {view}(run.trace), or {view}(Trace.load(path))."
         )
-    return trace, source if goes_on else None
+    return trace, source if is_live else None
