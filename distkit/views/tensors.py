@@ -1,6 +1,6 @@
-"""Tensors before and after each operation, rank beside rank, and which ranks differ.
+"""Tensors of all ranks before and after each operation, and their differences.
 
-``project`` compares the ranks as plain data, ``draw`` makes the marks of that.
+``project`` compares the ranks as plain data, ``draw`` draws the result.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from distkit.views.scene.summaries import (
 )
 from distkit.views.scene.values import Cell, Table, bounds, norm
 
-#: At most so many ranks of an operation are drawn, and so many values of all operations.
+#: Maximum numbers of drawn ranks per operation, and of values of all operations.
 MAX_RANKS, MAX_VALUES = 16, 120_000
 
-#: After these all ranks should hold the same.
+#: Collectives after which all ranks should hold equal values.
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 
 def project(trace: EventLog, *, live: bool = False, room: int = MAX_VALUES) -> Json:
-    """Return the tensors of a trace: one entry per message and collective whose values were noted.
+    """Return the tensors of a trace: one entry per message and collective with recorded values.
 
     Args:
         trace: the run.
-        live: whether the run goes on.
-        room: for so many values; a notice names the operations beyond.
+        live: whether the run is in progress.
+        room: maximum number of values; a notice reports further operations.
     """
     groups = operations(trace)
     seen = [g for g in groups if any(s.before or s.after for s in g)]
@@ -61,11 +61,11 @@ def operations(trace: EventLog) -> list[list[Span]]:
     """Return the spans of each message and collective with a tensor, sorted by start."""
     found = trace.together(s for s in trace.spans if s.op not in COMPUTATION)
     groups = [sorted(g, key=_place) for g in found if any(s.dtype for s in g)]
-    return sorted(groups, key=lambda group: group[0].start)  # a receiver may wait long before
+    return sorted(groups, key=lambda group: group[0].start)  # a receiver may start much earlier
 
 
 def _place(s: Span) -> tuple[bool, int]:
-    """Return the sender before the receiver, otherwise by rank."""
+    """Return a sort key: sender before receiver, otherwise by rank."""
     return s.op is Op.RECV, s.rank
 
 
@@ -142,12 +142,12 @@ def _role(trace: EventLog, s: Span) -> str:
 
 
 def _verdict(trace: EventLog, held: list[tuple[int, Summary | None]], what: str) -> Json:
-    """Return True if the ranks hold the same: a word, a sentence, the ranks that differ.
+    """Return whether the ranks hold equal values: verdict, sentence, differing ranks.
 
     Args:
-        trace: for the ranks' names.
+        trace: has the ranks' names.
         held: each rank and its values.
-        what: "message", the collective, or "" before it: what sameness would mean.
+        what: "message", the collective, or "" before it, which determines the sentence.
     """
     known = [(rank, s) for rank, s in held if s is not None]
     if len(known) < 2:
@@ -189,10 +189,10 @@ def _different(trace: EventLog, what: str, kinds: int, differ: list[int], by: fl
     return f"{who} differ{'s' if len(differ) == 1 else ''} from the others{amount}"
 
 
-#: Widths of the scene and of the rows' names, height of a tensor [px].
+#: Widths of the scene and of row names, height of a tensor [px].
 WIDTH, LEFT, HIGH = 720, 84, 120
 STILLS = 12  # operations in the table; the static picture has fewer
-CHANGED = 0.35  # of the values: where more have changed, none are marked
+CHANGED = 0.35  # fraction of changed values above which none are marked
 
 
 def draw(found: Json) -> Json:
@@ -244,7 +244,7 @@ def _keyframe(n: int, op: Json) -> Json:
 
 
 def _row(n: int, op: Json) -> list[object]:
-    """Return an operation in the list; the reader chooses those of a rank."""
+    """Return an operation's row of the list, which can be filtered by rank."""
     wrong = bool(op["after"].get("expected"))
     off = [[r["lane"] % 8, str(r["rank"]), ""] for r in op["ranks"] if r["off"] and wrong]
     names = [r["name"] for r in op["ranks"]]
@@ -259,14 +259,14 @@ def _chosen(ops: list[Json]) -> list[int]:
 
 
 def _table(scene: Scene, n: int, op: Json) -> float:
-    """Return the table of an operation, and where it ends."""
+    """Draw the table of an operation; return its bottom edge."""
     ranks, most = op["ranks"], op["most"] or 0.0
     table = Table(scene, n, [(r["name"], r["role"], r["lane"]) for r in ranks], LEFT, WIDTH, HIGH)
     few = all(len(r["changed"]) <= CHANGED * len(r["after"]["values"]) for r in ranks if r["after"])
     before = [Cell(r["before"], _lines(r["before"])) for r in ranks]
     after = [_after(r, few) for r in ranks]
     rows = {"before": before, "after": after}
-    if op["message"]:  # what was sent, beside what arrived
+    if op["message"]:  # sent and received tensors
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
     for when, cells in rows.items():
         if any(cell.summary for cell in cells):
@@ -278,7 +278,7 @@ def _table(scene: Scene, n: int, op: Json) -> float:
 
 
 def _after(r: Json, few: bool) -> Cell:
-    """Return a rank's tensor after a call; cells that are wrong or that changed have a frame."""
+    """Return a rank's tensor after a call; wrong or changed cells have a frame."""
     lines, changed = _lines(r["after"]), r["changed"]
     beside: Sequence[float | str] = ()
     if r["compared"]:

@@ -1,7 +1,7 @@
-"""A run gone through step by step as plain data: its moments, its sources, what can be done now.
+"""A stepped run as plain data: its moments, its sources, and the available commands.
 
-The browser gets the moment shown. Its tensors are those of the timeline's bars: it names them by
-their ids.
+The browser receives the moment shown. Its tensors belong to the timeline's bars, which it
+references by id.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from distkit.views.scene.waits import waits
 from distkit.views.timeline.columns import compact
 from distkit.views.widget.live import Moment, Steppable
 
-#: So many characters of a source file are shown.
+#: Maximum length of a source file shown [characters].
 MAX_SOURCE = 200_000
 
-#: So many remarks are shown at once.
+#: Maximum number of remarks shown.
 MAX_REMARKS = 3
 
-#: Kinds of findings that say what the run's error says.
+#: Kinds of findings that repeat the run's error.
 FAILURES = ("raised", "died", "unused_parameter")
 
-#: Where an error begins to tell what only some want to read.
+#: Start of the detailed parts of an error message.
 _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last words:)")
 _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
 
-#: So many moments before the one shown are in the timeline.
+#: Number of earlier moments shown in the timeline.
 NEAR = 12
 
 
 def project(run: Steppable, trouble: str = "") -> Json:
-    """Return the moment shown of a run, and what can be done now.
+    """Return the moment of a run that is shown, and the available commands.
 
     Args:
         run: the run.
-        trouble: why the last command could not be obeyed, if it could not.
+        trouble: why the last command failed, if it did.
     """
     moments = list(run.moments)
-    trace = run.trace  # asked last: it has the events of these moments
+    trace = run.trace  # read last: it has the events of these moments
     last = len(moments) - 1
     position = min(run.position, last)
     moment = moments[position]
@@ -56,7 +56,7 @@ def project(run: Steppable, trouble: str = "") -> Json:
         done |= _completed(events[begin:end])
     callers = {(e.rank, e.seq): e.attributes["caller"] for e in events if "caller" in e.attributes}
     hang = any(f.hang for f in run.findings)
-    stopped = trace.info.interrupted and not hang  # its error says no more
+    stopped = trace.info.interrupted and not hang  # its error adds nothing
     now, error = position == last, "" if stopped else run.error
     return {
         "name": clean(run.name),
@@ -85,7 +85,7 @@ def project(run: Steppable, trouble: str = "") -> Json:
 
 
 def _near(moments: Sequence[Moment], position: int) -> list[float] | None:
-    """From when to when the timeline of a long run shows it; None: all of it."""
+    """Return the time range that the timeline of a long run shows; None for all."""
     most = len(moments) - 1
     if most < NEAR + 4:
         return None
@@ -101,7 +101,7 @@ def _rank(
     events: Sequence[Event],
     ends: Mapping[int, str],
 ) -> Json:
-    """Return a rank in a moment; in a page of distkit's own it is at the line that called it."""
+    """Return a rank in a moment; inside distkit's algorithms it is at the calling line."""
     where = _line(s, events, ends)
     caller = "" if s.seq is None else callers.get((s.rank, s.seq), "")
     return compact(
@@ -119,7 +119,7 @@ def _rank(
 
 
 def _remarks_now(run: Steppable, error: str) -> list[Json]:
-    """What is known to be wrong when nobody looks back."""
+    """Return the remarks for the latest moment."""
     found = remarks(error, run.findings)
     if any(r["hang"] for r in found):
         found[0]["graph"] = waits(standings(run.trace))
@@ -127,7 +127,7 @@ def _remarks_now(run: Steppable, error: str) -> list[Json]:
 
 
 def _circle(states: Sequence[RankState]) -> list[Json]:
-    """Ranks that wait in a circle, if there is one."""
+    """Return the remark about ranks that wait in a cycle, if any."""
     circle = in_a_circle(states)
     one = {
         "message": clean(sentence(circle)),
@@ -145,9 +145,9 @@ def _ends(trace: EventLog) -> dict[int, str]:
 
 
 def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
-    """What is wrong, each thing once: the run's error, and what a diagnosis found besides.
+    """Return each problem once: the run's error, and further findings of the diagnosis.
 
-    Findings that the error repeats give it their lines, and a remedy if it has none.
+    Findings that repeat the error add their lines to it, and a remedy if it has none.
     """
     failures = [f for f in findings if f.kind in FAILURES]
     repeated = [f for f in findings if f.kind in FAILURES or f.message in error]
@@ -158,7 +158,7 @@ def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
 
 
 def _failure(error: str, findings: Sequence[Finding]) -> Json:
-    """Return the error of a run; its traceback apart from the rest."""
+    """Return the error of a run, with its traceback separate."""
     said, *traceback = _TRACEBACK.split(error, maxsplit=1)
     message, *more = _MORE.split(said.strip(), maxsplit=1)
     remedy = findings[0].remedy if findings and findings[0].kind != "died" else ""  # it has one
@@ -182,9 +182,9 @@ def _finding(f: Finding) -> Json:
 
 
 def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
-    """Rank and id of each operation on a tensor that completed: the last one counts.
+    """Yield rank and id of each completed operation on a tensor; the last one counts.
 
-    What was received counts more than what was sent meanwhile.
+    Received tensors take precedence over tensors sent in the meantime.
     """
     done = [e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype]
     done.sort(key=lambda e: e.op is not Op.SEND)
@@ -192,7 +192,7 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
-    """Where a rank is; one that has ended too early stays at its last line."""
+    """Return a rank's line; a rank that ended too early stays at its last line."""
     if s.doing is Doing.FAILED and s.rank in ends:
         return ends[s.rank]
     if wait_of(s):
@@ -203,7 +203,7 @@ def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str
 
 
 def in_a_circle(standings: Sequence[RankState]) -> list[RankState]:
-    """Blocked ranks of which each waits for the next, and the last for the first; [] if none."""
+    """Return blocked ranks that each wait for the next one in a cycle; [] if none."""
     blocked = {
         s.rank: s
         for s in standings
@@ -221,7 +221,7 @@ def in_a_circle(standings: Sequence[RankState]) -> list[RankState]:
 
 
 def sentence(circle: Sequence[RankState]) -> str:
-    """Return a circle of waiting ranks in words."""
+    """Return a sentence about a cycle of waiting ranks."""
     waits = [f"rank {s.rank} waits in {s.call()}{at(s.where)}" for s in circle]
     other = "other" if len(circle) == 2 else "next"
     return f"{', '.join(waits)}: each waits for the {other}." if waits else ""

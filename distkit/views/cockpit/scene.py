@@ -1,8 +1,7 @@
-"""The cockpit: a program, where each rank is in it, and the buttons that let them go on.
+"""The cockpit: a program, the position of each rank in it, and buttons that step the ranks.
 
-A moment of it as marks, for the static picture, and as a table.
-
-In the browser program and cards flow with the page's width; see js/cockpit.js.
+Here a moment is drawn as marks, for the static picture, and as a table. In the browser, program
+and cards adapt to the page's width; see js/cockpit.js.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live, Notifier, Steppable, Worker
 from distkit.views.widget.view import Look
 
-#: At most so many lines of source, of ranks' cards.
+#: Maximum numbers of source lines and of rank cards.
 MAX_LINES, MAX_CARDS = 20, 8
 LINE, CARD, STRIP, LEFT, SPLIT = 18, 96, 14, 24, 560
 COLUMNS = ("rank", "state", "call", "line", "waits for")
-#: Seconds between two updates.
+#: Minimum time between two updates [s].
 PERIOD = 0.016
-#: How a rank's marker looks, where it is not filled: its circle and its number.
+#: Styles of circle and number of a rank's marker, where they differ from the default.
 PINS = {
     "blocked": ("held", "count"),
     "failed": ("wrong", "late"),
@@ -51,14 +50,14 @@ def to_svg(steps: Json, picture: Json) -> str:
     """Return the moment shown as an SVG document.
 
     Args:
-        steps: what :func:`~distkit.views.cockpit.projection.project` returns.
+        steps: the result of :func:`~distkit.views.cockpit.projection.project`.
         picture: a snapshot of the timeline's projection.
     """
     return _Moment(steps, picture).document()
 
 
 def to_table(steps: Json, picture: Json) -> str:
-    """Return the moment shown as a table to read in a terminal."""
+    """Return the moment shown as a table for terminals."""
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
     rows = [COLUMNS]
     ranks = steps["moment"]["ranks"]
@@ -91,7 +90,7 @@ def to_table(steps: Json, picture: Json) -> str:
 
 
 def step(steps: Json) -> str:
-    """Which moment that is, in words."""
+    """Return the moment's position as text."""
     position, last = steps["position"], steps["last"]
     told = f"step {position} of {last}" if last else "before the first step"
     told += " · You stopped it here." * bool(steps["stopped"] and position == last)
@@ -126,7 +125,7 @@ class _Moment:
         return svg.document(WIDTH, y + height, f"{steps['name']}, {step(steps)}", "".join(parts))
 
     def _remark(self, y: float, remark: Json) -> tuple[str, float]:
-        """What is wrong, beside it the graph of who waits for whom as SVG; and the height."""
+        """Return a remark with the wait-for graph as SVG, and the height."""
         graph = (remark.get("graph") or {}).get("scene")
         left = WIDTH - LEFT - (graph["width"] if graph else 0)
         lines = wrapped(f"{remark['message']} {remark['remedy']}", left - LEFT - 30)
@@ -156,7 +155,7 @@ class _Moment:
         if not sources:
             return 0.0
         label = max(sources, key=lambda file: sum(map(len, at[file].values())))
-        window = _window(sources[label], list(at[label]) or self._spoken(label))
+        window = _window(sources[label], list(at[label]) or self._first_communication(label))
         card = rect(SPLIT - LEFT - 20, LINE * len(window) + 36, "card", r=8)
         self.scene.add(LEFT, y, card, text(label, "strong", x=14, y=19))
         for i, (number, words) in enumerate(window):
@@ -164,8 +163,8 @@ class _Moment:
             self.scene.add(LEFT + 1, y + 28 + LINE * i, *shapes)
         return LINE * len(window) + 44.0
 
-    def _spoken(self, label: str) -> list[int]:
-        """Return the first line of a file that communicates: what to show of it without markers."""
+    def _first_communication(self, label: str) -> list[int]:
+        """Return the first communicating line of a file, shown if there are no markers."""
         places = (bar.get("where", "").rpartition(":") for bar in self.picture["bars"])
         return sorted(int(n) for file, _, n in places if file == label and n.isdigit())[:1]
 
@@ -173,7 +172,7 @@ class _Moment:
         if here:
             yield rect(SPLIT - LEFT - 22, LINE, "now")
         crowd = len(here) > 3
-        first = sorted(here, key=lambda r: r["doing"] == "paused")  # the others in sight
+        first = sorted(here, key=lambda r: r["doing"] == "paused")  # paused ranks on top
         for i, r in enumerate(first[: 2 if crowd else 3]):
             yield from self._pin(r, 14 + 20 * i, 9)
         yield text(f"+{len(here) - 2}" if crowd else "", "small", x=48, y=13)
@@ -183,7 +182,7 @@ class _Moment:
     # -- the cards -------------------------------------------------------------------
 
     def _cards(self, y: float) -> float:
-        """Return a card for each of the first ranks; and the height of all."""
+        """Draw a card for each of the first ranks; return the total height."""
         columns = 1 if len(self.ranks) <= 4 else 2
         width = (WIDTH - LEFT - SPLIT - 8 * (columns - 1)) / columns
         for i, r in enumerate(self.ranks[:MAX_CARDS]):
@@ -227,7 +226,7 @@ class _Moment:
 
 
 def _window(source: str, marked: list[int]) -> list[tuple[int, str]]:
-    """Return the numbered lines to show: as many as fit, around the marked ones."""
+    """Return the numbered lines to show around the marked lines, as many as fit."""
     lines = list(enumerate(source.expandtabs(4).splitlines(), 1))
     middle = (min(marked) + max(marked)) // 2 if marked else 0
     if marked and max(marked) - min(marked) >= MAX_LINES:
@@ -236,7 +235,7 @@ def _window(source: str, marked: list[int]) -> list[tuple[int, str]]:
     return lines[first : first + MAX_LINES]
 
 
-#: What the browser may call of a run, and with what of the message.
+#: Methods of a run that the browser may call, and their message fields.
 BUTTONS = {
     "next": ("rank",),
     "seek": ("position",),
@@ -248,29 +247,29 @@ BUTTONS = {
 
 
 class Cockpit(Timeline):
-    """Steps through a distributed program: its source with a marker per rank, and the buttons.
+    """Steps through a distributed program: its source with a marker per rank, and buttons.
 
-    Each rank has a card with what it waits for and the values of its tensors; the timeline
-    of what was said so far lies underneath. Closing it leaves the run as it is.
+    Each rank has a card with the ranks it waits for and the values of its tensors; below is the
+    timeline so far. Closing the cockpit does not affect the run.
 
     Args:
-        source: a run that goes on step by step, such as ``cluster.step(fn)``.
+        source: a run that advances step by step, such as ``cluster.step(fn)``.
     """
 
     _esm = esm("cockpit")
     _css = css("cockpit")
-    #: What is wrong and can be done at the moment shown, and the files of the program.
+    #: Remarks and commands of the moment shown, and the files of the program.
     steps = traitlets.Any().tag(sync=True)
     sources = traitlets.Any().tag(sync=True)
 
     def __init__(self, source: Steppable) -> None:
         self._source, self._trouble = source, ""
-        self._moves, self._looks = Worker(), Worker()  # one may look around while ranks move
+        self._moves, self._looks = Worker(), Worker()  # navigation works while ranks run
         self._notifier = Notifier(self._refresh, PERIOD)
         steps = project(source)
         self.sources, self.steps = steps.pop("sources"), steps
         super().__init__(source)
-        self.on_msg(self._hear)
+        self.on_msg(self._handle_message)
         notify = self._notifier.notify
         ends = [thread.close for thread in (self._moves, self._looks, self._notifier)]
         watched = source.watch(notify), source.subscribe(lambda _: notify())
@@ -279,14 +278,14 @@ class Cockpit(Timeline):
     # -- to the browser -----------------------------------------------------------
 
     def _follow(self, run: Live, info: RunInfo, look: Look) -> None:
-        self._following = 1  # and _refresh looks at it whenever it has changed
+        self._following = 1  # _refresh processes every change
 
     def _refresh(self) -> None:
-        """Tell what was said until now, and what has changed."""
+        """Send the current trace and state to the browser."""
         before, finished = self.steps, self._source.finished
         with self._lock:
             steps = project(self._source, self._trouble)
-            self._look(self._source.trace, not finished)  # has all that these point at
+            self._look(self._source.trace, not finished)  # has all events that the steps reference
             self._publish()
             self.sources, self.steps = steps.pop("sources"), steps
             self._following = int(not finished)
@@ -295,22 +294,22 @@ class Cockpit(Timeline):
 
     # -- from the browser ---------------------------------------------------------
 
-    def _hear(self, _: Any, content: Json, __: Any) -> None:
-        """Have a command obeyed by a thread: the kernel's own must not wait for ranks."""
+    def _handle_message(self, _: Any, content: Json, __: Any) -> None:
+        """Run a command in a thread: the kernel's main thread must not wait for ranks."""
         self.send({"heard": content.get("id")})
-        if content.get("do") == "hello":  # is anybody there?
+        if content.get("do") == "hello":  # the browser checks the connection
             return
         lane = self._looks if content.get("do") in ("back", "seek", "pause") else self._moves
-        lane.do(partial(self._obey, content))
+        lane.do(partial(self._execute, content))
 
-    def _obey(self, command: Json) -> None:
+    def _execute(self, command: Json) -> None:
         try:
             self._do(command)
             self._trouble = ""
         except DistkitError as error:
             said = str(error)
-            self._trouble = "" if said == self._source.error else said  # that is told anyway
-        except Exception as error:  # a mistake of ours: say so rather than nothing
+            self._trouble = "" if said == self._source.error else said  # the error is shown anyway
+        except Exception as error:  # a bug in distkit: report it
             self._trouble = f"{type(error).__name__}: {error}"
         self._notifier.notify()
         self.send({"did": command.get("id")})
@@ -321,7 +320,7 @@ class Cockpit(Timeline):
             raise ValueError(f"the cockpit has no button {button!r}")
         getattr(self._source, button)(*map(command.get, BUTTONS[button]))
 
-    # -- elsewhere ------------------------------------------------------------------
+    # -- output ---------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return to_table(self.steps, self._drawn())

@@ -1,6 +1,6 @@
-"""Several traces side by side as plain data: what each adds up to, and how they differ.
+"""Comparison of several traces as plain data: the figures of each, and their differences.
 
-``project`` makes it of whole traces. A :class:`Side` is one trace of the comparison.
+``project`` compares whole traces. A :class:`Side` is one trace of the comparison.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
 
 MAX_NOTICES = 6
-#: Ranks that finish so far apart, as a part of the time, are told.
+#: Ranks that finish this far apart are reported, as a fraction of the time.
 APART = 0.25
-#: Runs whose times differ by less are as fast; parts of the time differ if by so much.
+#: Ratio below which run times count as equal; difference from which fractions of time differ.
 CLOSE, NOTED = 1.1, 0.02
-#: What is not known of a run whose messages are all its backend's.
+#: Figures that are unknown if all messages of a run are internal to its backend.
 OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
 
-#: Key, name and unit of each figure, and what it means. Units: s, B, n (a number), % (a part).
+#: Key, name, unit and description of each figure. Units: s, B, n (a number), % (a fraction).
 ROWS = [
     ("seconds", "total time", "s", "from the first event to the last"),
     (
@@ -77,7 +77,7 @@ ROWS = [
     ("step_seconds", "time per step", "s", "of the watched loop, mean"),
     ("loss", "loss at the end", "x", "mean over the examples of all ranks"),
 ]
-#: Of whom parts of the time are means where there is a parameter server.
+#: Note on fractions of time with a parameter server.
 OF_WORKERS = "mean of the workers, without servers and scheduler"
 
 
@@ -85,8 +85,8 @@ def project(traces: Mapping[str, EventLog], *, baseline: int = 0) -> Json:
     """Return the comparison of whole traces, without bars and arrows.
 
     Args:
-        traces: by name.
-        baseline: the number of the trace to which the others are compared.
+        traces: traces by name.
+        baseline: index of the trace that the others are compared with.
     """
     return summary([Side(name, trace).told for name, trace in traces.items()], baseline)
 
@@ -95,9 +95,9 @@ class Side:
     """One trace of a comparison.
 
     Args:
-        name: what it is called.
-        trace: so far.
-        live: whether its run goes on.
+        name: its name.
+        trace: its trace so far.
+        live: whether its run is in progress.
     """
 
     def __init__(self, name: str, trace: EventLog, live: bool = False) -> None:
@@ -108,7 +108,7 @@ class Side:
 
 
 def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -> Json:
-    """What there is to know of one trace."""
+    """Return the figures and metadata of one trace."""
     frame, loop = columns.frame, training(trace)
     found = figures(columns)
     facts = [*dict.fromkeys([*frame["facts"], *["simulated"] * trace.info.simulated])]
@@ -128,7 +128,7 @@ def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -
 
 
 def summary(runs: Sequence[Json], baseline: int = 0) -> Json:
-    """Return all that is said of several traces together, compared with the baseline."""
+    """Return the comparison of several traces with the baseline."""
     said = _said(runs)
     first = said[baseline : baseline + 1]
     return {
@@ -145,34 +145,34 @@ def summary(runs: Sequence[Json], baseline: int = 0) -> Json:
 
 
 def names(runs: Sequence[Json]) -> dict[int, str]:
-    """One name for each rank in all runs: "worker 1", if any of them calls it so."""
+    """Return one name per rank for all runs, such as "worker 1" if any run has it."""
     known = [(r["rank"], r["name"]) for run in runs for r in run["figures"]["ranks"]]
     known.sort(key=lambda pair: pair[1] != f"rank {pair[0]}")
     return dict(known)
 
 
 def _said(runs: Sequence[Json]) -> list[str]:
-    """For each run as the baseline, how long the others took; nothing if all are as fast."""
+    """Return for each run as baseline a sentence on the others' times; [] if all are equal."""
     seconds = [float(run["figures"]["seconds"]) for run in runs]
     unknown = any(run["live"] or run["empty"] for run in runs) or not all(seconds)
     if len(runs) < 2 or unknown or max(seconds) / min(seconds) < CLOSE:
         return []
-    return [_beside(base, [run for run in runs if run is not base]) for base in runs]
+    return [_relative_times(base, [run for run in runs if run is not base]) for base in runs]
 
 
-def _beside(base: Json, others: Sequence[Json]) -> str:
-    """How many times as long as the baseline the others took, and why, if it is only one."""
+def _relative_times(base: Json, others: Sequence[Json]) -> str:
+    """Return the others' times relative to the baseline, with reasons if there is only one."""
     than = base["figures"]["seconds"]
     times = [ratio(run["figures"]["seconds"], than).replace("=", "1×") for run in others]
     first, *more = zip((run["name"] for run in others), times, strict=True)
     words = f"{first[0]} took {first[1]} as long as {base['name']}"
-    why = [] if more else _why(others[0], base)
+    why = [] if more else _reasons(others[0], base)
     tail = f", with {joined(why)}" if why else "".join(f", {name} {n}" for name, n in more)
     return f"{words}{tail}."
 
 
-def _why(run: Json, base: Json) -> list[str]:
-    """Of what a faster run had less, or a slower one more."""
+def _reasons(run: Json, base: Json) -> list[str]:
+    """Return the figures that a faster run has less of, or a slower run more."""
     mine, other = run["figures"], base["figures"]
     faster = mine["seconds"] < other["seconds"]
     sign, words = (1, ("fewer", "less")) if faster else (-1, ("more", "more"))
@@ -180,7 +180,9 @@ def _why(run: Json, base: Json) -> list[str]:
         f"{words[0]} {key} ({mine[key]:,} against {other[key]:,})"
         for key in ("rounds", "messages")
         if sign * (other[key] - mine[key]) > 0
-        and not (_served([run, base]) or _hidden(run) or _hidden(base))
+        and not (
+            _has_server([run, base]) or _has_hidden_messages(run) or _has_hidden_messages(base)
+        )
     ]
     if sign * (other["waiting"] - mine["waiting"]) > NOTED:
         parts = [f"{100 * part['waiting']:.0f} %" for part in (mine, other)]
@@ -188,20 +190,20 @@ def _why(run: Json, base: Json) -> list[str]:
     return found
 
 
-def _served(runs: Sequence[Json]) -> bool:
-    """Return True if there is a parameter server."""
+def _has_server(runs: Sequence[Json]) -> bool:
+    """Return True if any run has a parameter server."""
     return any(r["role"] == WORKER for run in runs for r in run["figures"]["ranks"])
 
 
 def _facts(runs: Sequence[Json]) -> list[str]:
-    """Who was how fast, in words, when all have ended."""
+    """Return the run times as text, once all runs have ended."""
     if len(runs) > 4 or any(run["live"] or run["empty"] for run in runs):
         return []
     return [f"{run['name']} took {human_seconds(run['figures']['seconds'])}" for run in runs]
 
 
 def _rows(runs: Sequence[Json]) -> Iterator[Json]:
-    workers = _served(runs)
+    workers = _has_server(runs)
     for key, label, unit, hint in ROWS:
         if workers and unit == "%":
             label, hint = (
@@ -209,7 +211,7 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
                 hint.replace("mean of the ranks", OF_WORKERS).replace("ranks", "workers"),
             )
         if workers and key == "rounds":
-            continue  # of who comes first there are no rounds
+            continue  # rounds are undefined for runs with requests
         if workers and key == "most_sent":
             label, hint = "most bytes sent by a worker", hint.replace("rank", WORKER)
         if key == "first_done":
@@ -217,20 +219,22 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
             if not any(run["figures"]["apart"] > APART for run in runs):
                 continue  # all ranks finish together
         sent = key in OF_MESSAGES
-        values = [None if sent and _hidden(run) else run["figures"].get(key) for run in runs]
+        values = [
+            None if sent and _has_hidden_messages(run) else run["figures"].get(key) for run in runs
+        ]
         some = sum(v not in (0, None) for v in values)
         if some > (key == "collective_bytes") or key in ("seconds", "messages"):
             yield {"key": key, "label": label, "unit": unit, "hint": hint, "values": values}
 
 
-def _hidden(run: Json) -> bool:
-    """Return True if all messages of a run are its backend's, which nobody sees."""
+def _has_hidden_messages(run: Json) -> bool:
+    """Return True if all messages of a run are internal to its backend and unrecorded."""
     return not run["figures"]["messages"] and bool(run["figures"]["collectives"])
 
 
 def _notes(runs: Sequence[Json]) -> Iterator[str]:
-    """What of the notices tells of nothing wrong."""
-    said = [run["name"] for run in runs if _hidden(run)]
+    """Yield the notices that report no problem."""
+    said = [run["name"] for run in runs if _has_hidden_messages(run)]
     if said and any(run["figures"]["messages"] for run in runs):
         yield f"{joined(said)}: messages inside the backend's collectives are not recorded."
     yield from (f"{run['name']}: {note}" for run in runs for note in run["notes"])
@@ -253,7 +257,7 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
 
 
 def to_table(picture: Json) -> str:
-    """Return a table to read in a terminal: a line per figure, a column per trace."""
+    """Return a table for terminals: a line per figure, a column per trace."""
     runs, base = picture["runs"], picture["baseline"]
     head = [""]
     for n, run in enumerate(runs):
@@ -274,11 +278,11 @@ WORKER = "worker"  # a rank's role where there is a parameter server
 
 
 def figures(columns: Columns) -> Json:
-    """Return the numbers of a run: seconds, bytes, counts, and parts of the time from 0 to 1.
+    """Return the figures of a run: seconds, bytes, counts, and fractions of time from 0 to 1.
 
-    With a parameter server ``busy`` and ``waiting`` are means of the workers alone: what a server
-    does between two requests is no loss of time. What counts as waiting, and that the barrier at
-    the end does not, is in :mod:`distkit.views.timeline.causes`.
+    With a parameter server ``busy`` and ``waiting`` are means over the workers: idle servers lose
+    no time. Waiting is defined in :mod:`distkit.views.timeline.causes`; the final barrier does not
+    count.
     """
     frame = columns.frame
     ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
@@ -311,7 +315,7 @@ def _mean(parts: list[float]) -> float:
 
 
 def _done(columns: Columns) -> dict[int, float]:
-    """When each rank had finished [s since the start], before the barrier at the end."""
+    """Return when each rank finished [s since the start], before the final barrier."""
     ops, over, zero = columns.ops, columns.causes.over, columns.frame["start"] or 0.0
     found = {}
     for rank in np.unique(ops.rank).tolist():
@@ -342,7 +346,7 @@ def ratio(value: float | str | None, base: float | str | None) -> str:
 
 
 def difference(value: float | str | None, base: float | str | None, unit: str) -> str:
-    """How far a value is from the baseline's, in words.
+    """Return the difference of a value from the baseline's as text.
 
     >>> difference(3, 2, "n"), difference(0.1, 0.3, "s"), difference(None, 2, "n")
     ('+1', '−200 ms', '')
@@ -353,12 +357,12 @@ def difference(value: float | str | None, base: float | str | None, unit: str) -
 
 
 def finite(value: float | str | None) -> TypeGuard[float]:
-    """Return True for a number that is one."""
+    """Return True for a finite number."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def figure(value: float | str | None, unit: str) -> str:
-    """Return a value in words.
+    """Format a value with its unit.
 
     >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
     ('250 ms', '4 KiB', '25 %', '–')
@@ -380,12 +384,12 @@ def figure(value: float | str | None, unit: str) -> str:
 
 
 def rounds(columns: Columns) -> int:
-    """How many exchanges had to come one after another.
+    """Return the number of consecutive exchanges.
 
-    In a round a rank sends at most one message and receives at most one, and sends only what
-    can depend on earlier rounds; a collective is one round. The ring all-reduce has 2(n-1).
+    In a round a rank sends and receives at most one message, and sends only data from earlier
+    rounds; a collective is one round. The ring all-reduce has 2(n-1).
     """
-    known: dict[int, int] = defaultdict(int)  # the last round of which a rank has the result
+    known: dict[int, int] = defaultdict(int)  # the last round whose result a rank has
     sent: dict[int, int] = defaultdict(int)
     received: dict[int, int] = defaultdict(int)
     depth: dict[int, int] = defaultdict(int)
@@ -400,7 +404,7 @@ def rounds(columns: Columns) -> int:
 
 
 def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
-    """Beginnings (1) and ends (0) in the order of their times: each with its rank and what it is.
+    """Return starts (1) and ends (0) sorted by time, each with its rank and item.
 
     Messages are numbered from 0, collectives are -1, -2 …
     """
@@ -424,8 +428,8 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
 def training(trace: EventLog) -> Json | None:
     """Return the loss of a watched loop: ``[step, seconds since the start, mean loss]``.
 
-    None where no loss was told. ``last`` is the last one, ``nan`` the first step at which it is
-    no finite number (None: never), ``seconds`` the time per step.
+    Return None if no loss was recorded. ``last`` is the last loss, ``nan`` the first step with a
+    non-finite loss (None: never), ``seconds`` the time per step.
     """
     table = trace.table
     marks = table.each(look.attributes.get("watched") == "step" for look in table.looks)

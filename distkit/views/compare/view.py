@@ -1,6 +1,6 @@
-"""Several traces on one clock, and how they differ in numbers.
+"""Several traces on one time axis, and their differences in figures.
 
-projection.py compares them; below the timeline of all runs are figures and losses as marks.
+projection.py compares the traces; figures and losses are drawn as marks below the timeline.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import View, trace_of
 
-#: More lanes than this side by side cannot be told apart.
+#: Maximum number of traces; more lanes side by side are indistinguishable.
 MAX_TRACES = 8
-#: The largest numbers of operations and of lanes in the static picture, until it is small enough.
+#: Maximum numbers of operations and lanes in the static picture, tried in order.
 SIZES = ((MAX_BARS, MAX_LANES), (0, MAX_LANES), (0, MAX_LANES // 3))
 
 
@@ -62,16 +62,16 @@ class Compare(View):
 
     Hover over the n-th operation of a rank to see the n-th of that rank in the other traces, and
     the difference in time. The losses of watched training loops are drawn over time and
-    over steps. The view follows runs that are still running.
+    over steps. The view updates while runs are in progress.
 
     Args:
         traces: a mapping from names to traces or runs, or several of them, then named by
             their programs.
-        baseline: the name of the trace to which the others are compared; the first one, if None.
+        baseline: the name of the trace that the others are compared with; by default the first.
 
     Raises:
-        TypeError: something has no trace.
-        ValueError: fewer than two traces or more than eight, no such baseline.
+        TypeError: A source has no trace.
+        ValueError: There are fewer than two or more than eight traces, or no such baseline.
 
     >>> from distkit.events import Event, Op, State
     >>> def run(seconds):
@@ -119,7 +119,7 @@ class Compare(View):
         self._join()
 
     def _join(self) -> None:
-        """Make one timeline of all runs."""
+        """Merge all runs into one timeline."""
         sides = self._sides
         live, n = any(side.live for side in sides), len(sides)
         table = joined([relabelled(side, i, n) for i, side in enumerate(sides)])
@@ -133,13 +133,13 @@ class Compare(View):
         return summary([side.told for side in self._sides], self._baseline)
 
     def _around(self, picture: Json) -> Json:
-        """Return all but the bars and arrows of a timeline."""
+        """Return a timeline's picture without bars and arrows."""
         told, runs = self._told(), range(len(self._sides))
         drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
             **{key: told[key] for key in ("title", "live", "said", "notes", "baseline")},
             "notices": told["notices"] + left_out,
-            "facts": [],  # each run has a heading with its own
+            "facts": [],  # shown in each run's heading
             "opening": None,
             "runs": [run["name"] for run in told["runs"]],
             "lanes": drawn,
@@ -172,9 +172,9 @@ class Compare(View):
         """Return the timeline of all runs, the losses and the figures, one below the other.
 
         Args:
-            picture: of the timeline.
-            limit: the largest number of operations that are drawn one by one.
-            most: the largest number of lanes.
+            picture: the timeline's picture.
+            limit: maximum number of operations drawn individually.
+            most: maximum number of lanes.
         """
         told = self._told()
         drawn, left_out = self._first(picture["lanes"], most)
@@ -198,7 +198,7 @@ class Compare(View):
 def _named(
     traces: tuple[EventLog | Live | Mapping[str, EventLog | Live], ...],
 ) -> dict[str, EventLog | Live]:
-    """Return each trace by the name it has, or gets."""
+    """Return the traces by given or generated name."""
     if len(traces) == 1 and isinstance(traces[0], (list, tuple)):
         raise TypeError(
             f"Compare got a {type(traces[0]).__name__}. Use Compare(run_a, run_b), without it, or "
@@ -217,7 +217,7 @@ def _named(
 
 
 def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
-    """Named by their programs; those of one name are numbered."""
+    """Name traces by their programs; number equal names."""
     found: list[tuple[str, EventLog | Live]] = []
     for source in traces:
         trace, _ = trace_of(source, "Compare")
@@ -231,7 +231,7 @@ def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
 
 
 def relabelled(side: Side, n: int, sides: int) -> Table:
-    """Events of the n-th run, with the ranks, groups and times that they have among all."""
+    """Return the events of run n, with ranks, groups and times of the merged timeline."""
     table = side.trace.table
     looks = [
         look._replace(
@@ -246,7 +246,7 @@ def relabelled(side: Side, n: int, sides: int) -> Table:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """Return the events of all runs, those of each in the order of time.
+    """Return the events of all runs, with each run's events sorted by time.
 
     >>> from distkit.events import Event, Op, State
     >>> one = Table.of([Event(0, 0, Op.MARK, State.COMPLETED, 0.5)])
@@ -268,7 +268,7 @@ def joined(tables: Sequence[Table]) -> Table:
 
 
 def facts(sides: Sequence[Side]) -> RunInfo:
-    """What is known of all runs together."""
+    """Return the metadata of all runs together."""
     ranks, ends = {}, dict[int, RankEnd]()
     called = names([side.told for side in sides])
     for n, side in enumerate(sides):
@@ -309,33 +309,33 @@ def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
     return sorted(found, key=lambda lane: (lane["run"], lane["rank"]))
 
 
-#: Figures are beside the lanes for up to so many runs, with a column for each, else below [pixels].
+#: Maximum number of runs with figures beside the lanes; widths of a column and of all [px].
 FEW, COLUMN, WIDE = 3, 112, 912
-#: The column of names, a row, and the heads of the columns [pixels].
+#: Width of the name column, heights of a row and of the column headings [px].
 NAMES, ROW, HEAD = 148, 29, 36
-#: So many figures are shown at first.
+#: Number of figures shown initially.
 FIRST = 4
-#: A chart of losses [pixels].
+#: Sizes of a chart of losses [px].
 CHART, PLOT, HEIGHT, AXIS = 440, 110, 152, 44
-#: A curve has about so many points.
+#: Approximate number of points of a curve.
 POINTS = 100
-#: With its colour each run's curve has a dash.
+#: Dashes of the runs' curves.
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3")
 
 
 def width_of(runs: int) -> int:
-    """Return the width of the figures in the browser [pixels]."""
+    """Return the width of the figures in the browser [px]."""
     return NAMES + COLUMN * runs if runs <= FEW else WIDE
 
 
 def table(told: Json, width: float) -> Scene:
-    """Return a row for each figure, those that differ most first.
+    """Return a row per figure, largest differences first.
 
-    What is compared with the n-th run is in layer n + 1.
+    Comparisons with run n are in layer n + 1.
 
     Args:
-        told: what ``projection.summary`` returns.
-        width: of all [pixels].
+        told: the result of ``projection.summary``.
+        width: total width [px].
     """
     runs, rows = told["runs"], sorted(told["rows"], key=_alike)
     room = (width - NAMES) / len(runs)
@@ -365,7 +365,7 @@ def table(told: Json, width: float) -> Scene:
 
 
 def _alike(row: Json) -> float:
-    """How alike the values of a row are, from 0 to 1; the total time comes first."""
+    """Return the similarity of a row's values, from 0 to 1; the total time comes first."""
     known = [abs(v) for v in row["values"] if finite(v)]
     if row["key"] == "seconds" or len(known) < len(row["values"]):
         return -1.0 if row["key"] == "seconds" else 0.5
@@ -376,7 +376,7 @@ def _alike(row: Json) -> float:
 
 
 def losses(told: Json) -> Json | None:
-    """Two charts, over time and over steps; None where no run has told a loss."""
+    """Return charts of loss over time and steps; None if no run recorded a loss."""
     curves = [(n, run["loss"]["points"]) for n, run in enumerate(told["runs"]) if run["loss"]]
     if not curves:
         return None
@@ -397,7 +397,7 @@ Curves = list[tuple[int, list[tuple[float, float | None]]]]
 
 
 def _of(curves: list[tuple[int, list[list[Any]]]], by: int) -> Curves:
-    """Losses over steps (0) or seconds (1)."""
+    """Return losses over steps (0) or seconds (1)."""
     return [(n, [(p[by], p[2]) for p in points]) for n, points in curves]
 
 
@@ -426,7 +426,7 @@ def _chart(
 
 
 def _curve(n: int, points: list[tuple[float, float] | None]) -> Iterator[Shape]:
-    """Yield a line with a gap wherever no value is known."""
+    """Yield a line with gaps where values are unknown."""
     few = points[:: max(1, len(points) // POINTS)]
     pieces = [
         f"{'L' if before else 'M'}{place[0]:.0f} {place[1]:.0f}"

@@ -1,8 +1,8 @@
 """Gradients of a watched training loop as plain data: before and after the all-reduce, drift, loss.
 
-The agreement of all ranks is exact, from the norms of the gradients and of their sum. The cosine
-of two ranks' gradients is taken from the values that their summaries show: exact up to 64
-elements; beyond, an estimate, calibrated so that the mean of all pairs is the agreement.
+The agreement of all ranks is exact, computed from the norms of the gradients and of their sum. The
+cosine of two ranks' gradients is computed from the values in their summaries: exact up to 64
+elements, otherwise an estimate, calibrated so that the mean over all pairs is the agreement.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from distkit.views.scene.summaries import (
     rounded,
 )
 
-#: At most so many ranks and layers are drawn, and so many values of all steps.
+#: Maximum numbers of drawn ranks, layers, and values over all steps.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 
-#: Sums of the same numbers in another order differ by about this much of the largest.
+#: Tolerance for sums in a different order, relative to the largest value.
 ROUNDING = 1e-4
 
 #: All ranks have equally many examples.
@@ -42,16 +42,16 @@ EQUAL: Mapping[int, float] = {}
 
 @dataclass(frozen=True)
 class Reduced:
-    """What became of a layer's gradients in one step.
+    """The result of reducing a layer's gradients in one step.
 
-    ``kind`` is "sum", "mean", "own" (nothing was averaged), "other", or "" while it is open.
+    ``kind`` is "sum", "mean", "own" (not averaged), "other", or "" while unknown.
     """
 
     kind: str
     same: bool
 
     def scale(self, ranks: int) -> int:
-        """What divides it into an average."""
+        """Return the divisor that gives the average."""
         return ranks if self.kind == "sum" else 1
 
 
@@ -92,7 +92,7 @@ def _thinned(looked: list[int], ranks: int, layers: int) -> list[int]:
     each = max(1, layers * (64 * (ranks + 2) + ranks * (ranks - 1) // 2))
     stride = 1
     while len(looked) > stride * max(2, MAX_VALUES // each):
-        stride *= 2  # what is shown of a run that goes on mostly stays
+        stride *= 2  # most steps shown of a live run remain shown
     kept = looked[::stride]
     return kept if kept[-1:] == looked[-1:] else [*kept, looked[-1]]
 
@@ -129,7 +129,7 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
     apart = [distance(s, alone) for s in afters if s and alone]
     agreed = agreement(before, after, found, shares, alone)
     weights = [shares.get(r, 1.0) for r in ranks[:MAX_RANKS]]
-    known = agreed if len(ranks) <= MAX_RANKS else math.nan  # the matrix has every pair of ranks
+    known = agreed if len(ranks) <= MAX_RANKS else math.nan  # all pairs are shown
     return {
         "before": [in_columns(s) if s else None for s in shown],
         "after": [in_columns(s) if s else None for s in afters],
@@ -144,18 +144,18 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
 
 
 def _cosines(shown: list[Summary | None], agreed: float, shares: Sequence[float]) -> list[float]:
-    """Return the cosine of each pair of gradients, NaN where one is not known."""
+    """Return the cosine of each pair of gradients, NaN if unknown."""
     known = [(w, s) for w, s in zip(shares, shown, strict=True) if s]
     found = [cosine(a, b) if a and b else math.nan for a, b in combinations(shown, 2)]
     part = any(len(s.values) < s.size for _, s in known)
     if not part or len(known) < len(shown) or not math.isfinite(agreed):
         return found
-    norms = [_times(w, s).norm for w, s in known]
+    norms = [_weighted(w, s).norm for w, s in known]
     return calibrated(found, [a * b for a, b in combinations(norms, 2)], agreed)
 
 
 def calibrated(cosines: list[float], weights: list[float], mean: float) -> list[float]:
-    """Estimated cosines, moved towards 1 or -1 until their weighted mean is the known one.
+    """Move estimated cosines towards 1 or -1 until their weighted mean is ``mean``.
 
     >>> calibrated([0.0, 0.5], [1.0, 1.0], 0.625), calibrated([0.0, 0.5], [1.0, 1.0], 0.25)
     ([0.5, 0.75], [0.0, 0.5])
@@ -175,8 +175,8 @@ def _divided(s: Summary, by: float) -> Summary:
     )
 
 
-def _times(share: float, s: Summary) -> Summary:
-    """Return a gradient, weighted; that of no examples is NaN and counts as zero."""
+def _weighted(share: float, s: Summary) -> Summary:
+    """Return a weighted gradient; without examples it is NaN and counts as zero."""
     if share:
         return _divided(s, 1 / share)
     return Summary((0.0,) * len(s.values), 0.0, 0.0, 0.0, s.size)
@@ -189,7 +189,7 @@ def _short(x: float) -> float | None:
 def reduced(
     before: ByRank, after: ByRank, ranks: int, shares: Mapping[int, float] = EQUAL
 ) -> Reduced:
-    """What the optimizer saw, compared with what the ranks had computed from their shares."""
+    """Compare the optimizer's gradient with the gradients of the ranks."""
     if not after or len(before) < ranks or len(after) < ranks:
         return Reduced("", len({key(s) for s in after.values()}) == 1)
     same = len({key(s) for s in after.values()}) == 1
@@ -197,10 +197,10 @@ def reduced(
         return Reduced("own", True)
     if all(key(before[r]) == key(after[r]) for r in after) and not same:
         return Reduced("own", same)
-    mean = average([_times(shares.get(r, 1.0), s) for r, s in before.items()])
+    mean = average([_weighted(shares.get(r, 1.0), s) for r, s in before.items()])
     result = next(iter(after.values())).values
     for kind, scale in (("mean", 1), ("sum", ranks)):
-        if same and _is(mean, [v / scale for v in result]):
+        if same and _equal(mean, [v / scale for v in result]):
             return Reduced(kind, same)
     return Reduced("other", same)
 
@@ -212,17 +212,17 @@ def agreement(
     shares: Mapping[int, float] = EQUAL,
     alone: Summary | None = None,
 ) -> float:
-    """Return the mean cosine of all pairs of ranks, weighted by their norms; from the norms alone.
+    """Return the mean cosine of all pairs of ranks, weighted by norms, from the norms alone.
 
-    Where nothing was averaged, one process has the norm of the average if it has computed that.
+    If gradients were not averaged, the norm of a single process's gradient is used, if known.
     """
     if not found.kind or len(before) < 2:
         return math.nan
-    weighted = [_times(shares.get(r, 1.0), s) for r, s in before.items()]
+    weighted = [_weighted(shares.get(r, 1.0), s) for r, s in before.items()]
     norms = [s.norm for s in weighted]
     if found.kind in ("sum", "mean"):
         total = next(iter(after.values())).norm * (1 if found.kind == "sum" else len(norms))
-    elif alone and _is(average(weighted), alone.values):
+    elif alone and _equal(average(weighted), alone.values):
         total = alone.norm * len(norms)
     else:
         return math.nan
@@ -231,17 +231,17 @@ def agreement(
     return max(-1.0, min(1.0, (total**2 - squares) / pairs)) if pairs > 0 else math.nan
 
 
-def _is(mean: Sequence[float], values: Sequence[float]) -> bool:
-    """Return True if these are the same, up to rounding."""
+def _equal(mean: Sequence[float], values: Sequence[float]) -> bool:
+    """Return True if the values are equal up to rounding."""
     off = largest(m - v for m, v in zip(mean, values, strict=False))
     return len(mean) == len(values) and off <= ROUNDING * largest([*mean, *values])
 
 
-# -- the whole loop, in sentences ----------------------------------------------------------
+# -- verdicts on the whole loop ------------------------------------------------------------
 
 
 def _verdicts(trace: EventLog, training: Training, looked: Iterable[int]) -> list[Json]:
-    """What to know at a glance: the mark, "same" or "different", and a sentence."""
+    """Return the verdicts: "same" or "different", and a sentence."""
     ranks = len(trace.ranks)
     cells = [(n, layer, training.steps[n]) for n in looked for layer in training.layers]
     found = [
@@ -254,20 +254,20 @@ def _verdicts(trace: EventLog, training: Training, looked: Iterable[int]) -> lis
     return verdicts + _drift(trace, training)
 
 
-def _say(same: bool, text: str) -> Json:
+def _verdict(same: bool, text: str) -> Json:
     return {"word": "same" if same else "different", "expected": True, "text": text}
 
 
 def _after(done: list[tuple[int, str, Reduced]], ranks: int) -> Json:
     kinds = {r.kind for _, _, r in done}
     if kinds == {"own"}:
-        return _say(False, "every rank keeps its own gradient: nothing was averaged")
+        return _verdict(False, "every rank keeps its own gradient: nothing was averaged")
     wrong = [(n, layer) for n, layer, r in done if not r.same]
     if wrong:
         n, layer = wrong[0]
-        return _say(False, f"the ranks' gradients still differ after step {n + 1}, {layer}")
+        return _verdict(False, f"the ranks' gradients still differ after step {n + 1}, {layer}")
     what = f": the {kinds.pop()} of all {ranks}" if len(kinds) == 1 and "other" not in kinds else ""
-    return _say(True, f"after the all-reduce every rank has the same gradient{what}")
+    return _verdict(True, f"after the all-reduce every rank has the same gradient{what}")
 
 
 def _against_one(
@@ -286,14 +286,14 @@ def _against_one(
         return []
     if off <= ROUNDING * most:
         return [
-            _say(
+            _verdict(
                 True,
                 f"one process computes the same, to {off:.0e}"
                 if off
                 else "one process computes exactly the same",
             )
         ]
-    return [_say(False, f"one process's gradient differs by up to {number(off)}")]
+    return [_verdict(False, f"one process's gradient differs by up to {number(off)}")]
 
 
 def _drift(trace: EventLog, training: Training) -> list[Json]:
@@ -310,17 +310,17 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
             if part
             else ("the replicas' weights are")
         )
-        return [_say(True, f"{which} bitwise equal {when}")]
+        return [_verdict(True, f"{which} bitwise equal {when}")]
     weights = complete[max(complete)]
     first = min(weights)
     base = weights[first][1].values
     if any(len(s.values) != len(base) for _, s in weights.values()):
-        return [_say(False, "the replicas' weights have different shapes")]
+        return [_verdict(False, "the replicas' weights have different shapes")]
     far = {r: math.dist(s.values, base) for r, (_, s) in weights.items()}
     rank = max(far, key=lambda r: (far[r], -r))
     since = f"after step {apart[0]}" if apart[0] else "from the start"
     return [
-        _say(
+        _verdict(
             False,
             f"the replicas' weights differ {since}: {name(trace.info, rank)} is {far[rank]:.2g} "
             f"from {name(trace.info, first)} after step {max(complete)}",
@@ -328,7 +328,7 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
     ]
 
 
-#: At most so many points of a curve, of a layer's curves, and of the speed.
+#: Maximum numbers of points of a curve, of a layer's curves, and of the speed.
 MAX_POINTS, MAX_LAYER_POINTS, WINDOWS = 300, 100, 40
 
 Points = list[tuple[int, float]]
@@ -336,7 +336,7 @@ T = TypeVar("T")
 
 
 def curves(training: Training, layers: Sequence[str], ranks: Sequence[int]) -> Json:
-    """Lines by name; the x of each point is a step from 1, the y None where nothing is known."""
+    """Return lines by name; x is a step from 1, y is None if unknown."""
     return {
         "loss": _loss(training, ranks),
         "lr": [
@@ -360,7 +360,7 @@ def _line(rank: int | None, points: Iterable[tuple[int, float]], most: int = MAX
 
 
 def thin(points: Sequence[T], most: int) -> Sequence[T]:
-    """At most about so many of them, evenly chosen, the last one among them.
+    """Return about ``most`` evenly spaced points at most, including the last.
 
     >>> thin([(i, 0.0) for i in range(5)], 2)
     [(0, 0.0), (3, 0.0), (4, 0.0)]
@@ -378,7 +378,7 @@ def _loss(training: Training, ranks: Sequence[int]) -> list[Json]:
 
 
 def _rate(training: Training) -> Points:
-    """Samples of all ranks per second, over windows of some steps."""
+    """Return samples per second of all ranks, over windows of steps."""
     told = [(n + 1, step.told) for n, step in sorted(training.steps.items()) if step.told]
     width = max(1, -(-(len(told) - 1) // WINDOWS))
     points = []
@@ -393,14 +393,14 @@ def _rate(training: Training) -> Points:
 
 
 def _drift_lines(training: Training, ranks: Sequence[int]) -> list[Json]:
-    """How far each replica's weights are from those of the first, 0 where bitwise equal."""
+    """Return the distance of each replica's weights from the first's, 0 if bitwise equal."""
     lines: dict[int, Points] = {r: [] for r in ranks}
     for n, weights in sorted(training.weights.items()):
         crc, base = weights[min(weights)]
         for r in lines.keys() & weights.keys():
             mine, s = weights[r]
             if len(s.values) != len(base.values):
-                continue  # replicas of another shape have no distance
+                continue  # undefined for different shapes
             lines[r].append((n, 0.0 if mine == crc else math.dist(s.values, base.values)))
     return [_line(r, points) for r, points in lines.items() if points]
 

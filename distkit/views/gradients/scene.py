@@ -1,4 +1,4 @@
-"""The view of gradients: a table of layers for each step, and curves of the whole loop beside."""
+"""The view of gradients: a table of layers per step, and curves of the whole loop."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from distkit.views.scene.painter import cut
 from distkit.views.scene.summaries import figure
 from distkit.views.scene.values import NORM, Cell, Head, Table, norm, shade
 
-#: Widths of the scene, of the layers' names and of the cosines; height of a tensor [px].
+#: Widths of the scene, layer names and cosines; height of a tensor [px].
 WIDTH, LEFT, RIGHT, HIGH = 720, 112, 104, 32
-#: Width of the curves, of their axis; height of a curve, and of its place [px].
+#: Widths of curves and axis; height and pitch of a curve [px].
 SIDE, AXIS, CURVE, PITCH = 200, 32, 30, 57
-ZONES = 100  # places of a curve that tell their values
+ZONES = 100  # tooltip zones per curve
 HINT = "put the loop into with dk.watch_gradients(model) as watch, and call watch.step()"
 
 
 class Line(NamedTuple):
-    """A line over steps: of a rank, or of all."""
+    """A line over steps of a rank, or of all ranks."""
 
     rank: Json | None
     points: dict[int, float]
 
 
-#: What became of a layer's gradients: the column's name, and the words below, the longest first.
-BECAME = {
+#: Column name of each result of a reduction, and alternative texts below, longest first.
+RESULTS = {
     "sum": ("average", ["the sum of all {n}, divided by {n}", "sum of {n} / {n}", "sum / {n}"]),
     "mean": ("average", ["the mean of all {n}", "mean of {n}"]),
     "own": ("after", ["nothing was averaged", "its own"]),
@@ -100,9 +100,9 @@ def draw(found: Json) -> Json:
 
 
 def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
-    """Return the table of a step, and where it ends."""
+    """Draw the table of a step; return its bottom edge."""
     ranks, cells = found["ranks"], step["layers"]
-    names = {BECAME[cell["kind"]][0] for cell in cells}
+    names = {RESULTS[cell["kind"]][0] for cell in cells}
     alone = any(cell["alone"] for cell in cells)
     heads: list[Head] = [(r["name"], "", r["lane"]) for r in ranks]
     heads.append((names.pop() if len(names) == 1 else "after", "", None))
@@ -125,13 +125,13 @@ def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
 
 
 def _cells(cell: Json, ranks: int, alone: bool) -> Iterator[Cell]:
-    """Yield the gradient of each rank, what they became, and that of one process."""
+    """Yield cells for each rank's gradient, the result, and the single-process gradient."""
     after, apart = cell["after"], not cell["same"] and cell["kind"] != "own"
     for i, s in enumerate(cell["before"]):
         become = (after[i] if apart else after[0]) if after and cell["kind"] != "own" else None
         beside: Sequence[float | str] = become["values"] if become else ()
         yield Cell(s, [norm(s)] if s else [], beside)
-    _, words = BECAME[cell["kind"]]
+    _, words = RESULTS[cell["kind"]]
     if after and cell["same"]:
         said = [option.format(n=ranks) for option in words]
         yield Cell(after[0], [norm(after[0]), ("small", said)])
@@ -144,7 +144,7 @@ def _cells(cell: Json, ranks: int, alone: bool) -> Iterator[Cell]:
 
 
 def _cosines(table: Table, x: float, y: float, cell: Json, ranks: list[Json], rough: bool) -> None:
-    """The cosine of each pair of ranks' gradients."""
+    """Draw the cosine of each pair of ranks' gradients."""
     side = min(20.0, (RIGHT - 24) / len(ranks))
     known = dict(zip(combinations(range(len(ranks)), 2), cell["cosines"], strict=True))
     dots = (circle(3, "own", x=(j + 0.5) * side, lane=r["lane"]) for j, r in enumerate(ranks))
@@ -167,7 +167,7 @@ def _cosines(table: Table, x: float, y: float, cell: Json, ranks: list[Json], ro
 
 
 def cosine(c: float, rough: bool = False) -> str:
-    """Return a cosine with the digits that are known.
+    """Format a cosine with its known digits.
 
     >>> cosine(-0.126), cosine(0.126, rough=True), cosine(0.001)
     ('−0.13', '≈0.1', '0')
@@ -181,14 +181,14 @@ def cosine(c: float, rough: bool = False) -> str:
 
 
 def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
-    """Yield the curves with something to show: name, lines and a tooltip."""
+    """Yield name, lines and tooltip of each curve with data."""
     curves = found["curves"]
     rates = {y for line in curves["lr"] for _, y in line["points"]}
     named = [
         ("loss", curves["loss"], "the mean of all ranks, and each rank"),
         ("replica drift", curves["drift"], DRIFT),
         ("samples/s", curves["rate"], "the examples that all ranks together used in a second"),
-        ("learning rate", curves["lr"] if len(rates) > 1 else [], ""),  # otherwise it is a fact
+        ("learning rate", curves["lr"] if len(rates) > 1 else [], ""),  # a constant rate is a fact
     ]
     for layer, lines in zip(found["layers"], curves["norms"], strict=True):
         named.append((f"norm of {layer['name']}", lines, f"each rank's gradient; {NORM}"))
@@ -205,7 +205,7 @@ def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
 def _curve(
     scene: Scene, top: float, name: str, lines: list[Line], why: str, shown: list[int]
 ) -> None:
-    """Lines over steps, with the value at the step that is shown; a click goes to a step."""
+    """Draw lines over steps, with the value at the current step; a click shows a step."""
     points = [point for line in lines for point in line.points.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
     low, high = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))

@@ -267,7 +267,7 @@ class _Walk:
                 yield u.end, UPDATED, u
 
     def _arrive(self, r: Request, time: float, versions: list[Version]) -> None:
-        """A request comes to its server: the first one shows that its key has a value."""
+        """Process a request at its server; the first one implies that its key has a value."""
         op, inbox, who = r.span.op, self.inboxes[r.place], (r.node, r.place)
         if not versions and not r.refused and (op is not Op.INIT or r.span.dtype):
             versions.append((time, 0, {}, written(r.value) if op is Op.INIT else ""))
@@ -283,7 +283,7 @@ class _Walk:
             r.nth = sum(map(bool, inbox.values()))
 
     def _take(self, update: Update) -> None:
-        """An update takes the oldest gradient of each of its workers out of the inbox."""
+        """Apply an update: take the oldest gradient of each of its workers from the inbox."""
         inbox = self.inboxes[update.place]
         for worker in list(update.late) or [w for w, waiting in inbox.items() if waiting]:
             late = update.late.setdefault(worker, 0)
@@ -391,7 +391,7 @@ def _status(here: list[Status], names: dict[int, str]) -> Status:
 
 
 def endings(trace: EventLog) -> list[Ending]:
-    """How nodes have ended, in the order of time."""
+    """Return the ends of nodes, sorted by time."""
     over, last = trace[-1].time if len(trace) else 0.0, {e.rank: e.time for e in trace.events}
     found: list[Ending] = []
     for rank, end in trace.info.ends.items():

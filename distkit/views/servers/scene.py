@@ -213,7 +213,7 @@ class _Painter:
         return MARGIN + high if drawn else 80.0 - AISLE
 
     def _stub(self, ranks: list[int], place: Point, words: str) -> None:
-        """One place for all nodes of a role that are not drawn."""
+        """Draw one placeholder for all undrawn nodes of a role."""
         self.point = dict.fromkeys(ranks, place) | self.point
         self.scene.add(*place, text(words, "words", y=5, anchor="middle"), layer=CARD)
 
@@ -233,7 +233,7 @@ class _Painter:
                 self.scene.add(0, 0, line(self.point[node], (left, y), "dots"), begin=begin)
 
     def _row(self, row: Row, spot: Spot) -> None:
-        """The fixed marks of a key: its name, its size and an empty inbox."""
+        """Draw the fixed marks of a key: name, size and empty inbox."""
         name, after = _headed(row, spot.w)
         shapes = [
             rect(spot.w + 10, 47, "hover", x=-5, y=-2),
@@ -258,7 +258,7 @@ class _Painter:
         return min(max(own, 0), self.quorum - 1)
 
     def _inboxes(self) -> None:
-        """Gradients in their slots, and waiting pulls."""
+        """Draw gradients in their slots, and waiting pulls."""
         lying: dict[tuple[Spot, int], list[Any]] = defaultdict(list)
         for g in self.run.history.gradients:
             if g.place in self.spots:
@@ -288,7 +288,7 @@ class _Painter:
             yield text(f"+{len(workers) - shown}", "small", x=15 * shown - 3, y=4)
 
     def _versions(self, row: Row, versions: list[Version], spot: Spot) -> None:
-        """The versions of a key, its values if they are few, and the workers of its last update."""
+        """Draw the versions of a key, its values if few, and the workers of its last update."""
         none = text("no value yet", "small", x=19, y=4, anchor="end")
         first = versions[0][0] if versions else None
         self.scene.add(*spot.pill, none, end=first, layer=ROW)
@@ -313,7 +313,7 @@ class _Painter:
         ]
 
     def _statuses(self, worker: int) -> None:
-        """The activity of a worker, and arcs to the workers it waits for."""
+        """Draw the activity of a worker, and arcs to the workers it waits for."""
         x, y = self.center[worker], self.row
         for begin, end, status in self.run.doing[worker]:
             shapes = self._worker(worker, status)
@@ -348,7 +348,7 @@ class _Painter:
     # -- messages in flight ------------------------------------------------------------------
 
     def _keyframe(self, i: int, keyframe: Keyframe) -> None:
-        """A message in flight, and the frame that is held when it has ended."""
+        """Draw a message in flight, and the frame held after its end."""
         begin, end, lane = keyframe.begin, keyframe.end, self._lane(keyframe.src)
         spot = self.spots.get(getattr(keyframe.subject, "place", (-1, "")))
         if spot and end is not None:
@@ -393,7 +393,7 @@ class _Painter:
         )
 
     def _merge(self, i: int, keyframe: Keyframe, spot: Spot) -> None:
-        """The gradients of an update move from their slots into the value."""
+        """Move the gradients of an update from their slots into the value."""
         (px, py), w, begin, end = spot.pill, _slot_width(spot), keyframe.begin, keyframe.end
         for n, worker in enumerate(list(keyframe.subject.late)[: self.quorum]):
             box, to = rect(w, 17, "merging", r=4, lane=self._lane(worker)), (px - w / 2, py - 8.5)
@@ -432,7 +432,7 @@ class _Painter:
                 yield [i, row.key, row.key, part, f"v{keyframe.subject.version}", who, others]
 
     def _waiting(self) -> None:
-        """A bar per worker over the whole run: full while it waits, pale while it computes."""
+        """Draw a bar per worker over the whole run: full while waiting, pale while computing."""
         run, workers = self.run, self.workers[:LANES]
         span = max(run.end - run.start, 1e-12)
         for i, w in enumerate(workers):
@@ -469,7 +469,7 @@ class _Painter:
                 yield status.kind, a, b
 
     def _counters(self) -> None:
-        """Pushes, pulls and updates so far."""
+        """Draw the numbers of pushes, pulls and updates so far."""
         of = {"pushes": "push", "pulls": "weights", "updates": "update"}
         for i, (noun, kind) in enumerate(of.items()):
             done = self.run.done(kind)
@@ -481,7 +481,7 @@ class _Painter:
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _staleness(self) -> None:
-        """A histogram of the gradients so far, with the bins of the whole run."""
+        """Draw a histogram of the gradients so far, with the bins of the whole run."""
         gradients, side, floor = self.run.history.gradients, self.side, 84 + HIGH
         taken = sorted((g.taken, g.late) for g in gradients if g.late is not None)
         bins = histogram(late for _, late in taken)
@@ -600,7 +600,7 @@ def _fitting(words: str, room: float, size: float) -> str:
 def _stripes(
     spent: Sequence[tuple[str, float, float]], start: float, span: float
 ) -> dict[str, str]:
-    """Paths of waiting and computing, at most one stretch for each pixel."""
+    """Return paths of waiting and computing, at most one interval per pixel."""
     found: dict[str, str] = defaultdict(str)
     reached = 0.0
     for kind, begin, end in spent:

@@ -28,15 +28,15 @@ from distkit.views.stage.contributions import (
 )
 from distkit.views.stage.layout import KINDS, Pair, Point, arrange, pattern
 
-#: The largest numbers of drawn keyframes, links and ranks; a notice names the rest.
+#: Maximum numbers of drawn keyframes, links and ranks; a notice reports the rest.
 MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
-#: The largest number of changes of tensors.
+#: Maximum number of changes of tensors.
 MAX_CHANGES = 20_000
 #: Measured time, or rounds, which show all their messages at once.
 CLOCKS = ("time", "rounds")
-#: Arrangements with another name beside the title.
+#: Display names of layouts.
 WORDS = {"roles": "workers and servers", "hosts": "by host"}
-#: The part of a round that a message takes; it arrives at the end.
+#: Fraction of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
 NOTHING = Cargo()
 #: The number of panels; a run of more rounds also gets a list of keyframes.
@@ -69,17 +69,17 @@ class Keyframe:
 
     @property
     def begin(self) -> float:
-        """When the first one sends."""
+        """Time of the first send."""
         return min(self.starts)
 
     @property
     def end(self) -> float | None:
-        """When the last one has received, None for never."""
+        """Time of the last receive, None if never."""
         ends = [end for end in self.ends if end is not None]
         return max(ends) if len(ends) == len(self.ends) else None
 
     def in_rounds(self) -> Keyframe:
-        """Return the same on the clock of rounds."""
+        """Return the keyframe on the clock of rounds."""
         begin, end = self.round + 1 - FLIGHT, self.round + 1.0
         starts = (begin,) * len(self.starts)
         ends = tuple(None if e is None else end for e in self.ends)
@@ -161,7 +161,7 @@ def project(
         facts=[*facts(info, len(trace.ranks)), *[WORDS.get(kind, kind)] * bool(sent or hosts)],
         notices=notices,
         notes=notes,
-        said=_said(trace, found),
+        said=_certainty(trace, found),
         live=live,
         kind=kind,
         start=trace.start,
@@ -216,7 +216,7 @@ def _line(s: Span | None) -> str:
 
 
 def _collectives(trace: EventLog) -> Iterator[Keyframe]:
-    """Collectives: members go to the hub, meet when the last has arrived, and go back."""
+    """Yield collectives: members move to the hub, meet when the last arrives, and move back."""
     begun = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
     for tied in trace.together(begun):
         members = sorted(tied, key=lambda s: s.rank)
@@ -278,10 +278,10 @@ def _begin(number: int) -> float:
     return number + 1 - FLIGHT if number else 0.0
 
 
-# -- words -----------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------
 
 
-def _said(trace: EventLog, found: Contributions) -> str:
+def _certainty(trace: EventLog, found: Contributions) -> str:
     """Return a sentence about the certainty of contributions."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
@@ -309,7 +309,7 @@ def _said(trace: EventLog, found: Contributions) -> str:
 
 
 def _notices(trace: EventLog, keyframes: list[Keyframe], more: int) -> tuple[list[str], list[str]]:
-    """Notices for the reader, and those that report no problem."""
+    """Return notices for the reader, and those that report no problem."""
     open_ = [b for b in keyframes if b.end is None]
     lost = [b for b in open_ if b.meet is None]
     never = sum(not b.sent for b in lost)
@@ -418,7 +418,7 @@ def on_clock(stage: Stage, unit: str) -> Clock:
 
 
 def panels(stage: Stage) -> list[list[object]]:
-    """Rounds to show as panels: the keyframe, -1 for the start; a title; the time of its end.
+    """Return the panels: keyframe, -1 for the start; title; time of its end.
 
     These are the start and all rounds, or some of many rounds at equal distances.
     """

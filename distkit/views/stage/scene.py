@@ -44,13 +44,13 @@ from distkit.views.stage.projection import (
     who,
 )
 
-#: Layers, from the lowest. The reader chooses contributions or values.
+#: Layers, lowest first. The reader chooses contributions or values.
 LINK, FLIGHT, CELL, CHUNK, VALUE, PLACE, DOT, TOKEN, CARGO, BADGE = range(10)
 LAYERS = {"contributions": [CELL, CHUNK, TOKEN], "values": [VALUE, PLACE, CARGO]}
-#: The largest numbers of arrows of a keyframe, and of tokens of collectives.
+#: Maximum numbers of arrows per keyframe, and of tokens of collectives.
 ARROWS, MEETINGS = 64, 4_000
-#: The largest numbers of drawn values of a chunk, of changes with tooltips, of values in them.
-MAX_VALUES, SAID, FIRST = 16, 2_000, 8
+#: Maximum numbers of drawn values per chunk, changes with tooltips, and values in tooltips.
+MAX_VALUES, MAX_TOOLTIPS, FIRST = 16, 2_000, 8
 NOTHING = "this trace has no messages and no collectives"
 
 
@@ -97,7 +97,7 @@ class _Painter:
         self.most = largest(v for piece in pieces for v in piece.values)
         self.shown = {CELL: stage.known, VALUE: self.most > 0 or not stage.known}
         self.scene = Scene(self.field.width, self.field.height, clock.start, like=like)
-        self.cut: dict[int, int] = {}  # into how many pieces a rank's tensor is
+        self.cut: dict[int, int] = {}  # number of pieces of a rank's tensor
         self._hosts()
         self._links()
         self._badges()
@@ -115,10 +115,10 @@ class _Painter:
     def _lane(self, rank: int) -> int:
         return self.lanes[rank] % 8
 
-    # -- what stays -----------------------------------------------------------------------
+    # -- static marks --------------------------------------------------------------------
 
     def _hosts(self) -> None:
-        """An area around the cards of each host, and its name."""
+        """Draw an area around the cards of each host, and its name."""
         for name, (left, top, right, bottom) in self.field.hosts.items():
             area = rect(right - left, bottom - top, "host", r=4)
             self.scene.add(left, top, area, layer=LINK)
@@ -131,7 +131,7 @@ class _Painter:
             self.scene.add(0, 0, path(d, "link"), layer=LINK)
 
     def _badges(self) -> None:
-        """A numbered badge for each rank; for very many, one path of dots for each colour."""
+        """Draw a numbered badge per rank; for many ranks, one path of dots per colour."""
         r, spots = self.field.radius, defaultdict[int, str](str)
         for rank, name in self.stage.names.items():
             lane, (x, y) = self._lane(rank), self.field.badge(rank)
@@ -149,10 +149,10 @@ class _Painter:
             dots = (path(d, "dot", lane=lane) for lane, d in spots.items())
             self.scene.add(0, 0, *dots, layer=BADGE)
 
-    # -- what ranks hold ------------------------------------------------------------------
+    # -- tensors of ranks -----------------------------------------------------------------
 
     def _tensors(self) -> None:
-        """Each piece of each tensor, from one change to the next."""
+        """Draw each piece of each tensor between changes."""
         changes = grouped(self.clock.changes, lambda change: change[1].by[0])
         for rank in self.lanes:
             states: list[tuple[float, tuple[Piece, ...]]] = []
@@ -165,14 +165,14 @@ class _Painter:
             for n, some in groupby(spans, key=lambda span: len(span[1])):
                 self._strip(rank, n, [*some])
             self.cut[rank] = len(now)
-            x, y, w = self.field.cell(rank, 0, 1)  # what is not known yet
+            x, y, w = self.field.cell(rank, 0, 1)  # still unknown
             empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
             self.scene.add(x, y, empty, end=spans[0][0] if spans else None, layer=CELL)
 
     def _strip(
         self, rank: int, n: int, spans: list[tuple[float, tuple[Piece, ...], float | None]]
     ) -> None:
-        """A rank's tensor while it is cut into n chunks, with their numbers."""
+        """Draw a rank's tensor while it is split into n chunks, with chunk numbers."""
         for i in range(n):
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
             for piece, some in groupby(cells, key=itemgetter(1)):
@@ -197,7 +197,7 @@ class _Painter:
         self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
     ) -> None:
         x, y, w = self.field.cell(rank, i, of)
-        told = _said(piece) if len(self.clock.changes) <= SAID else ()
+        told = _tooltip(piece) if len(self.clock.changes) <= MAX_TOOLTIPS else ()
         for layer, shapes in self._layers(piece, of, round(w, 2), gap=2).items():
             self.scene.add(x, y, *told, *shapes, begin=begin, end=end, layer=layer)
 
@@ -218,14 +218,14 @@ class _Painter:
     # -- messages --------------------------------------------------------------------------
 
     def _message(self, i: int, keyframe: Keyframe, holds: bool) -> None:
-        """An arrow, the piece on its way from place to place, and the frame that is held."""
+        """Draw an arrow, the moving piece, and the held frame."""
         (src,), (dst,), end = keyframe.senders, keyframe.receivers, keyframe.end
         a, b = self.field.ends(src, dst, 5 if (src, dst) in self.both else 0)
         lane, lost, cargo = self._lane(src), end is None, keyframe.cargo
         way = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
         self.scene.add(0, 0, *way, begin=keyframe.begin, end=end, layer=FLIGHT)
         if keyframe.sent:
-            self._flies(keyframe, a, b)
+            self._move_piece(keyframe, a, b)
         if lost or not holds:
             return
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
@@ -234,8 +234,8 @@ class _Painter:
             outline = rect(w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
             self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
-    def _flies(self, keyframe: Keyframe, a: Point, b: Point) -> None:
-        """Move a message's piece; a dot where nothing is known of it, or there is no room."""
+    def _move_piece(self, keyframe: Keyframe, a: Point, b: Point) -> None:
+        """Move a message's piece; a dot if it is unknown or space is lacking."""
         cargo, (src,), (dst,) = keyframe.cargo, keyframe.senders, keyframe.receivers
         piece, dot = cargo.piece, self._dot(src)
         known = {CELL: piece.sure or piece.maybe, VALUE: piece.values}
@@ -268,7 +268,7 @@ class _Painter:
     def _fly(
         self, keyframe: Keyframe, a: Point, b: Point, drawing: Sequence[Shape], layer: int
     ) -> None:
-        if keyframe.end is None:  # on its way for ever
+        if keyframe.end is None:  # never received
             middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
             self.scene.add(*middle, *drawing, begin=keyframe.begin, layer=layer)
         else:
@@ -324,7 +324,7 @@ def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
 
 
 @cached_drawing
-def _said(piece: Piece) -> tuple[Shape, ...]:
+def _tooltip(piece: Piece) -> tuple[Shape, ...]:
     """Return the tooltip of a chunk: contributions and values."""
     parts = (("contributions of rank", piece.sure), ("perhaps of rank", piece.maybe))
     told = [f"{words} {joined([str(r) for r in sorted(ranks)])}" for words, ranks in parts if ranks]
@@ -357,7 +357,7 @@ def _values(
         cells, _ = heat(values, len(values), most, w, h)
         return (*found, *cells[1:])
     top = 11 if numbered else 1
-    if numbered:  # the chunk's number stands in a heading
+    if numbered:  # leave space for the chunk number
         found.append(rect(w, 10.5, "gray", opacity=0.4))
     columns, rows = max(1, round(w / 36)), int((h - top) // NUMBERED[1])
     cells, _ = heat(values[: columns * rows], columns, most, w, h - top, top=top)
@@ -376,7 +376,7 @@ def _parcel(
     return box, *inside, text(digits, style, x=w / 2, y=y, anchor="middle")
 
 
-#: The largest number of keyframes in the text.
+#: Maximum number of keyframes in the text.
 MAX_ROWS = 24
 
 
