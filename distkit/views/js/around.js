@@ -1,4 +1,4 @@
-// The words around the picture: heading, notices, legend, and the sums underneath.
+// The frame of the picture: heading, notices, legend, and totals underneath.
 
 import { h } from "./dom.js";
 import { grouped, humanBytes, humanSeconds, percent, plural } from "./numbers.js";
@@ -19,7 +19,7 @@ const LEGEND = [
 ];
 const [FEW, MANY] = [4, 12]; // ranks: more have their sums in a hint, and still more together
 
-// part: words on the part that is shown at first, if it is one.
+// part: description of the initial part, if not everything is shown.
 export function heading({ frame }, part = []) {
   return [
     h("strong", {}, frame.title || "Timeline"),
@@ -56,7 +56,7 @@ export function sums({ frame }, color) {
   ].filter(Boolean);
 }
 
-// Per rank: the part of the time spent in communication, and of that in waiting (hatched).
+// Per rank: the fraction of time in communication, and in waiting (hatched).
 function busy(lanes, color) {
   const waits = lanes.some(({ waiting }) => waiting > 0.005);
   const label = h("span", {}, "time in communication", waits ? ", of which waiting (hatched)" : "");
@@ -77,7 +77,7 @@ function busy(lanes, color) {
   return h("div", { class: "dk-busy" }, label, h("div", { class: "dk-meters" }, meters));
 }
 
-// How a rank spent its time: in words, and as a bar whose waiting style sheets tell apart.
+// How a rank spent its time, as text and as a bar; style sheets mark the waiting part.
 function shares({ name, busy: spent, waiting, messages, bytes }, color) {
   const part = (share, kind) =>
     h("i", { class: kind, style: `width:${100 * Math.max(0, share)}%;color:${color}` });

@@ -3,7 +3,7 @@
 import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
-// Pixels for each arrow: where there are less, one of some stands for them, without a head.
+// Minimum pixels per arrow; denser arrows are represented by one without a head.
 const EACH = 9;
 const BETWEEN = 6; // pixels between those
 
@@ -31,7 +31,7 @@ export class Arrows {
     return !bright || bright.arrows.has(a) ? 1 : 0.25;
   }
 
-  // Of many arrows one is drawn per pair of lanes and some pixels.
+  // Of many arrows, draw one per pair of lanes and pixel range.
   #visible() {
     const { at, look, store } = this;
     if (look.bare) {
@@ -68,7 +68,7 @@ export class Arrows {
     });
   }
 
-  // The line runs behind the bars, so that they stay legible; chosen ones run in front.
+  // The line is behind the bars, which stay legible; selected lines are in front.
   #shaft(a, [x1, y1, x2, y2, whole]) {
     const { c, look, many } = this;
     const strong = this.painter.bright?.arrows.has(a);
@@ -111,7 +111,7 @@ export class Arrows {
     c.fill();
   }
 
-  // Beside the bar that its line ends at, whose words stay legible.
+  // Beside the bar at its end, whose label stays legible.
   #nowhere(x, y, color) {
     const { c } = this;
     c.beginPath();
@@ -121,8 +121,8 @@ export class Arrows {
     c.stroke();
   }
 
-  // What a message weighs, or the key that it is about if there are several; written beside its
-  // arrow where nothing else stands.
+  // Size of a message, or its key if there are several; written beside its arrow
+  // where space is free.
   #weight(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
     const { c, look } = this;

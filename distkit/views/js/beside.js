@@ -1,4 +1,4 @@
-// What stands around a scene: moments of it as small pictures, a list of keyframes, choices.
+// The frame of a scene: panels of moments, a list of keyframes, choices.
 
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
@@ -7,17 +7,17 @@ import { d3 } from "./vendor/d3.js";
 
 export const order = d3.bisector((x) => x); // of sorted numbers
 
-// Whether time goes in these, and not in seconds.
+// Whether time is measured in these units, not in seconds.
 export const counted = (unit) => unit !== "";
 
-// Of sorted keyframes the next or the previous one.
+// The next or previous of sorted keyframes.
 export function beyond(keyframes, keyframe, by) {
   const i = by > 0 ? order.right(keyframes, keyframe) : order.left(keyframes, keyframe) - 1;
   return keyframes[clamp(i, 0, keyframes.length - 1)] ?? keyframe;
 }
 
-// Marks the latest of some keyframes in the list that shows them; tells its element, and whether it is
-// another one.
+// Marks the latest of some keyframes in their list; returns its element, and whether it
+// has changed.
 function mark(view, keyframe) {
   const now = order.right(view.keyframes, keyframe) - 1;
   const moved = now !== view.marked;
@@ -30,13 +30,13 @@ function mark(view, keyframe) {
   return [children[now], moved];
 }
 
-// Goes to the keyframe of what is clicked.
+// Shows the keyframe of the clicked element.
 export const onKeyframe = (go) => ({ target }) => {
   const { keyframe } = target.closest("[data-keyframe]")?.dataset ?? {};
   if (keyframe !== undefined) go(Number(keyframe));
 };
 
-// Buttons of which one is chosen; none where there is nothing to choose.
+// Radio buttons; none if there is no choice.
 export class Choice {
   constructor(label, choose) {
     const onclick = ({ target }) => target.dataset.name && choose(target.dataset.name);
@@ -62,7 +62,7 @@ export class Choice {
   }
 }
 
-// Moments that tell the story, drawn small.
+// Key moments, drawn small.
 export class Panels {
   constructor(go) {
     Object.assign(this, { marks: [], keyframes: [] });
@@ -90,7 +90,7 @@ export class Panels {
   }
 }
 
-// Some of the keyframes as a list; the reader may choose a group of them.
+// Keyframes as a list, which the reader can filter by group.
 export class List {
   constructor(go) {
     this.name = h("h4");
@@ -140,7 +140,7 @@ export class List {
       h("span", { class: "dk-what" }, who.map(badge), others ? `and ${others} more` : ""));
   }
 
-  // anew: the page may have another size.
+  // redraw: the page may have been resized.
   mark(keyframe, anew = false) {
     this.keyframe = keyframe;
     const [row, moved] = mark(this, keyframe);

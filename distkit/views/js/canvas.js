@@ -1,6 +1,6 @@
-// What drawings on a canvas share.
+// Helpers for drawing on a canvas.
 
-// Makes a canvas so large [CSS pixels], as sharp as the screen; returns its context.
+// Sets the size of a canvas [CSS pixels] at screen resolution; returns its context.
 export function fit(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
   const [wide, high] = [width, height].map((n) => Math.max(1, Math.round(n * ratio)));

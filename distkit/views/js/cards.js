@@ -17,7 +17,7 @@ export class Cards {
       [...this.cards.values()].map(({ root }) => root));
   }
 
-  // Only cards that say something new are built anew.
+  // Only changed cards are rebuilt.
   show(ranks) {
     const scale = scales(ranks, this.store);
     for (const rank of ranks) {
@@ -61,13 +61,13 @@ function body(rank, now, last, scale, store) {
   ];
 }
 
-// What has changed is seen.
+// Highlights changes.
 function flash(card) {
   const background = "color-mix(in srgb, var(--rank) 30%, transparent)";
   if (!still()) card.animate([{ background }, {}], FLASH);
 }
 
-// Before and after, on the scale of all tensors of that shape.
+// Values before and after, on the scale of all tensors of this shape.
 function strips(bar, values, scale, note = "") {
   const [first, then] = values ?? [];
   const same = then && JSON.stringify(first?.values) === JSON.stringify(then.values); // a send

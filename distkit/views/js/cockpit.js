@@ -1,5 +1,5 @@
 // The cockpit in the browser: controls, source, a card per rank, and the timeline underneath.
-// What it shows is one moment; the kernel is asked for another one.
+// It shows one moment, and requests others from the kernel.
 
 import { Cards } from "./cards.js";
 import { dress } from "./colors.js";
@@ -15,7 +15,7 @@ import { Timeline } from "./timeline.js";
 const SILENT = "The kernel does not answer. It is busy with a cell, or it has ended: " +
   "then run the cell again.";
 const GONE = "The kernel has ended: run the cell again.";
-// pixels of the timeline's lanes, where there is room, and of their parts
+// heights of the timeline's lanes and their parts, if space permits [px]
 const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 14, axis: 22 };
 
 export class Cockpit extends Follower {
@@ -100,7 +100,7 @@ export class Cockpit extends Follower {
     const { moment, near, until } = state;
     Object.assign(this, { moment, told: null });
     this.cards.show(moment.ranks);
-    // how long the ranks stand after the last moment takes no room
+    // no space for the time after the last moment
     const { start, end } = store.frame;
     const short = end - start > 1.1 * (until - start) ? [start, until] : null;
     this.timeline.until(past ? moment.time : null, near ?? short);
@@ -151,7 +151,7 @@ export class Cockpit extends Follower {
     else this.talk.send(commands[name]);
   }
 
-  // One seek at a time: while the slider moves, only its last place counts.
+  // One seek at a time: while the slider moves, only its last position counts.
   #seek(position) {
     const pending = this.wanted !== null;
     this.wanted = position;
@@ -180,7 +180,7 @@ export class Cockpit extends Follower {
     obey(e, act && (() => this.#act(...act)));
   }
 
-  // how: "silent", "gone", or "" when the kernel is there.
+  // how: "silent", "gone", or "" if the kernel responds.
   #miss(how) {
     if (how === this.absent) return;
     this.absent = how;
@@ -210,7 +210,7 @@ function remark({ message, more, traceback, remedy, hang, graph }, pages) {
       "aria-label": graph.said }, drawn(graph)) : null);
 }
 
-// Each code of a finding leads to its page.
+// Links the code of each finding to its page.
 function linked(said, pages) {
   const page = (code) => h("a", { href: `${pages}/${code}.md`, target: "_blank" }, code);
   return said.split(/(?<=\[)(DK\d{3})(?=\])/).map((part, i) => (i % 2 ? page(part) : part));

@@ -1,4 +1,4 @@
-// Colours as numbers, since a canvas wants them mixed, and those of the page.
+// Colours as numbers, for mixing on a canvas, and the colours of the page.
 
 import { d3 } from "./vendor/d3.js";
 
@@ -17,10 +17,10 @@ function brightness(color) {
   return 0.299 * r + 0.587 * g + 0.114 * b;
 }
 
-// Black or white, whichever reads better on a colour.
+// Black or white, whichever is more legible on a colour.
 export const readable = (color) => (brightness(color) > 125 ? "#101418" : "#ffffff");
 
-// Colours and fonts as the page has them now; a canvas wants them resolved.
+// Current colours and fonts of the page, resolved for a canvas.
 export function lookOf(root, context, theme) {
   const css = getComputedStyle(root);
   const [fg, bg, muted] = ["--dk-fg", "--dk-bg", "--dk-muted"].map((name) => {

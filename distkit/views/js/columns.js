@@ -1,8 +1,8 @@
-// Arrays that arrive as one buffer; timeline/bars.py says how.
+// Arrays that arrive as one buffer; the format is in timeline/bars.py.
 
 const TYPES = { f8: Float64Array, i4: Int32Array, f4: Float32Array };
 
-// bytes: a DataView, or base64 where only text gets through.
+// bytes: a DataView, or base64 for text transports.
 export function unpack({ parts, bytes: told }) {
   const bytes = typeof told === "string"
     ? new DataView(Uint8Array.from(atob(told), (letter) => letter.charCodeAt(0)).buffer) : told;
@@ -16,7 +16,7 @@ export function unpack({ parts, bytes: told }) {
   }));
 }
 
-// Values of tensors by bar: [before, after], each as in a bar that came alone.
+// Values of tensors by bar: [before, after], each as in a single bar.
 export function tensors({ valued, numbers }) {
   const found = new Map();
   for (let i = 0, at = 0; i < valued.length; i += 5) {

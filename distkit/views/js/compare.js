@@ -145,7 +145,7 @@ export class Compare extends Timeline {
         [h("dt", {}, name), h("dd", {}, words.join(", "))]))];
   }
 
-  // For each other run its name, and how the operation like this one differs.
+  // For each other run its name, and the difference of its equivalent operation.
   others(item) {
     const { store } = this;
     if (item.i === undefined) return [];
@@ -158,7 +158,7 @@ export class Compare extends Timeline {
   }
 }
 
-// How much later than the one pointed at another one begins, and how much longer it takes.
+// How much later an operation begins than the hovered one, and how much longer it takes.
 function apart(other, bar) {
   const later = other.start - bar.start;
   const words = [`at ${humanSeconds(other.start)}`,

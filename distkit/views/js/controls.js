@@ -1,4 +1,4 @@
-// The buttons: what can be done now, and why the rest cannot.
+// The buttons: available commands, and why others are disabled.
 
 import { h, icon, speedsOf } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -12,7 +12,7 @@ const HELP = [
 ];
 
 export class Controls {
-  // act(name, value): what the reader wants: next, go, back, play, finish, seek, help.
+  // act(name, value): the reader's command: next, go, back, play, finish, seek, help.
   constructor(ranks, name, act) {
     this.act = act;
     this.buttons = {
@@ -46,7 +46,7 @@ export class Controls {
     String(rank));
   }
 
-  // Why each button makes no sense now; "" where it does.
+  // Why each button is disabled; "" if it is enabled.
   reasons({ position, last, standings: ranks, playing, finished, absent }) {
     const past = position < last;
     const busy = playing ? "It is playing: pause it first." : "";
@@ -100,13 +100,13 @@ export class Controls {
   }
 }
 
-// Disabled buttons keep the focus and tell why when pointed at.
+// Disabled buttons keep the focus, and show the reason as a tooltip.
 function able(button, why, title) {
   button.setAttribute("aria-disabled", String(why !== ""));
   button.title = why || title;
 }
 
-// How many ranks are where: "2 paused", "1 blocked".
+// Number of ranks per state: "2 paused", "1 blocked".
 export function chips({ ranks }) {
   const words = ["paused", "blocked", "running", "finished", "released", "failed", "died"];
   return words.map((word) => [word, ranks.filter(({ doing }) => doing === word)])

@@ -28,13 +28,13 @@ export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matche
 export const muted = (...words) => h("span", { class: "dkv-muted" }, words);
 export const dot = (color) => h("span", { class: "dk-dot", style: `background:${color}` });
 
-// A button of one sign.
+// A button with a symbol.
 export const button = (label, sign, onclick) =>
   h("button", { type: "button", "aria-label": label, title: label, onclick }, sign);
 
 export const icon = (name) => h("i", { class: `dk-icon dk-icon-${name}`, "aria-hidden": "true" });
 
-// Buttons by name that stay pressed; all: [name, key, label, title].
+// Toggle buttons by name; all: [name, key, label, title].
 export function toggles(all, onclick) {
   return Object.fromEntries(all.map(([name, key, label, words]) => {
     const about = { type: "button", title: `${words} (${key})`, onclick: () => onclick(name) };
@@ -52,12 +52,12 @@ export const speedsOf = (speeds, unit) => h("select", { class: "dk-speed", "aria
   speeds.map((speed) => h("option", { value: speed, selected: speed === 1 ? "" : null },
     `${speed} ${unit}`)));
 
-// The text that screen readers are told when it changes.
+// A live region for screen readers.
 export const spoken = () => h("p", { class: "dk-spoken", "aria-live": "polite" });
 
 export const modified = (e) => e.ctrlKey || e.metaKey || e.altKey;
 
-// Does what a key asks for; JupyterLab must not take the key for itself.
+// Runs the action of a key, and keeps the key from JupyterLab.
 export function obey(e, act) {
   if (!act || modified(e)) return;
   e.preventDefault();

@@ -1,13 +1,12 @@
-// A view that follows its model and the page: it takes in what there is, and draws once a frame at
-// most.
+// A view that follows its model and the page, and draws at most once per frame.
 
-// Front ends change attributes of the body; a transition tells only what is on the screen.
+// Front ends change attributes of the body; a transition only reports visible changes.
 const SIGNS = ["class", "style", "data-jp-theme-light", "data-jp-theme-name",
   "data-vscode-theme-kind"];
 
 // A subclass has take(value), frame(), and a root on the page.
 export class Follower {
-  // name: of what it follows on the model.
+  // name: the trait of the model that it follows.
   constructor(model, name = "picture") {
     Object.assign(this, { model, name, stop: new AbortController() });
     this.changed = () => {
@@ -21,7 +20,7 @@ export class Follower {
     target.addEventListener(type, act, { signal: this.stop.signal, ...options });
   }
 
-  // Draws anew when the page's colours change, or the size of what is sized.
+  // Redraws when the page's colours change, or the observed element is resized.
   watch(sized = this.root) {
     const again = () => this.later();
     for (const type of ["transitionrun", "transitionend", "transitioncancel"])

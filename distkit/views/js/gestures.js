@@ -1,5 +1,5 @@
-// Which times are shown, and how the reader moves them: buttons, keys, and by d3-zoom wheel, drag
-// and pinch.
+// The visible time range, and how the reader changes it: buttons, keys, and, with d3-zoom, wheel,
+// drag and pinch.
 
 import { button, h, obey, still } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -9,7 +9,7 @@ const GLIDES = 180; // milliseconds
 const FINEST = 1e-7; // seconds in sight at most closely
 
 class Gestures {
-  // takes(event): whether it is for us; onview([from, to]): what the reader wants to see.
+  // takes(event): whether to handle it; onview([from, to]): the range the reader chose.
   constructor(canvas, takes, onview) {
     this.canvas = canvas;
     this.zoom = d3.zoom().filter(takes)
@@ -21,7 +21,7 @@ class Gestures {
     d3.select(canvas).call(this.zoom).on("dblclick.zoom", null);
   }
 
-  // What is shown now, and what there is. Both may have changed by other means since.
+  // The visible range and the full range; both may change independently.
   follow({ left, right }, [from, to], [first, last]) {
     this.base ??= [first, last]; // the reference of all transforms: it stays, while a run grows
     Object.assign(this, { left, right });
@@ -47,8 +47,8 @@ class Gestures {
 const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);
 
 export class Viewport {
-  // all(): the first and the last time; rest(): what is shown until the reader chooses,
-  // reset(): goes back to that; the view has on() and later().
+  // all(): the first and the last time; rest(): the range until the reader chooses one,
+  // reset(): returns to it; the view has on() and later().
   constructor(view, { all, rest, reset }) {
     Object.assign(this, { view, all, rest, reset, zoomed: null, armed: false });
     view.on(window, "wheel", (e) => {
@@ -91,7 +91,7 @@ export class Viewport {
     this.show([time - (to - from) / 2, time + (to - from) / 2]);
   }
 
-  // Moves to a time that is out of sight.
+  // Scrolls to a time outside the visible range.
   seek(time) {
     const [from, to] = this.shown;
     if (time < from || time > to) this.center(time);
@@ -104,7 +104,7 @@ export class Viewport {
     else this.glide(target);
   }
 
-  // A wheel that merely scrolls the page past the picture does not zoom it.
+  // A wheel event that scrolls the page past the picture does not zoom.
   takes(e) {
     if (e.type !== "wheel") return !e.button;
     const out = e.deltaY > 0 && !this.zoomed;
@@ -125,9 +125,9 @@ export class Viewport {
   }
 }
 
-// The reader's pointer and keys on one of a view's canvases. The view has a viewport, the items
-// hovered and chosen, choose(item, x, y), tell(item, x, y), later() and on(). hit(x, y): the item
-// there; moved(x, y): the pointer has; scale(): where the picture is; typed(e): what a key does.
+// Pointer and key events on a canvas of a view. The view has a viewport, the hovered and chosen
+// items, choose(item, x, y), tell(item, x, y), later() and on(). hit(x, y): the item
+// there; moved(x, y): the pointer moved; scale(): the picture's position; typed(e): handles a key.
 export function listen(view, canvas, { hit, moved, scale, typed }) {
   const { viewport } = view;
   const on = (type, act, options) => view.on(canvas, type, act, options);

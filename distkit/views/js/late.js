@@ -1,5 +1,5 @@
-// A widget whose script takes longer to load than anywidget waits, 2 seconds: from then on anywidget
-// drops all that the kernel sends to it. Such a widget takes its messages itself.
+// If a widget's script loads for longer than anywidget's 2-second limit, anywidget drops all messages
+// from the kernel. Such a widget receives its messages directly.
 
 export function initialize({ model }) {
   const raw = model.set({}); // what anywidget hands over is a part of it

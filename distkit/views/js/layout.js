@@ -1,4 +1,4 @@
-// Where things are: times and lanes to pixels and back, and what lies under the pointer.
+// Layout: times and lanes to pixels and back, and hit testing.
 
 import { clamp } from "./numbers.js";
 
@@ -41,7 +41,7 @@ export class Layout {
     this.height = this.bottom + sizes.axis;
   }
 
-  // Where the axis is: under the lanes, or at the foot of what is in sight of them.
+  // Position of the axis: under the lanes, or at the bottom of their visible part.
   get axis() {
     return Math.min(this.bottom, (this.foot ?? Infinity) - this.sizes.axis);
   }
@@ -120,7 +120,7 @@ export class Layout {
     return [x1, y1, arrived ? this.x(received) : x1 + 26, y2, arrived];
   }
 
-  // The lane of an operation, or of the peer that the other end names.
+  // The lane of an operation, or of the peer named by the other end.
   #laneOf(i, other) {
     const { store } = this;
     return i >= 0 ? store.lane(i) : store.laneOf.get(store.looks[store.look[other]].peer) ?? -1;
@@ -132,7 +132,7 @@ export class Layout {
     return bottom ? y + height : y;
   }
 
-  // Where an arrow ends: at the edge of its bar, and within it where another row is before that.
+  // End of an arrow: at the edge of its bar, or inside if another row hides it.
   #tip(i, lane, down) {
     const y = this.#edge(i, lane, !down);
     if (i < 0) return y;
@@ -190,7 +190,7 @@ export class Layout {
   }
 }
 
-// The scale with which lanes take up so much in all, when none is made lower than the least.
+// The scale at which lanes have a total height, given a minimum height per lane.
 function squeezed(pitches, whole, least) {
   let [rest, room] = [pitches.reduce((sum, pitch) => sum + pitch, 0), whole];
   for (const pitch of [...pitches].sort((a, b) => a - b)) {

@@ -1,5 +1,5 @@
 // Ways to look at a run: find operations, the critical path, waiting time.
-// Each leaves some operations bright; one at a time.
+// Each highlights some operations; one is active at a time.
 
 import { h, press, toggles } from "./dom.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
@@ -45,7 +45,7 @@ export function search(store, text) {
 }
 
 export class Lenses {
-  // onchange(): what is bright has changed.
+  // onchange(): the highlighted operations have changed.
   constructor(store, onchange) {
     Object.assign(this, { store, onchange, active: null, light: null, waits: null });
     this.buttons = toggles(LENSES, (name) => this.toggle(name));
@@ -58,7 +58,7 @@ export class Lenses {
     press(this.buttons, () => false);
   }
 
-  // What a key does, if it is one of ours.
+  // Handles a key, if a lens uses it.
   key(key) {
     const lens = LENSES.find(([, its]) => its === key);
     return lens && (() => this.toggle(lens[0]));
@@ -72,7 +72,7 @@ export class Lenses {
     this.#apply();
   }
 
-  // What is told while no lens is chosen.
+  // Text while no lens is active.
   hint(words) {
     if (!this.active && this.told.textContent !== words) this.told.textContent = words;
   }

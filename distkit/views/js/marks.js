@@ -1,4 +1,4 @@
-// Paints the marks of a moment as SVG, whatever they mean; painter.py does the same in Python.
+// Paints the marks of a moment as SVG, like painter.py in Python.
 
 import { s } from "./dom.js";
 
@@ -9,7 +9,7 @@ const NAMES = {
 const ease = (f) => f * f * (3 - 2 * f);
 const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
 
-// A colour's name as the page's colour; anything else as it is.
+// The page's colour for a colour name; other values unchanged.
 function color(value, lane) {
   if (value === "rank") return `var(--dk-r${lane % 8})`;
   if (value === "label") return `var(--dk-i${lane % 8})`;
@@ -39,12 +39,12 @@ export class Marks {
     this.root.replaceChildren(...this.layers.filter(Boolean));
   }
 
-  // Show all layers but these.
+  // Hides these layers.
   hide(hidden) {
     this.layers.forEach((layer, i) => layer.toggleAttribute("hidden", hidden.includes(i)));
   }
 
-  // keyframe: the one that has just ended, -1: none.
+  // keyframe: the keyframe that has just ended, -1 for none.
   draw(time, keyframe) {
     const before = this.shown;
     this.shown = new Map();
@@ -85,7 +85,7 @@ export class Marks {
     return element;
   }
 
-  // What is to be told aloud of what is shown.
+  // Screen-reader text of the visible marks.
   get aloud() {
     return [...this.shown.values()]
       .flatMap(({ drawing }) => this.drawings[drawing].map((i) => this.shapes[i]))

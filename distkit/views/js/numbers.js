@@ -1,4 +1,4 @@
-// Numbers as people read them; distkit/_format.py has the same in Python.
+// Human-readable numbers, as in distkit/_format.py.
 
 export const short = (x) => (Math.abs(x) >= 100 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
 export const grouped = (n) => n.toLocaleString("en");
@@ -42,7 +42,7 @@ export function figure(v) {
 export const finite = (values) => values.filter(Number.isFinite);
 export const largest = (values) => Math.max(1e-30, ...finite(values).map(Math.abs));
 
-// How many values are no numbers.
+// Number of non-finite values.
 export function oddities({ values }) {
   const found = Object.entries(WORDS)
     .map(([key, word]) => [values.filter((v) => v === key).length, word]);

@@ -1,4 +1,4 @@
-// What lies over the picture: the pointer's time, the part that is shown, the veil.
+// Overlays of the picture: the pointer's time, the visible part, dimming of later times.
 
 import { clamp, humanSeconds } from "./numbers.js";
 import { alpha } from "./colors.js";
@@ -21,7 +21,7 @@ export function cursor({ context: c, layout: at, look, pointer, store }) {
   c.fillText(text, left + 6, at.axis + 15);
 }
 
-// A thin line under the axis: which part of the whole is shown.
+// A thin line under the axis that shows the visible part of the whole.
 export function whereabouts({ context: c, layout: at, look }, view, [first, last]) {
   const x = (time) => at.left + ((time - first) / (last - first)) * (at.right - at.left);
   const [from, to] = view.map((time) => x(clamp(time, first, last)));
@@ -31,7 +31,7 @@ export function whereabouts({ context: c, layout: at, look }, view, [first, last
   c.fillRect(from, at.height - 4, Math.max(6, to - from), 3);
 }
 
-// Over what is later than the moment shown.
+// Dims times after the moment shown.
 export function veil({ context: c, layout: at, look, veil: time }) {
   const x = clamp(at.x(time), at.left - 4, at.right + 4);
   c.fillStyle = alpha(look.bg, 0.8);

@@ -26,7 +26,7 @@ function select(tabs, chosen) {
   }
 }
 
-// views: the classes by name; known: the newest format of pictures that they understand.
+// views: classes by name; known: the newest picture format they support.
 export function open(views, known) {
   const pictures = JSON.parse(document.getElementById("pictures").textContent);
 

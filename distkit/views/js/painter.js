@@ -81,7 +81,7 @@ export class Painter {
     });
   }
 
-  // The colour of a lane's run before it, and where that run ends.
+  // The colour of a lane's run, before the lane and at the run's end.
   #run({ run, end, live }, top, height) {
     const { c, at, look } = this;
     c.fillStyle = look.traces[run % look.traces.length];
@@ -90,7 +90,7 @@ export class Painter {
     if (!live && x > at.left && x < at.right) c.fillRect(x, top, 2, height);
   }
 
-  // Steps behind the bars: the memory that a rank has in use on its GPU.
+  // The memory curve of a rank's GPU, behind the bars.
   #memory({ memory, rank }, top, height) {
     const { c, at } = this;
     c.save();
@@ -118,7 +118,7 @@ export class Painter {
     this.line(x, y, at.right + 4, y, look.grid, 1);
   }
 
-  // A cross where a rank died, and the word.
+  // A cross and the text "died" at a rank's death.
   #deaths() {
     const { at, look } = this;
     this.store.frame.lanes.forEach(({ died }, i) => {
@@ -136,7 +136,7 @@ export class Painter {
     this.c.fillText(text, x, y + 0.5);
   }
 
-  // Behind everything the lines, before everything the numbers.
+  // Lines are behind everything, numbers in front.
   grid() {
     for (const [x] of this.#ticks()) this.line(x, 0, x, this.at.bottom, this.look.grid, 1);
   }
@@ -199,7 +199,7 @@ export class Painter {
     c.globalAlpha = 1;
   }
 
-  // A bar; of one that waited for the critical path the end is as bright as the path.
+  // A bar; if it waited for the critical path, its end is as bright as the path.
   #bar(bar) {
     const { c, at, bright } = this;
     this.#whole(bar, this.#dim(bar.i));
@@ -261,7 +261,7 @@ export class Painter {
   #outline(x, y, width, height, color, open, kind) {
     const { c } = this;
     c.save();
-    if (open) {  // no right edge: it has not ended
+    if (open) {  // open bar: no right edge
       c.beginPath();
       c.rect(x - 2, y - 2, width, height + 4);
       c.clip();
@@ -292,7 +292,7 @@ export class Painter {
     return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }
 
-  // The longest of some texts that fits into the visible part of a box, or none.
+  // The longest text that fits into the visible part of a box, or none.
   #label(texts, x, y, width, height, color, size, halo) {
     const { c, at } = this;
     const from = Math.max(x, at.left) + 5;
@@ -308,7 +308,7 @@ export class Painter {
     if (text) this.text(text, from, y + height / 2, color, c.font);
   }
 
-  // A bar of a few pixels: nothing but its colour.
+  // A bar of a few pixels: colour only.
   #thin(i) {
     const { c, at, look, store } = this;
     const [x, y, width, height] = at.box(i);
@@ -323,8 +323,8 @@ export class Painter {
     c.globalAlpha = 1;
   }
 
-  // A faint band through the members of one collective, lane by lane; past the lanes of others
-  // only its edges.
+  // A faint band through the members of a collective, lane by lane; only its edges cross other
+  // lanes.
   #ribbons(bars) {
     const ties = new Set(bars.map(({ tie }) => tie).filter((tie) => tie >= 0 && !this.look.bare));
     if (this.focus?.tie >= 0) ties.add(this.focus.tie);

@@ -1,5 +1,4 @@
-// What happens and when; goes through it: plays, pauses, steps, seeks; the buttons, the scale and
-// the keys for that.
+// Keyframes over time, and a player: plays, pauses, steps, seeks; with buttons, slider and keys.
 
 import { button, h, icon, modified, obey, speedsOf, still } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -8,17 +7,17 @@ import { d3 } from "./vendor/d3.js";
 const GLIDE = 520; // milliseconds of a step
 const MARCH = 800; // milliseconds from keyframe to keyframe without motion
 
-// Keyframes in the order of their ends.
+// Keyframes sorted by end.
 export class Script {
   constructor({ start, end, keyframes }) {
     this.ends = keyframes.filter((keyframe) => keyframe.end !== null).map((keyframe) => keyframe.end);
-    // nothing moves after the last, unless something never ends
+    // no motion after the last end, unless something never ends
     const last = this.ends.length < keyframes.length ? end : Math.max(start, ...this.ends.slice(-1));
     Object.assign(this, { start, end, keyframes, last });
     this.first = Math.min(0, this.at(start)); // 0: there is nothing before the first keyframe
   }
 
-  // The latest keyframe that has ended; -1: none has.
+  // The latest ended keyframe, -1 if none.
   at(time) {
     return d3.bisector((x) => x).right(this.ends, time) - 1;
   }
@@ -30,7 +29,7 @@ export class Script {
 
 export class Player {
   // show(moving): time or keyframe have changed; told(): it has begun or ended to play.
-  // pace(script): where a time has come to after so many milliseconds at speed 1.
+  // pace(script): the time reached after a number of milliseconds at speed 1.
   constructor(pace, show, told) {
     Object.assign(this, { pace, show, told, speed: 1, playing: false, chosen: null, target: null });
   }
@@ -57,7 +56,7 @@ export class Player {
     if (this.playing) return this.pause();
     const { script } = this;
     if (!script.keyframes.length) return;
-    // a story is told from its beginning, unless the reader has chosen a moment
+    // playing starts at the beginning, unless the reader has chosen a moment
     if (this.time >= script.last || this.fresh === this.time) this.seek(this.home);
     this.fresh = null;
     this.playing = true;
@@ -108,7 +107,7 @@ export class Player {
     this.go(this.script.beside(this.target ?? this.keyframe, by));
   }
 
-  // To a keyframe's end, seeing it come if that is near.
+  // Moves to a keyframe's end, animated if it is near.
   go(i) {
     const from = this.time;
     this.pause();
@@ -166,7 +165,7 @@ export class Bar {
     });
   }
 
-  // The time that is shown, on the scale and in words.
+  // Shows the current time on the slider and as text.
   show(clock, more = "") {
     const { time, script } = this.player;
     const part = (time - script.start) / Math.max(script.end - script.start, 1e-12);

@@ -1,13 +1,13 @@
-// A question, a place for a guess, and Commit. Which guesses are possible, the kernel decides.
+// A question, an input for a guess, and Commit. The kernel validates guesses.
 
 import { h } from "./dom.js";
 
 const name = "guess";
 
-// What stands between backticks is code.
+// Text between backticks is code.
 const worded = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
-// One question; send: takes the guess that is committed.
+// A question; send: receives the committed guess.
 export class Question {
   constructor(send) {
     this.send = send;

@@ -1,4 +1,4 @@
-// Light colours for Python: strings, comments, keywords, numbers, and what communicates.
+// Syntax highlighting for Python: strings, comments, keywords, numbers, communication calls.
 
 const KEYWORDS = "False None True and as assert async await break case class continue def del " +
   "elif else except finally for from global if import in is lambda match nonlocal not or pass " +

@@ -1,4 +1,4 @@
-// What a front end calls to have a view drawn: it draws, or says in its place why it cannot.
+// The render function that front ends call: it draws a view, or shows why it cannot.
 
 import { h } from "./dom.js";
 
@@ -6,7 +6,7 @@ const KERNEL_ENDED = "the kernel has ended";
 const LIVE = ".dk-live, .dk-status"; // what a view says of what goes on
 const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // a kernel, says JupyterLab
 
-// known: the newest format of pictures that these painters understand.
+// known: the newest picture format that these painters support.
 export function renders(View, known) {
   return ({ model, el }) => {
     const { format = known } = model.get("picture") ?? {};

@@ -11,7 +11,7 @@ export class Runs extends Store {
     this.arrange(this.overlaid);
   }
 
-  // overlaid: the lanes of a rank lie one under the other.
+  // overlaid: the lanes of a rank are adjacent.
   arrange(overlaid = false) {
     const { runs } = this.frame;
     this.overlaid = overlaid;
@@ -20,7 +20,7 @@ export class Runs extends Store {
     this.laneOf = new Map(this.frame.lanes.map((lane, i) => [lane.rank, i]));
   }
 
-  // A bar that never ended ends with its run.
+  // An open bar ends with its run.
   until(i, now) {
     const { died, end, live } = this.frame.lanes[this.lane(i)] ?? {};
     return Number.isNaN(this.end[i]) ? died ?? end + (live ? now - this.frame.end : 0) : this.end[i];
@@ -50,7 +50,7 @@ export class Runs extends Store {
     return this.tracks[this.track[i]].rank % this.frame.runs.length;
   }
 
-  // Through which ranks the critical path of each run goes.
+  // The ranks on the critical path of each run.
   chain({ bars, ends }) {
     const on = [...new Set([...bars, ...ends.keys()].map((i) => this.lane(i)))];
     return this.frame.runs.map((name, n) => {

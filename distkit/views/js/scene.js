@@ -1,4 +1,4 @@
-// A view that is a scene: its marks, played, with its keyframes in words and what stands beside.
+// A view that is a scene: animated marks, keyframes as text, and panels beside.
 
 import { beyond, Choice, counted, List, onKeyframe, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
@@ -16,7 +16,7 @@ const BESIDE_PANELS = 430; // so high beside small pictures
 const KEYS = " Space plays and pauses; arrow right and left step forward and back, page down and " +
   "page up along what is beside, Home and End go to the ends.";
 
-// Busy and idle stretches pass at a pace that lets every message be seen, rounds all at the same.
+// Busy and idle intervals play at a pace that shows every message; all rounds take equally long.
 export function pace({ unit, keyframes, ends, start, end, last }) {
   if (counted(unit)) {
     const speed = Math.max(1 / ROUND, end / LONGEST);
@@ -122,7 +122,7 @@ export class Scene extends Sheet {
     for (const marks of [this.marks, ...this.panels.marks]) marks.hide(hidden);
   }
 
-  // Another clock, and the place on it; back to where one came from, if it is the same place.
+  // Switches to another clock at the same moment.
   wind(name) {
     if (name === this.clock) return;
     const { player, script, left, clock } = this;
@@ -147,7 +147,7 @@ export class Scene extends Sheet {
     return picture.clocks[clock]?.keyframes ? this.script.keyframes[keyframe]?.also ?? -1 : keyframe;
   }
 
-  // Everything, at rest.
+  // Shows everything, without motion.
   draw() {
     const { empty, said } = this.picture;
     this.empty.hidden = !empty;
@@ -162,7 +162,7 @@ export class Scene extends Sheet {
     this.spoken.textContent = words.filter(Boolean).join("; ");
   }
 
-  // A moment.
+  // Shows a moment.
   paint() {
     const { script, player, picture } = this;
     const { time, keyframe } = player;

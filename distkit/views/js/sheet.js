@@ -1,4 +1,4 @@
-// A view as a sheet: heading, notices, and a body that is drawn anew from the picture.
+// A view as a sheet: heading, notices, and a body that is redrawn from the picture.
 
 import { dress, lookOf } from "./colors.js";
 import { h, spoken } from "./dom.js";

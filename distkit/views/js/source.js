@@ -10,7 +10,7 @@ const COLOURED = 3000; // longer files stay plain
 const LINE = 22; // pixels
 const BEFORE = 2; // lines of a page around those with pins
 
-// A rank's number in its colour; blocked ones are hollow and hatched, failed ones crossed.
+// A rank's number in its colour: blocked ranks are hollow and hatched, failed ranks crossed.
 export function pin(rank) {
   return h("span", { class: "dk-pin", "data-rank": rank, style: paint(rank) }, String(rank));
 }
@@ -33,7 +33,7 @@ export class Source {
     this.sized.observe(this.window);
   }
 
-  // Why there is no source, where there is none.
+  // The reason if there is no source.
   explain(why) {
     if (this.nothing.textContent !== why) this.nothing.textContent = why;
   }
@@ -47,7 +47,7 @@ export class Source {
     if (file) this.#keepInSight(file, false); // it may only now be on the page
   }
 
-  // Files that are new.
+  // New files.
   add(sources) {
     for (const [label, text] of Object.entries(sources)) {
       if (this.files.has(label)) continue;
@@ -184,7 +184,7 @@ export class Source {
     }
   }
 
-  // The window scrolls, and never the page, until the pins are in it with some lines around.
+  // Scrolls the window, not the page, until the pins are visible with some context.
   #keepInSight(file, glides) {
     if (!this.window.clientHeight) return;
     const tops = this.#worthSeeing(file).map((row) => row.offsetTop);
@@ -241,7 +241,7 @@ function rows(text) {
     h("span", { class: "dk-no" }, String(i + 1)), h("code", {}, tokens.map(token))));
 }
 
-// Where a pin is within its file, however far the window is scrolled.
+// Position of a pin within its file, independent of scrolling.
 function spot(at) {
   return at.offsetParent ? [at.offsetLeft, at.offsetTop] : null;
 }

@@ -1,5 +1,5 @@
-// The data: a picture at a time, the next one in its place while the run goes on. Bars and arrows
-// are numbers here, their facts elements of arrays; objects are made of those that are shown.
+// The data: one picture, which is replaced during a run. Bars and arrows are indices into arrays;
+// objects are created for visible ones.
 
 import { tensors, unpack } from "./columns.js";
 
@@ -47,7 +47,7 @@ export class Store {
     return { waits: found, critical: { bars, arrows, ends } };
   }
 
-  // What must never be hidden in a crowd: failures, and what has not ended.
+  // Always drawn individually: failures and open operations.
   #note(i) {
     const { kind, state, op } = this.looks[this.look[i]];
     if (Number.isNaN(this.end[i]) && kind !== "mark") this.open.add(i);
@@ -95,7 +95,7 @@ export class Store {
     return this.frame.lanes[this.laneOf.get(rank)]?.name ?? `rank ${rank}`;
   }
 
-  // Of a rank's host the name, where there are several.
+  // Name of a rank's host, if there are several.
   host(rank) {
     return this.frame.lanes[this.laneOf.get(rank)]?.host;
   }
@@ -114,7 +114,7 @@ export class Store {
     return this.ties[tie].sort((i, j) => this.lane(i) - this.lane(j));
   }
 
-  // The bars in the order of their starts.
+  // The bars sorted by start.
   ordered() {
     this.order ??= Int32Array.from({ length: this.count }, (_, i) => i)
       .sort((i, j) => this.start[i] - this.start[j] || i - j);
@@ -140,7 +140,7 @@ export class Store {
     return this.open.has(i) && this.looks[this.look[i]].state === "scheduled";
   }
 
-  // What belongs with one bar or arrow, and stays bright: {bars, arrows}.
+  // Items related to a bar or arrow, which stay bright: {bars, arrows}.
   related(item) {
     if (!item) return null;
     const [bars, arrows] = [new Set(), new Set()];

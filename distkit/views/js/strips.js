@@ -11,7 +11,7 @@ const BIN = 6; // pixels of a step of the sum
 const DENSE = 0.25; // of the time: what is less is better seen as strips, a pixel wide
 const FAINT = 0.3; // what touches a pixel at all colours it so much
 
-// How strongly a kind of bar is filled where it is too small for more.
+// Fill strength of bars that are too small for details.
 export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
 
 export class Strips {
@@ -67,7 +67,7 @@ export class Strips {
     return dense || bin === 1 ? { t, dense, bars, waits, dim } : this.#sum(track, t, 1);
   }
 
-  // Steps as high as the part of the time that is in bars.
+  // Steps whose height is the fraction of time in bars.
   #area(bars, waits, dim, y, height) {
     const steps = (strength, tall) => {
       bars.forEach((_, n) => {

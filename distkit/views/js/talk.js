@@ -1,4 +1,4 @@
-// Commands to the kernel: each has an id, is heard at once, and is done later.
+// Commands to the kernel: each has an id, is acknowledged at once, and executed later.
 
 const SILENCE = 4000; // milliseconds without an answer: say so
 const SETTLED = 300; // milliseconds after which a lost kernel's channels are closed
@@ -29,7 +29,7 @@ export class Talk {
       return this.onmiss("gone");
     }
     this.waiting.set(id, done);
-    // a kernel that says of itself that it has nothing to do would have answered
+    // an idle kernel would have answered
     const idle = () => this.model.widget_manager?.kernel?.status === "idle";
     this.unheard.set(id, setTimeout(() => this.onmiss(idle() ? "gone" : "silent"), SILENCE));
   }

@@ -1,4 +1,4 @@
-// The timeline in the browser: puts the pieces together and answers the reader.
+// The timeline in the browser: combines the parts and handles user input.
 // An anywidget module; a stand-alone page gives it a model with the same get and on.
 
 import { alternative, heading, legend, notices, sums } from "./around.js";
@@ -100,7 +100,7 @@ export class Timeline extends Follower {
     this.words();
   }
 
-  // What is later lies under a veil, null: nothing; range: the part to show by default.
+  // Later times are dimmed, null: none; range: the part to show by default.
   until(time, range) {
     [this.veil, this.range] = [time, range];
     this.later();
@@ -236,7 +236,7 @@ export class Timeline extends Follower {
     } else if (e.key === "Enter" && e.target === this.lenses.input) this.#step(e.shiftKey ? -1 : 1);
   }
 
-  // From operation to operation, in the order of their starts.
+  // Steps from operation to operation, sorted by start.
   #step(by) {
     const order = this.store.ordered();
     if (!order.length) return;

@@ -1,4 +1,4 @@
-// What one bar or arrow says about itself: as a card beside the pointer, and as one sentence.
+// Details of a bar or arrow: as a card beside the pointer, and as a sentence.
 
 import { dot, h } from "./dom.js";
 import {
