@@ -321,7 +321,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end() -> None:
     whole = traces.ring()
     run = FakeRun(whole, len(whole) // 3)
     view = dk.Compare({"live": run, "done": whole})
-    assert view._told()["live"] and [lane["live"] for lane in view._picture()["lanes"]][::4] == [
+    assert view._summary()["live"] and [lane["live"] for lane in view._picture()["lanes"]][::4] == [
         True,
         False,
     ]
@@ -331,6 +331,6 @@ def test_a_run_that_goes_on_is_followed_to_its_end() -> None:
     run.callback([])
     last = view._picture()
     assert first < last["operations"] and not last["live"]
-    assert rows(view._told()) == rows(project(dict.fromkeys("ab", whole)))
+    assert rows(view._summary()) == rows(project(dict.fromkeys("ab", whole)))
     view.close()
     assert run.callback is None

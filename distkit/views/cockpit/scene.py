@@ -24,7 +24,7 @@ from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import Scene, Shape, circle, rect, text
 from distkit.views.scene.painter import body, cut, wrapped
 from distkit.views.scene.svg import text_width
-from distkit.views.scene.values import bounds, heat, told
+from distkit.views.scene.values import bounds, describe, heat
 from distkit.views.timeline.static import WIDTH, paint
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
@@ -218,7 +218,7 @@ class _Moment:
                 room = width - (164 if width > 240 else 68)
                 most = max((abs(v) for v in s["values"] if not isinstance(v, str)), default=0.0)
                 cells = tuple(s["values"]), len(s["values"]), most, room, STRIP
-                self.scene.add(x + 56, y + 52, *heat(*cells, frozenset(), told(s))[0])
+                self.scene.add(x + 56, y + 52, *heat(*cells, frozenset(), describe(s))[0])
                 words = bounds(s) if width > 240 else ""
                 said = text(words, "small", x=width - 12, y=11, anchor="end")
                 self.scene.add(x, y + 52, text(when, "small", x=12, y=11), said)

@@ -129,12 +129,12 @@ class Compare(View):
             whole.causes = causes(whole.ops, whole.pairs, end, n)
         self._columns = whole
 
-    def _told(self) -> Json:
+    def _summary(self) -> Json:
         return summary([side.told for side in self._sides], self._baseline)
 
     def _around(self, picture: Json) -> Json:
         """Return a timeline's picture without bars and arrows."""
-        told, runs = self._told(), range(len(self._sides))
+        told, runs = self._summary(), range(len(self._sides))
         drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
             **{key: told[key] for key in ("title", "live", "said", "notes", "baseline")},
@@ -176,7 +176,7 @@ class Compare(View):
             limit: maximum number of operations drawn individually.
             most: maximum number of lanes.
         """
-        told = self._told()
+        told = self._summary()
         drawn, left_out = self._first(picture["lanes"], most)
         part = {**picture, "lanes": drawn, "notices": told["notices"] + left_out}
         parts, y = svg.opening(picture["title"], "", flagged(told))
@@ -192,7 +192,7 @@ class Compare(View):
         return svg.document(WIDTH, y, told["title"], "".join(parts))
 
     def __repr__(self) -> str:
-        return to_table(self._told())
+        return to_table(self._summary())
 
 
 def _named(

@@ -95,12 +95,12 @@ class Table:
         """Add a row: name, notes, and a tensor or text in each column."""
         top, found = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
         span = span_of(v for values in (*found, *(cell.beside for cell in cells)) for v in values)
-        told = (
+        descriptions = (
             f"{head} {', '.join(words[0] for _, words in cell.lines)}"
             for (head, *_), cell in zip(self.heads, cells, strict=True)
             if cell.summary
         )
-        said = title(f"{name}: {'; '.join([*notes, *told])}", aloud=True)
+        said = title(f"{name}: {'; '.join([*notes, *descriptions])}", aloud=True)
         small = (text(words, "small", y=28 + LINE * i) for i, words in enumerate(notes))
         self.add(0, top, said, text(cut(name, self.left, 12), "strong", y=14), *small)
         bottoms = [top + 16 + LINE * len(notes)]
@@ -125,7 +125,7 @@ class Table:
         """Draw a tensor, its histogram and its lines; return their height."""
         values, marked = tuple(s["values"]), frozenset(cell.marked)
         shapes, high = heat(
-            values, s["columns"], most, self.column_width, self.high, marked, told(s)
+            values, s["columns"], most, self.column_width, self.high, marked, describe(s)
         )
         frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
@@ -139,7 +139,7 @@ class Table:
             text(found, style, y=LINE * (i + 1), size=11)
             for i, (found, style) in enumerate(pair for pair in fitted if pair[0])
         ]
-        self.add(x, y + high, title(f"{told(s)}\n{NORM}"), *words)
+        self.add(x, y + high, title(f"{describe(s)}\n{NORM}"), *words)
         return high + LINE * len(words) + 3
 
 
@@ -268,10 +268,10 @@ def span_of(values: Iterable[float | str]) -> tuple[float, float]:
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
-def told(s: Json) -> str:
+def describe(s: Json) -> str:
     """Return a summary in one line.
 
-    >>> told({"size": 2, "min": 0.0, "max": 1.0, "norm": 2.0, "values": [0.0, "nan"]})
+    >>> describe({"size": 2, "min": 0.0, "max": 1.0, "norm": 2.0, "values": [0.0, "nan"]})
     '2 values, 0 to 1, norm 2, 1 × NaN'
     """
     words = [count(s["size"], "value"), bounds(s), f"norm {figure(s['norm'])}", oddities(s)]

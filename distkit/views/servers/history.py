@@ -26,9 +26,9 @@ from distkit.views.scene.marks import pieces
 from distkit.views.scene.summaries import written
 
 #: A key on a server.
-Place = tuple[int, str]
-#: The largest numbers of nodes that are listed by name, of workers whose waits are followed, and of
-#: changes of a wait that are kept.
+ServerKey = tuple[int, str]
+#: Maximum numbers of nodes listed by name, of workers with tracked waits, and of stored changes per
+#: wait.
 MAX_NAMES, MAX_WORKERS, MAX_CHANGES = 3, 10, 256
 
 
@@ -46,7 +46,7 @@ class Request:
 
     span: Span
     node: int
-    place: Place
+    place: ServerKey
     arrived: float | None
     left: float | None
     back: float | None
@@ -84,7 +84,7 @@ class Request:
 class Update:
     """An update of a key; ``late`` has the staleness of each worker's gradient."""
 
-    place: Place
+    place: ServerKey
     version: int
     begin: float
     end: float | None
@@ -94,7 +94,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a node is doing: "waits", "asks", "works", "ended" or "" for nothing.
+    """The activity of a node: "waits", "asks", "works", "ended" or "" for nothing.
 
     ``awaited``: the nodes that it waits for.
     """
@@ -124,7 +124,7 @@ class ServerHistory:
     updates: list[Update]
     barriers: list[list[Span]]
     gradients: list[Request] = field(default_factory=list)  # pushes that count, as they arrive
-    versions: dict[Place, list[Version]] = field(default_factory=lambda: defaultdict(list))
+    versions: dict[ServerKey, list[Version]] = field(default_factory=lambda: defaultdict(list))
     waits: list[Wait] = field(default_factory=list)
 
     def of(self, *roles: str) -> list[int]:
@@ -205,7 +205,7 @@ def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
 
 def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
     """Mark the gradients that came too late: replies count those of each node."""
-    seen: Counter[tuple[int, Place]] = Counter()
+    seen: Counter[tuple[int, ServerKey]] = Counter()
     pairs = [(reply, r) for r, reply in zip(requests, replies, strict=True) if reply]
     for reply, r in sorted(pairs, key=lambda pair: pair[0].start):
         if (lost := reply.attributes.get("dropped", 0)) > seen[r.node, r.place]:
@@ -221,11 +221,11 @@ class _Walk:
 
     def __init__(self, history: ServerHistory) -> None:
         self.history, self.workers = history, history.of("worker")
-        self.clocks: dict[Place, Counter[int]] = defaultdict(Counter)
-        self.inboxes: dict[Place, dict[int, deque[Request]]] = defaultdict(dict)
-        self.last: dict[tuple[int, Place], Request] = {}
-        self.pulled: dict[tuple[int, Place], int] = {}
-        self.held: dict[Place, list[Request]] = defaultdict(list)
+        self.clocks: dict[ServerKey, Counter[int]] = defaultdict(Counter)
+        self.inboxes: dict[ServerKey, dict[int, deque[Request]]] = defaultdict(dict)
+        self.last: dict[tuple[int, ServerKey], Request] = {}
+        self.pulled: dict[tuple[int, ServerKey], int] = {}
+        self.held: dict[ServerKey, list[Request]] = defaultdict(list)
 
     def run(self) -> None:
         """Walk from the first event to the last."""

@@ -14,9 +14,9 @@ from distkit.views.scene.frame import clean, name
 from distkit.views.scene.summaries import written
 from distkit.views.servers.history import (
     Ending,
-    Place,
     Request,
     ServerHistory,
+    ServerKey,
     Stretch,
     Update,
     endings,
@@ -81,17 +81,17 @@ class Serving:
     endings: list[Ending]
     keyframes: list[Keyframe]
     first: int
-    rows: dict[Place, Row]
+    rows: dict[ServerKey, Row]
     doing: dict[int, list[Stretch]]  # by drawn worker
 
     @property
     def start(self) -> float:
-        """When the picture begins."""
+        """Start of the picture [s]."""
         return self.keyframes[self.first].begin if self.first else self.trace.start
 
     @property
     def end(self) -> float:
-        """When the picture ends."""
+        """End of the picture [s]."""
         return self.trace[-1].time if len(self.trace) else 0.0
 
     @property
@@ -124,9 +124,9 @@ def project(trace: EventLog, live: bool = False) -> Serving:
     return Serving(trace, live, history, names, ended, found, first, _rows(history), doing)
 
 
-def _rows(history: ServerHistory) -> dict[Place, Row]:
+def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
     """Return every key on every server with a request for it, in the order of the requests."""
-    size: Counter[Place] = Counter()
+    size: Counter[ServerKey] = Counter()
     for r in history.requests:
         if r.span.op is not Op.REGISTER and "optimizer" not in r.span.attributes:
             size[r.place] = max(size[r.place], r.span.nbytes)

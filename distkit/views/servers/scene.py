@@ -32,7 +32,7 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import cut
 from distkit.views.scene.svg import text_width
-from distkit.views.servers.history import MAX_WORKERS, Place, Request, Status, Version
+from distkit.views.servers.history import MAX_WORKERS, Request, ServerKey, Status, Version
 from distkit.views.servers.projection import (
     Keyframe,
     Row,
@@ -114,7 +114,7 @@ class _Painter:
         self.owners = self.workers if self.quorum == all_ > 1 else []
         self.field = FIELD if scheduler or len(servers) > MAX_SERVERS else WIDTH
         self.point: dict[int, Point] = {}  # where messages end, by rank
-        self.spots: dict[Place, Spot] = {}  # of the keys that are drawn
+        self.spots: dict[ServerKey, Spot] = {}  # of the keys that are drawn
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE, 170, run.start)
         self.servers, self.workers = servers[:MAX_SERVERS], self.workers[:MAX_WORKERS]
         bottom = self._servers(servers)
@@ -175,7 +175,7 @@ class _Painter:
         where = keyframe.subject.span.where.rpartition("/")[2] if asked else ""
         words = {"who": keyframe.who, "more": keyframe.more, "where": clean(where)}
         end = None if keyframe.end is None else self.scene.when(keyframe.end)
-        known = {key: told for key, told in words.items() if told}
+        known = {key: word for key, word in words.items() if word}
         return {"begin": self.scene.when(keyframe.begin), "end": end, **known}
 
     def _lane(self, rank: int) -> int:
@@ -184,9 +184,9 @@ class _Painter:
     # -- fixed marks ------------------------------------------------------------------------
 
     def _servers(self, servers: list[int]) -> float:
-        """Return a card for each drawn server, all of the same height; and where they end."""
+        """Draw a card of equal height for each drawn server; return their bottom edge."""
         drawn = self.servers
-        keys: dict[int, list[Place]] = defaultdict(list)
+        keys: dict[int, list[ServerKey]] = defaultdict(list)
         for place in self.run.rows:
             keys[place[0]].append(place)
         n, most = max(1, len(drawn)), max((len(keys[s]) for s in drawn), default=0)

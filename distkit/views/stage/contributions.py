@@ -115,7 +115,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From ``time`` on, a rank's tensor is cut into these pieces; or piece ``at`` is pieces[0].
+    """A change of a rank's tensor at ``time``: to these pieces, or of piece ``at`` to pieces[0].
 
     It happens when the call ``by`` begins, or has ended if it is ``after`` it.
     """
