@@ -191,7 +191,7 @@ def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
             process.wait(PATIENCE)
         process.kill()
         process.wait()
-        end_orphans(but=before)
+        end_orphans(exclude=before)
         adopt_orphans(False)
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from distkit._format import count
 from distkit.cluster import machine
 from distkit.cluster.cluster import Cluster
-from distkit.cluster.notebook import OfCells, cell, in_notebook
+from distkit.cluster.notebook import CellRegistry, cell, in_notebook
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.forkserver import server
-from distkit.cluster.runs.conductor import ENDS_WITHIN
+from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
 from distkit.cluster.runs.run import Run, ended_by_interrupt, poll
 from distkit.errors import (
     ClusterError,
@@ -137,7 +137,7 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
 #: did would mix their messages up.
 _telling, _over = threading.RLock(), threading.Event()
 
-_of_cells = OfCells(lambda experiment: experiment.close())
+_of_cells = CellRegistry(lambda experiment: experiment.close())
 
 
 @atexit.register
@@ -418,7 +418,7 @@ class Experiment:
             forget()
             if not run.finished:
                 run.interrupt()
-                poll(run, ENDS_WITHIN)
+                poll(run, INTERRUPT_TIMEOUT)
 
     def _attempt(self, settings: list[dict[str, Any]]) -> list[Record]:
         """The records of runs, failed ones too."""

@@ -17,7 +17,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count
-from distkit.cluster.runs.conductor import LOOKED_AT
+from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis import rules
 from distkit.errors import RunInterrupted
@@ -123,7 +123,7 @@ def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) ->
         name if name not in taken else f"{name} returned": value
         for name, value in numbers(run.results[0]).items()
     }
-    found = run.findings if len(run.trace) <= LOOKED_AT else []
+    found = run.findings if len(run.trace) <= MAX_DIAGNOSED_EVENTS else []
     remarks = (str(f) for f in found if f.code != rules.straggler.code)
     return Record(parameters, run, measured, values, remarks=tuple(remarks))
 

@@ -1,4 +1,4 @@
-"""The status card: what the cluster is and how far it has come, live in a notebook."""
+"""The status card: a cluster's processes and their state, updated live in a notebook."""
 
 from __future__ import annotations
 
@@ -50,49 +50,49 @@ class Status:
         )
 
 
-def status(room: Supervisor) -> Status:
-    """The cluster now."""
-    plan = room.plan
-    stage = room.failure if room.stage == "failed" else room.stage
+def status(supervisor: Supervisor) -> Status:
+    """Return the present status of the cluster."""
+    plan = supervisor.plan
+    stage = supervisor.failure if supervisor.stage == "failed" else supervisor.stage
     parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} a rank"]
-    return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(room))
+    return Status(f"distkit cluster: {plan.what}", stage, " · ".join(parts), _rows(supervisor))
 
 
-def _rows(room: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
-    plan, processes = room.plan, room.processes
+def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
+    plan, processes = supervisor.plan, supervisor.processes
     rows = []
-    for rank, known in processes.info().ranks.items():
-        device = plan.seats[rank].where if rank < plan.ranks else known.device
-        state = _state(room, rank, processes.children.get(rank))
-        rows.append((known.name, known.host, known.pid, device, state))
+    for rank, info in processes.info().ranks.items():
+        device = plan.assignments[rank].summary if rank < plan.ranks else info.device
+        state = _state(supervisor, rank, processes.children.get(rank))
+        rows.append((info.name, info.host, info.pid, device, state))
     return rows
 
 
-def _state(room: Supervisor, rank: int, child: Child | None) -> str:
-    running = room.run
-    if room.closed or room.stage == "failed" or (child and child.status is not None):
+def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
+    running = supervisor.run
+    if supervisor.closed or supervisor.stage == "failed" or (child and child.status is not None):
         return "ended"
     if child is None:
-        return "idle" if room.ready.is_set() else "starting"
+        return "idle" if supervisor.ready.is_set() else "starting"
     if child.stopped[0]:
         return "stopped"
-    if rank >= room.plan.ranks:
+    if rank >= supervisor.plan.ranks:
         return "serving"
     verb = "stepping" if running and running.stepped else "running"
     return f"{verb} {running.name}" if running and rank in running.waiting else "idle"
 
 
 class Card:
-    """Shows the status in the cell that made the cluster, and keeps it true."""
+    """The status in the output of the cell that made the cluster, kept up to date."""
 
-    def __init__(self, room: Supervisor) -> None:
-        self._room = room
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         self._shown: list[HtmlSnapshot] = []  # in notebooks
         self._last = ""
         self._lock = threading.Lock()
 
     def show(self) -> None:
-        """Show it in the cell of a notebook that runs."""
+        """Show the card in the running cell of a notebook."""
         from distkit.views.widget.snapshot import HtmlSnapshot
 
         shown = HtmlSnapshot(self._draw)
@@ -101,19 +101,19 @@ class Card:
         shown.show({})
 
     def _draw(self) -> tuple[str, str]:
-        now = status(self._room)
+        now = status(self._supervisor)
         return now._repr_html_(), repr(now)
 
     def refresh(self) -> None:
-        """Something changed. Called from any thread."""
+        """Update the card if the status has changed. Called from any thread."""
         if not self._shown:
             return
         from zmq import ZMQError
 
         with self._lock:
-            now = repr(status(self._room))
+            now = repr(status(self._supervisor))
             if now != self._last:
                 self._last = now
-                with suppress(ZMQError):  # the kernel is ending: nobody looks any more
+                with suppress(ZMQError):  # the kernel is ending
                     for shown in self._shown:
                         shown.renew()

@@ -1,7 +1,7 @@
-"""Which rank computes on which GPU, by what the ranks talk then, and why. Pure.
+"""Assign devices to ranks, choose the backend, and explain the choice. Pure.
 
-What a machine has comes from nvidia-smi (:func:`distkit.cluster.machine.gpus`). What is chosen is
-said in words: on the status card, by the doctor, and in errors.
+The machine's GPUs come from nvidia-smi (:func:`distkit.cluster.machine.gpus`). The status card, the
+doctor and errors quote the explanation.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from distkit._format import count, human_bytes, joined, named
 from distkit.errors import StartError
 
-#: What a rank takes on a GPU: CUDA's context, libraries, a little for tensors [bytes]; estimated.
+#: GPU memory of a rank: CUDA context, libraries, a little for tensors [bytes]; estimated.
 GPU_RANK_BYTES = 700_000_000
 
-#: The oldest driver of each version of CUDA.
+#: Oldest driver version for each major version of CUDA.
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 
-#: NCCL would listen on any other interface; ranks on several machines are told theirs later.
+#: Keeps NCCL from listening on other interfaces; ranks on several machines replace it later.
 _NCCL = {"NCCL_SOCKET_IFNAME": "=lo"}
 
 
 class Obstacle(NamedTuple):
-    """Why a machine's GPUs cannot be used, and the remedy."""
+    """Reason why a machine's GPUs cannot be used, and the remedy."""
 
     kind: str
     what: str
@@ -37,10 +37,10 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a slice of one (MIG).
+    """A GPU, or one of its MIG slices.
 
-    ``index`` is nvidia-smi's; ``slice`` is the number of a slice there, None for a whole
-    GPU; sizes are in bytes, 0 if nobody tells them.
+    ``index`` is nvidia-smi's; ``slice`` is the number of the slice on that GPU, None for a whole
+    GPU; sizes are in bytes, 0 if unknown.
     """
 
     index: int
@@ -52,24 +52,24 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """Name in messages."""
         part = "" if self.slice is None else f"slice {self.slice} of "
         return f"{part}GPU {self.index}"
 
     @property
-    def fit(self) -> float:
-        """So many ranks have room in its memory."""
+    def capacity(self) -> float:
+        """Number of ranks that fit in its free memory."""
         return self.free // GPU_RANK_BYTES if self.total else float("inf")
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What ranks on one machine may use.
+    """GPUs that ranks on one machine may use.
 
     Args:
-        usable: the GPUs in the order in which CUDA numbers them.
-        obstacle: why there are none, although there could be.
-        nccl: the version of torch's NCCL, () if it has none.
+        usable: the GPUs in CUDA's order.
+        obstacle: why none is usable, although the machine may have some.
+        nccl: version of torch's NCCL; () if torch has none.
     """
 
     usable: tuple[Gpu, ...] = ()
@@ -78,72 +78,72 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where a rank computes.
+class DeviceAssignment:
+    """Device assignment of a rank.
 
     Args:
-        device: as the rank names it.
-        gpu: which that is, None for the CPU.
-        fraction: of the GPU's memory that torch may take; 0 for all of it.
-        alone: the rank sees no other GPU, so that this one is its cuda:0.
+        device: torch's name of the device on the rank.
+        gpu: the GPU; None for the CPU.
+        fraction: share of the GPU's memory that torch may allocate; 0 for all of it.
+        exclusive: the rank sees no other GPU, so this one is its cuda:0.
     """
 
     device: str = "cpu"
     gpu: Gpu | None = None
     fraction: float = 0.0
-    alone: bool = False
+    exclusive: bool = False
 
     @property
-    def where(self) -> str:
+    def summary(self) -> str:
         """The device, for the status card."""
-        most = f", at most {human_bytes(self.limit)}" if self.gpu and self.limit else ""
-        other = f" = {self.gpu.label}" if self.gpu and self.alone else ""
-        return f"{self.device}{other}{most}"
+        limit = f", at most {human_bytes(self.limit)}" if self.gpu and self.limit else ""
+        alias = f" = {self.gpu.label}" if self.gpu and self.exclusive else ""
+        return f"{self.device}{alias}{limit}"
 
     @property
     def limit(self) -> int:
-        """How much of the GPU's memory torch may take [bytes], 0 for all of it."""
+        """GPU memory that torch may allocate [bytes]; 0 for all of it."""
         return int(self.fraction * self.gpu.total) if self.gpu else 0
 
     def environ(self, backend: str) -> dict[str, str]:
-        """The environment variables by which CUDA and NCCL know of it."""
+        """Return the environment variables that select the device for CUDA and NCCL."""
         if self.gpu is None:
             return {}
-        found = {"CUDA_VISIBLE_DEVICES": self.gpu.uuid} if self.alone else {}
-        return found | (_NCCL if backend == "nccl" else {})
+        visible = {"CUDA_VISIBLE_DEVICES": self.gpu.uuid} if self.exclusive else {}
+        return visible | (_NCCL if backend == "nccl" else {})
 
 
-CPU = Seat()
+CPU = DeviceAssignment()
 
 
-# -- what there is ---------------------------------------------------------------------------------
+# -- detection -------------------------------------------------------------------------------------
 
 
 def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
-    """The GPUs that CUDA would show, or why it shows none.
+    """Return the GPUs that CUDA would list, or the reason why it lists none.
 
     Args:
-        found: the answer of :func:`distkit.cluster.machine.gpus`.
-        torch: its versions of CUDA and NCCL; empty if it did not answer.
+        found: result of :func:`distkit.cluster.machine.gpus`.
+        torch: torch's versions of CUDA and NCCL; empty if torch did not respond.
     """
-    devices = [gpu for each in found["found"] for gpu in _devices(each)]
-    usable, obstacle = _visible(devices, found.get("visible"))
-    for why in (_no_driver(found), obstacle, _no_torch(found, torch)):
-        if why is not None and (found["found"] or why.kind == "driver"):
-            return Gpus((), why)
+    devices = [gpu for entry in found["found"] for gpu in _devices(entry)]
+    usable, hidden = _visible(devices, found.get("visible"))
+    for obstacle in (_no_driver(found), hidden, _no_torch(found, torch)):
+        if obstacle is not None and (found["found"] or obstacle.kind == "driver"):
+            return Gpus((), obstacle)
     nccl = tuple(int(n) for n in (torch.get("nccl") or ())[:3])
     return Gpus(tuple(usable), None, nccl)
 
 
-def _devices(each: Mapping[str, Any]) -> list[Gpu]:
-    """What CUDA takes a GPU for: itself; in MIG mode its slices, each to who sees no other."""
-    facts = ("name", "uuid", "total", "free")
-    slices = each.get("slices")
+def _devices(entry: Mapping[str, Any]) -> list[Gpu]:
+    """Return CUDA's devices of a GPU: itself, or its slices in MIG mode."""
+    fields = ("name", "uuid", "total", "free")
+    slices = entry.get("slices")
     if slices is None:
-        known = {name: each[name] for name in facts if name in each}
-        return [] if "error" in each else [Gpu(each.get("index", 0), **known)]
+        known = {name: entry[name] for name in fields if name in entry}
+        return [] if "error" in entry else [Gpu(entry.get("index", 0), **known)]
     return [
-        Gpu(each["index"], **{name: part[name] for name in facts}, slice=n)
+        Gpu(entry["index"], **{name: part[name] for name in fields}, slice=n)
         for n, part in enumerate(slices)
     ]
 
@@ -157,7 +157,7 @@ def _no_driver(found: Mapping[str, Any]) -> Obstacle | None:
 
 
 def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Obstacle | None]:
-    """What CUDA_VISIBLE_DEVICES leaves, by CUDA's rules: the first wrong name ends the list."""
+    """Apply CUDA_VISIBLE_DEVICES by CUDA's rules: the first invalid name ends the list."""
     if not devices:
         remedy = "Make some (nvidia-smi mig -cgi … -C), or switch MIG off (nvidia-smi -mig 0)."
         return [], Obstacle("mig", "the GPUs are in MIG mode and have no slices", remedy)
@@ -165,24 +165,25 @@ def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Ob
         return list(devices), None
     found: list[Gpu] = []
     for name in filter(None, (name.strip() for name in setting.split(","))):
-        meant = [gpu for gpu in devices if _is_meant(gpu, name)]
-        if not meant or (len({gpu.index for gpu in meant}) > 1):
+        matches = [gpu for gpu in devices if _matches(gpu, name)]
+        if not matches or (len({gpu.index for gpu in matches}) > 1):
             break
-        if meant[0] in found:
+        if matches[0] in found:
             what = (
-                f"CUDA_VISIBLE_DEVICES={setting!r} names {meant[0].label} twice, so CUDA shows none"
+                f"CUDA_VISIBLE_DEVICES={setting!r} names {matches[0].label} twice, so CUDA shows "
+                "none"
             )
             return [], Obstacle("hidden", what, "Name each GPU once.")
-        found += meant
+        found += matches
     if found:
         return found, None
-    there = joined([gpu.label for gpu in devices])
-    what = f"CUDA_VISIBLE_DEVICES={setting!r} names none of what is there: {there}"
+    existing = joined([gpu.label for gpu in devices])
+    what = f"CUDA_VISIBLE_DEVICES={setting!r} names none of what is there: {existing}"
     return [], Obstacle("hidden", what, "Unset it: del os.environ['CUDA_VISIBLE_DEVICES'].")
 
 
-def _is_meant(gpu: Gpu, name: str) -> bool:
-    """True for a GPU's number, and for the beginning of its UUID or its slice's."""
+def _matches(gpu: Gpu, name: str) -> bool:
+    """Return True for the GPU's index, and for a prefix of its UUID or its slice's."""
     return name == str(gpu.index) or (not name.isdigit() and gpu.uuid.startswith(name))
 
 
@@ -200,22 +201,22 @@ def _no_torch(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Obstacle | 
     return None
 
 
-# -- who gets what -----------------------------------------------------------------------------
+# -- assignment --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a user asks for, as of :class:`distkit.Cluster`."""
+class DeviceRequest:
+    """Device arguments of :class:`distkit.Cluster`."""
 
     device: str = "auto"
     backend: str = "auto"
     memory_fraction: float | None = None
 
     def check(self) -> None:
-        """See whether these are known.
+        """Validate the arguments.
 
         Raises:
-            StartError: one is not.
+            StartError: one is invalid.
         """
         kind, _, index = self.device.partition(":")
         if self.device not in ("auto", "cpu") and (
@@ -236,14 +237,16 @@ class Wanted:
             )
 
 
-def seat_ranks(ranks: int, wanted: Wanted, gpus: Gpus) -> tuple[tuple[Seat, ...], str, str]:
-    """Each rank's place, the backend, and why, for the status card.
+def assign_devices(
+    ranks: int, wanted: DeviceRequest, gpus: Gpus
+) -> tuple[tuple[DeviceAssignment, ...], str, str]:
+    """Return each rank's device, the backend, and the reason for the status card.
 
-    Ranks go round the GPUs. NCCL serves them if each has a GPU of its own; else gloo, with copies
-    in host memory.
+    Ranks are assigned to GPUs round-robin. The backend is NCCL if each rank has its own GPU, else
+    gloo, with copies in host memory.
 
     Raises:
-        StartError: what was asked for is not to be had; the message says what is.
+        StartError: the request cannot be met; the message names what is available.
     """
     wanted.check()
     usable, why = _choose(ranks, wanted.device, gpus)
@@ -254,34 +257,34 @@ def seat_ranks(ranks: int, wanted: Wanted, gpus: Gpus) -> tuple[tuple[Seat, ...]
                 f"{why or 'Leave it out.'}"
             )
         return (CPU,) * ranks, "gloo", f"gloo on CPU{': ' if why else ''}{why}"
-    taken = [usable[r % len(usable)] for r in range(ranks)]
-    shared = Counter(taken)
-    slow = _why_not_nccl(taken, gpus)
-    if slow and wanted.backend == "nccl":
+    by_rank = [usable[r % len(usable)] for r in range(ranks)]
+    sharers = Counter(by_rank)
+    no_nccl = _why_not_nccl(by_rank, gpus)
+    if no_nccl and wanted.backend == "nccl":
         raise StartError(
-            f"backend='nccl' needs one GPU for each of {ranks} ranks: {slow}. Use backend='auto', "
-            f"or at most {count(len(usable), 'rank')}."
+            f"backend='nccl' needs one GPU for each of {ranks} ranks: {no_nccl}. Use "
+            f"backend='auto', or at most {count(len(usable), 'rank')}."
         )
-    # CUDA shows who sees a slice nothing beside it
-    alone = any(gpu.slice is not None for gpu in gpus.usable)
-    seats = tuple(
-        Seat(
-            "cuda:0" if alone else f"cuda:{gpus.usable.index(gpu)}",
+    # CUDA shows a process that sees a slice no other device
+    exclusive = any(gpu.slice is not None for gpu in gpus.usable)
+    assignments = tuple(
+        DeviceAssignment(
+            "cuda:0" if exclusive else f"cuda:{gpus.usable.index(gpu)}",
             gpu,
-            wanted.memory_fraction or _part(gpu, shared[gpu]),
-            alone,
+            wanted.memory_fraction or _memory_share(gpu, sharers[gpu]),
+            exclusive,
         )
-        for gpu in taken
+        for gpu in by_rank
     )
-    backend = "gloo" if slow or wanted.backend == "gloo" else "nccl"
+    backend = "gloo" if no_nccl or wanted.backend == "gloo" else "nccl"
     if backend == "nccl":
-        return seats, backend, "nccl: every rank has a GPU of its own"
-    note = f"gloo: {slow or 'as asked'}, so messages go through host memory"
-    return seats, backend, note + _faster(usable, max(shared.values()), gpus)
+        return assignments, backend, "nccl: every rank has a GPU of its own"
+    note = f"gloo: {no_nccl or 'as asked'}, so messages go through host memory"
+    return assignments, backend, note + _nccl_hint(usable, max(sharers.values()), gpus)
 
 
 def _choose(ranks: int, device: str, gpus: Gpus) -> tuple[Sequence[Gpu], str]:
-    """The GPUs to go round; none, and why, where "auto" is the CPU."""
+    """Return the GPUs to assign; none, and the reason, if "auto" selects the CPU."""
     if device == "cpu":
         return (), ""
     usable, why = list(gpus.usable), str(gpus.obstacle or "")
@@ -300,43 +303,43 @@ def _choose(ranks: int, device: str, gpus: Gpus) -> tuple[Sequence[Gpu], str]:
                 "Name one of those, or use device='auto'."
             )
         usable = usable[index : index + 1]
-    roomy = [gpu for gpu in usable if gpu.fit >= 1] or usable
-    full = _full(Counter(roomy[r % len(roomy)] for r in range(ranks))) if roomy else ""
+    free = [gpu for gpu in usable if gpu.capacity >= 1] or usable
+    full = _full(Counter(free[r % len(free)] for r in range(ranks))) if free else ""
     if full and device != "auto":
         raise StartError(
             f"{full} Use fewer ranks or device='cpu', or stop other programs there: nvidia-smi "
             "lists them."
         )
-    return ((), full) if full else (roomy, why)
+    return ((), full) if full else (free, why)
 
 
-def _full(shared: Mapping[Gpu, int]) -> str:
-    """What is wrong with the first GPU that has no room for its ranks; "" if all have."""
-    for gpu, n in shared.items():
-        if n > gpu.fit:
+def _full(sharers: Mapping[Gpu, int]) -> str:
+    """Describe the first GPU whose free memory is too small for its ranks; "" if none is."""
+    for gpu, n in sharers.items():
+        if n > gpu.capacity:
             return (
                 f"{gpu.label} has {human_bytes(gpu.free)} of {human_bytes(gpu.total)} free, too "
                 f"little for {count(n, 'rank')}: about {human_bytes(n * GPU_RANK_BYTES)}, so "
-                f"{gpu.fit:g} fit."
+                f"{gpu.capacity:g} fit."
             )
     return ""
 
 
-def _why_not_nccl(taken: Sequence[Gpu], gpus: Gpus) -> str:
-    """The reason why NCCL does not serve these ranks; "" if it does."""
+def _why_not_nccl(by_rank: Sequence[Gpu], gpus: Gpus) -> str:
+    """Return the reason why NCCL cannot connect these ranks; "" if it can."""
     if not gpus.nccl:
         return "torch is built without NCCL"
-    sharers = {gpu: [r for r, other in enumerate(taken) if other == gpu] for gpu in taken}
+    sharers = {gpu: [r for r, other in enumerate(by_rank) if other == gpu] for gpu in by_rank}
     gpu, ranks = max(sharers.items(), key=lambda item: len(item[1]))
-    if len(taken) > 1 and any(gpu.slice is not None for gpu in taken):
+    if len(by_rank) > 1 and any(gpu.slice is not None for gpu in by_rank):
         return "NCCL does not connect MIG slices"
     if len(ranks) == 1:
         return ""
     return f"{named(ranks)} share {gpu.label}, and NCCL needs one GPU per rank"
 
 
-def _part(gpu: Gpu, sharers: int) -> float:
-    """An equal part of what is free, without what each rank takes beside its tensors."""
+def _memory_share(gpu: Gpu, sharers: int) -> float:
+    """Return an equal share of the free memory, less each rank's memory beside its tensors."""
     if sharers == 1:
         return 0.0
     if not gpu.total:
@@ -344,9 +347,9 @@ def _part(gpu: Gpu, sharers: int) -> float:
     return max(0.01, (gpu.free - sharers * GPU_RANK_BYTES / 2) / sharers / gpu.total)
 
 
-def _faster(usable: Sequence[Gpu], most: int, gpus: Gpus) -> str:
-    """The number of ranks that would have a GPU each, where ranks share GPUs; "" elsewhere."""
+def _nccl_hint(usable: Sequence[Gpu], max_sharers: int, gpus: Gpus) -> str:
+    """Suggest a number of ranks with a GPU each, if ranks share GPUs; else ""."""
     whole = all(gpu.slice is None for gpu in usable)
-    if most == 1 or len(usable) == 1 or not whole or not gpus.nccl:
+    if max_sharers == 1 or len(usable) == 1 or not whole or not gpus.nccl:
         return ""
     return f"; dk.Cluster({len(usable)}) would use NCCL"

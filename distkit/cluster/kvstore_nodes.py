@@ -1,4 +1,4 @@
-"""The servers and the scheduler of a run: started, watched, ended with it."""
+"""Starts, monitors and ends the servers and the scheduler of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.processes.forkserver import ENDED, Child, ForkServer, fork_all, shut
+from distkit.cluster.processes.forkserver import (
+    KILL_TIMEOUT,
+    Child,
+    ForkServer,
+    fork_all,
+    shut_down,
+)
 from distkit.errors import StartError
 
 if TYPE_CHECKING:
@@ -20,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Nodes:
-    """Their processes, by id: after the workers, which are the ranks.
+    """The processes of servers and scheduler; their ids follow those of the workers (the ranks).
 
     Args:
-        plan: how many there are.
-        folder: the cluster's own on this machine.
-        hosts: the machines that they are on, the scheduler on the first.
-        hear: called with a node's id and what it records; with "replaced" and the exit status of
-            a server that ends in the middle of the run; with "lost" if a node ends before it; and
-            with "missed" and the pid of a process that the scheduler takes for dead.
-        heartbeat_timeout: how long a node may be silent before that [s].
+        plan: the numbers of workers and servers.
+        folder: the cluster's folder on this machine.
+        hosts: their machines, with the scheduler on the first.
+        on_message: called with a node's id and its messages; with "replaced" and the exit status of
+            a server that ends during the run; with "lost" if a node ends before the run; and with
+            "missed" and the pid of a process whose heartbeats the scheduler misses.
+        heartbeat_timeout: time without heartbeats after which a node is reported [s].
     """
 
     def __init__(
@@ -37,46 +43,46 @@ class Nodes:
         plan: Plan,
         folder: str,
         hosts: list[ProcessHost],
-        hear: Callable[[int, str, Any], None],
+        on_message: Callable[[int, str, Any], None],
         heartbeat_timeout: float,
     ) -> None:
-        self._plan, self._folder, self._hear = plan, folder, hear
+        self._plan, self._folder, self._on_message = plan, folder, on_message
         self._hosts, self._heartbeat_timeout = hosts, heartbeat_timeout
-        self.closed = self._begun = self._recording = False
-        self._endpoint: futures.Future[str] = futures.Future()  # where the scheduler listens
+        self.closed = self._registered = self._recording = False
+        self._endpoint: futures.Future[str] = futures.Future()  # of the scheduler
         self.children: dict[int, Child] = {}
         #: A node that ended before all had registered, and its exit status.
         self.lost: tuple[int, int] | None = None
         self._flushed = threading.Semaphore(0)  # counts nodes that have flushed their events
-        #: Public and secret key, known to the nodes of this run alone.
+        #: Public and secret key of this run's nodes.
         self._keys: tuple[str, str] | None = None
         roles = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
         self.roles = {plan.ranks + n: r for n, r in enumerate(roles if plan.servers else [])}
 
     def start(self, recording: bool) -> None:
-        """Start all."""
+        """Start all nodes."""
         self._recording = recording
         if self.roles:
             from distkit.kvstore.transport.sockets import new_keys
 
             self._keys = new_keys()
             scheduler = max(self.roles)
-            if self._hosts[0].address:  # the others have to know where it listens
+            if self._hosts[0].address:  # the others need its endpoint
                 self._fork([scheduler])
                 self._await_scheduler(self.children[scheduler])
             self._fork(self.roles.keys() - self.children.keys())
 
     def _fork(self, nodes: Iterable[int]) -> None:
         nodes = [*nodes]
-        each = [self._call(n) for n in nodes]
+        each = [self._fork_args(n) for n in nodes]
         children = fork_all("distkit.cluster.processes.roles:node", each)
         for n, child in zip(nodes, children, strict=True):
             self.children[n] = child
-            child.hear(partial(self._said, n))
-            child.on_exit(partial(self._ended, n))
-            child.on_stop = partial(self._hear, n, "stopped")
+            child.on_message(partial(self._handle_message, n))
+            child.on_exit(partial(self._handle_exit, n))
+            child.on_stop = partial(self._on_message, n, "stopped")
 
-    def _call(self, node: int) -> tuple[ForkServer, dict[str, Any]]:
+    def _fork_args(self, node: int) -> tuple[ForkServer, dict[str, Any]]:
         host, (kind, i) = self.host(node), self.roles[node]
         return host.server, {
             "node": self._node(kind, i, host),
@@ -86,29 +92,29 @@ class Nodes:
         }
 
     def _await_scheduler(self, child: Child) -> None:
-        """Wait until the scheduler reports where it listens to other machines."""
+        """Wait until the scheduler reports its endpoint for other machines."""
         child.on_exit(lambda status: self._set_endpoint(""))
         if not self._endpoint.result():
-            log = Path(self._folder, "scheduler-0.log")  # from there
-            said = log.read_text().splitlines()[-1:] if log.exists() else []
+            log = Path(self._folder, "scheduler-0.log")  # copied from its machine
+            last_line = log.read_text().splitlines()[-1:] if log.exists() else []
             raise StartError(
                 f"the scheduler on {child.server.host} ended while starting ({child.status}), "
-                f"before it could listen to the other machines. {''.join(said)}"
+                f"before it could listen to the other machines. {''.join(last_line)}"
             )
 
     def _set_endpoint(self, endpoint: str) -> None:
-        with suppress(futures.InvalidStateError):  # it has ended after it listened
+        with suppress(futures.InvalidStateError):  # it ended after it was listening
             self._endpoint.set_result(endpoint)
 
     def host(self, node: int) -> ProcessHost:
-        """The machine on which a server or the scheduler is."""
+        """Return the machine of a server or the scheduler."""
         role, i = self.roles[node]
         if role == "scheduler":
             return self._hosts[0]
         return next(host for host in self._hosts if i in host.servers)
 
     def worker(self, i: int, host: ProcessHost, life: int) -> Node | None:
-        """The identity of a worker for its KVStore; None without servers."""
+        """Return the identity of a worker for its KVStore; None without servers."""
         return self._node("worker", i, host, life) if self.roles else None
 
     def _node(self, role: str, i: int, host: ProcessHost, life: int = 0) -> Node:
@@ -129,52 +135,52 @@ class Nodes:
             else "",
         )
 
-    def _ended(self, node: int, status: int) -> None:
-        """A process has ended.
+    def _handle_exit(self, node: int, status: int) -> None:
+        """Report the end of a node.
 
-        Before all have registered this ends the run. Later the backup of a server serves in its
-        place, and workers report the end of the scheduler.
+        Before all nodes have registered it ends the run. Later a server's backup takes over, and
+        workers report the end of the scheduler.
         """
         if self.closed:
             return
-        if not self._begun:
+        if not self._registered:
             self.lost = node, status
-            self._hear(node, "lost", status)
+            self._on_message(node, "lost", status)
         elif node != max(self.roles):
-            self._hear(node, "replaced", status)
+            self._on_message(node, "replaced", status)
 
     def leave(self, worker: int, life: int, how: str) -> None:
-        """Tell the scheduler that a worker's process has ended: it may never have met it."""
+        """Notify the scheduler that a worker's process has ended, perhaps before it registered."""
         if self.roles:
             with suppress(OSError):  # it has ended, and so has the run
                 self.children[max(self.roles)].channel.send(("left", worker, life, how))
 
-    def _said(self, node: int, message: tuple[str, Any]) -> None:
+    def _handle_message(self, node: int, message: tuple[str, Any]) -> None:
         kind, what = message
         if kind == "flushed":
             self._flushed.release()
         elif kind == "listens":
             self._set_endpoint(what)
         elif kind == "begun":
-            self._begun = True
+            self._registered = True
         else:
-            self._hear(node, kind, what)
+            self._on_message(node, kind, what)
 
-    def settle(self, word: str = "flush", within: float = 2.0) -> None:
-        """Have them hand over the events that they still hold; with "rest", the last ones.
+    def settle(self, command: str = "flush", within: float = 2.0) -> None:
+        """Make the nodes flush their events; after "rest" they record no more.
 
-        One that does not answer is waited for this long [s].
+        Wait ``within`` seconds for each node that does not respond.
         """
-        asked = 0
+        requests = 0
         for child in self.children.values():
             with suppress(OSError):
                 if child.status is None:
-                    child.channel.send(word)
-                    asked += 1
-        for _ in range(asked):
+                    child.channel.send(command)
+                    requests += 1
+        for _ in range(requests):
             self._flushed.acquire(timeout=within)
 
-    def close(self, within: float = ENDED) -> None:
-        """End all, and wait so long [s] until they have ended."""
+    def close(self, within: float = KILL_TIMEOUT) -> None:
+        """End all nodes, and wait ``within`` seconds for their ends."""
         self.closed = True
-        shut(self.children.values(), within)
+        shut_down(self.children.values(), within)

@@ -1,4 +1,4 @@
-"""Knowledge of the notebook that ranks lack: which file is which cell, and the sources."""
+"""The notebook's side of source files: which file is which cell, and their text."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from typing import Any
 
 from distkit.events import LINES, STACK, Event
 
-_files: dict[str, str] = {}  # the reader's name of a file -> its path
-_labels: dict[str, str] = {}  # the file of a cell that runs on the ranks -> the reader's name
+_files: dict[str, str] = {}  # label of a file -> its path
+_labels: dict[str, str] = {}  # file of a cell that runs on the ranks -> its label
 _cells = itertools.count()
 SAVE_FIGURES = "a figure is shown in notebooks only; save it with plt.savefig('figure.png')"
-_MOST = 200_000  # characters of one source file that go into a trace
+_MAX_SOURCE = 200_000  # characters of one source file that go into a trace
 
 
 def shell() -> Any:
-    """The IPython shell of this process, None outside IPython. Never imports IPython."""
+    """Return the IPython shell of this process; None outside IPython. Never import IPython."""
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None
 
 
 def in_notebook() -> bool:
-    """True if there is a front end that can show pictures."""
-    found = shell()
-    return found is not None and hasattr(found, "kernel")
+    """Return True if a front end can show images."""
+    current = shell()
+    return current is not None and hasattr(current, "kernel")
 
 
 def show_figures(figures: list[tuple[int, bytes]]) -> None:
-    """Show the ranks' PNG pictures, labelled; where that is not possible, say so."""
-    for rank, picture in figures:
+    """Show the ranks' PNG images with labels, or print that only notebooks can."""
+    for rank, image in figures:
         print(f"[rank {rank}] {'' if in_notebook() else SAVE_FIGURES}")
         if in_notebook():
             from IPython.display import Image, display
 
-            display(Image(picture))
+            display(Image(image))
 
 
 def cell(depth: int = 2) -> object | None:
-    """The identity of the notebook's cell, or of the line, that runs ``depth`` calls above."""
+    """Return the identity of the notebook's cell, or of the line, ``depth`` calls above."""
     if not in_notebook():
         return None
     metadata = (shell().kernel.get_parent("shell") or {}).get("metadata", {})
@@ -55,34 +55,34 @@ def cell(depth: int = 2) -> object | None:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-class OfCells:
-    """Objects by cell: running a cell again ends what it made before.
+class CellRegistry:
+    """Objects by cell: running a cell again ends the objects of its previous execution.
 
     Args:
-        end: ends one of them.
+        end: ends an object.
     """
 
     def __init__(self, end: Callable[[Any], None]) -> None:
         self._end = end
-        self._made: dict[object, tuple[str, weakref.WeakSet[Any]]] = {}
+        self._by_cell: dict[object, tuple[str, weakref.WeakSet[Any]]] = {}
 
-    def add(self, cell: object | None, thing: Any) -> None:
-        """``cell`` makes this now; it may make several."""
+    def add(self, cell: object | None, value: Any) -> None:
+        """Register an object of ``cell``, which may have several."""
         if cell is None:
             return
         header = (shell().kernel.get_parent("shell") or {}).get("header", {})
-        this = str(header.get("msg_id", ""))
-        then, earlier = self._made.get(cell, (this, weakref.WeakSet[Any]()))
-        if then != this:
-            for one in list(earlier):
-                self._end(one)
-            earlier = weakref.WeakSet()
-        earlier.add(thing)
-        self._made[cell] = this, earlier
+        execution = str(header.get("msg_id", ""))
+        previous, objects = self._by_cell.get(cell, (execution, weakref.WeakSet[Any]()))
+        if previous != execution:
+            for item in list(objects):
+                self._end(item)
+            objects = weakref.WeakSet()
+        objects.add(value)
+        self._by_cell[cell] = execution, objects
 
 
 def name_cell(text: str, count: int) -> str:
-    """A file name for a cell whose code runs on the ranks, known from now on as ``In[count]``."""
+    """Return a new file name for a cell that runs on the ranks, with the label ``In[count]``."""
     file, label = f"distkit-cell-{next(_cells)}", f"In[{count}]"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     _labels[file], _files[label] = label, file
@@ -90,15 +90,15 @@ def name_cell(text: str, count: int) -> str:
 
 
 def name_running_cell(source: str) -> str:
-    """Give source code a name under which its lines can be shown: that of the running cell."""
+    """Return a file name for source code of the running cell, for tracebacks."""
     history = getattr(shell(), "history_manager", None)
-    # its inputs begin with an empty one; execution_count is one more here in IPython 9, not in 8
+    # its first input is empty; execution_count is one more here in IPython 9, not in 8
     return name_cell(source, 0 if history is None else len(history.input_hist_raw) - 1)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Source code for some ranks, in variables that stay there: what ``%%ranks`` runs."""
+    """Source code of a ``%%ranks`` cell, for some ranks, whose variables persist."""
 
     source: str
     file: str
@@ -119,13 +119,13 @@ class Cell:
 
 
 def place(where: str) -> str:
-    """``file:line`` as the reader knows it: ``In[5]:3`` for a cell, a short path for a file."""
-    return _place(where, getattr(shell(), "execution_count", 0))
+    """Label ``file:line`` for the user: ``In[5]:3`` for a cell, a short path for a file."""
+    return _label_line(where, getattr(shell(), "execution_count", 0))
 
 
 @lru_cache(4096)
-def _place(where: str, count: int) -> str:
-    """Like :func:`place`, while cell ``count`` runs: one that ran again has another number."""
+def _label_line(where: str, count: int) -> str:
+    """Like :func:`place`, during cell ``count``: a repeated cell gets another number."""
     file, _, line = where.rpartition(":")
     return f"{_label(file, count)}:{line}" if file else where
 
@@ -134,12 +134,12 @@ def _place(where: str, count: int) -> str:
 def _label(file: str, count: int) -> str:
     compiler = getattr(shell(), "compile", None)
     known = getattr(compiler, "format_code_name", lambda name: None)(file)
-    label = _labels.get(file) or (str(known[1]) if known else _short(file))
+    label = _labels.get(file) or (str(known[1]) if known else _short_path(file))
     _files[label] = file
     return label
 
 
-def _short(file: str) -> str:
+def _short_path(file: str) -> str:
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except ValueError:  # not below the current folder
@@ -147,17 +147,17 @@ def _short(file: str) -> str:
 
 
 def sources(events: Iterable[Event], more: Iterable[str] = ()) -> dict[str, str]:
-    """The text of every source that events, or ``more`` lines, point into, by the reader's name."""
+    """Return the text of every source file of events and ``more`` lines, by label."""
     lines = {*more} | {
         line
         for e in events
         for line in (e.where, *map(e.attributes.get, LINES), *e.attributes.get(STACK, ()))
     }
-    wanted = {line.rpartition(":")[0] for line in lines if line}
-    return {label: text for label in sorted(wanted) if (text := _text(label))}
+    labels = {line.rpartition(":")[0] for line in lines if line}
+    return {label: text for label in sorted(labels) if (text := _text(label))}
 
 
 def _text(label: str) -> str:
     file = _files.get(label, label)
     linecache.checkcache(file)
-    return "".join(linecache.getlines(file))[:_MOST]
+    return "".join(linecache.getlines(file))[:_MAX_SOURCE]

@@ -1,6 +1,6 @@
-"""Deciding, before anything starts: how many ranks of which role, on which device and backend.
+"""Plan a cluster before anything starts: the number of ranks and servers, devices and backend.
 
-Pure: the machine's numbers come in, a plan or a :class:`StartError` comes out.
+Pure: takes the machine's resources, returns a plan or raises :class:`StartError`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distkit._format import count, human_bytes
-from distkit.cluster.gpus import Gpus, Seat, Wanted, seat_ranks
+from distkit.cluster.gpus import DeviceAssignment, DeviceRequest, Gpus, assign_devices
 from distkit.errors import StartError
 
-#: What one more rank takes, with torch shared by fork and room for small work [bytes].
+#: Memory of one more rank, with torch shared by fork and some space for small work [bytes].
 RANK_BYTES = 90_000_000
 
-#: The number of ranks of a cluster when nobody says how many.
+#: Default number of ranks.
 DEFAULT = 4
 
-#: So many processes a core start within seconds and take turns without long waits.
+#: Number of processes per core that start within seconds and share it without long waits.
 COMFORTABLE = 8
 
 #: A node of the parameter server that sends no heartbeat for this long counts as dead [s].
@@ -29,45 +29,45 @@ HEARTBEAT_TIMEOUT = 30.0
 class Plan:
     """The plan of a cluster.
 
-    ``seats`` has one entry per rank; ``note`` says why this backend, for the status card;
-    ``crowd`` what to expect where processes have few cores, or no room on a GPU; ``far`` are
-    the arguments of ``dk.Cluster`` that tell other machines.
+    ``assignments`` has one entry per rank; ``note`` explains the backend on the status card;
+    ``oversubscription_warning`` describes the effect of too few cores or too little GPU memory;
+    ``host_args`` are the arguments of ``dk.Cluster`` that select other machines.
     """
 
     ranks: int
     servers: int
     backend: str
-    seats: tuple[Seat, ...]
+    assignments: tuple[DeviceAssignment, ...]
     threads: int
     note: str = ""
-    crowd: str = ""
-    far: str = ""
+    oversubscription_warning: str = ""
+    host_args: str = ""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of each rank, as it names it."""
-        return tuple(seat.device for seat in self.seats)
+        """torch's name of each rank's device."""
+        return tuple(assignment.device for assignment in self.assignments)
 
     @property
     def processes(self) -> int:
-        """Ranks, servers, and the scheduler that comes with servers."""
+        """Number of processes: ranks, servers, and the scheduler that servers need."""
         return self.ranks + self.servers + (1 if self.servers else 0)
 
     @property
     def what(self) -> str:
-        """What there is, in words."""
+        """Summary of the processes."""
         if self.servers:
             servers = count(self.servers, "server")
             return f"{count(self.ranks, 'worker')}, {servers}, 1 scheduler"
         return count(self.ranks, "rank")
 
     @property
-    def wish(self) -> str:
-        """The arguments of ``dk.Cluster(…)`` for another one like it."""
+    def cluster_args(self) -> str:
+        """The arguments of ``dk.Cluster(…)`` for another such cluster."""
         ranks = f"workers={self.ranks}" if self.servers else str(self.ranks)
-        of_ranks = [] if self.far.startswith("hosts=") else [ranks]
-        of_servers = [f"servers={self.servers}"] if self.servers else []
-        return ", ".join([*of_ranks, *of_servers, *([self.far] if self.far else [])])
+        rank_args = [] if self.host_args.startswith("hosts=") else [ranks]
+        server_args = [f"servers={self.servers}"] if self.servers else []
+        return ", ".join([*rank_args, *server_args, *([self.host_args] if self.host_args else [])])
 
 
 def make_plan(
@@ -82,36 +82,38 @@ def make_plan(
     threads: int | None = None,
     memory_fraction: float | None = None,
 ) -> Plan:
-    """Decide on devices, backend and threads.
+    """Choose devices, backend and threads.
 
     Args:
-        ranks: how many ranks (workers, when there are servers).
-        servers: how many parameter servers.
+        ranks: number of ranks (workers, with servers).
+        servers: number of parameter servers.
         device: "auto", "cpu", "cuda" or "cuda:1".
         backend: "auto", "gloo" or "nccl".
-        cpus: processors that may be used.
-        memory: bytes that new processes may take.
-        gpus: what there is of GPUs; None for nothing.
-        threads: torch threads per rank; as many as the processors give when None.
-        memory_fraction: of its GPU's memory that a rank may take.
+        cpus: number of usable processors.
+        memory: memory available to new processes [bytes].
+        gpus: the machine's GPUs; None for none.
+        threads: torch threads per rank; None to share the processors equally.
+        memory_fraction: share of its GPU's memory that a rank may allocate.
 
     Raises:
-        StartError: what was asked for is not to be had; the message says what is.
+        StartError: the request cannot be met; the message names what is available.
     """
     check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
-    wanted = Wanted(device, backend, memory_fraction)
-    seats, backend, note = seat_ranks(ranks, wanted, gpus or Gpus())
+    wanted = DeviceRequest(device, backend, memory_fraction)
+    assignments, backend, note = assign_devices(ranks, wanted, gpus or Gpus())
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
-    full = device == "auto" and gpus is not None and gpus.usable and not seats[0].gpu
-    crowd = "\n".join(filter(None, [_crowd(ranks + servers, cpus), note if full else ""]))
-    return Plan(ranks, servers, backend, seats, threads, note, crowd)
+    full = device == "auto" and gpus is not None and gpus.usable and not assignments[0].gpu
+    warning = "\n".join(
+        filter(None, [_warn_oversubscribed(ranks + servers, cpus), note if full else ""])
+    )
+    return Plan(ranks, servers, backend, assignments, threads, note, warning)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that ranks are to be on: how many, and what it has, as for :func:`make_plan`."""
+    """A machine for ranks: their number, and its resources as for :func:`make_plan`."""
 
     name: str
     ranks: int
@@ -129,10 +131,10 @@ def plan_for_machines(
     threads: int | None,
     memory_fraction: float | None = None,
 ) -> Plan:
-    """Decide for ranks on several machines, as :func:`make_plan` does for those of one.
+    """Plan a cluster of ranks on several machines, as :func:`make_plan` does for one.
 
     Raises:
-        StartError: a machine, which is named, cannot have what was asked of it.
+        StartError: a machine cannot meet the request; the message names it.
     """
     plans = []
     for m in machines:
@@ -162,51 +164,55 @@ def plan_for_machines(
             + (f", {p.note}" if p.backend == "gloo" else "")
             for m, p in zip(machines, plans, strict=True)
         )
-    crowds = [f"{m.name}: {p.crowd}" for m, p in zip(machines, plans, strict=True) if p.crowd]
+    warnings = [
+        f"{m.name}: {p.oversubscription_warning}"
+        for m, p in zip(machines, plans, strict=True)
+        if p.oversubscription_warning
+    ]
     return Plan(
         sum(m.ranks for m in machines),
         servers,
         "nccl" if nccl else "gloo",
-        tuple(seat for plan in plans for seat in plan.seats),
+        tuple(assignment for plan in plans for assignment in plan.assignments),
         min(plan.threads for plan in plans),
         f"{where} · {'nccl' if nccl else 'gloo'}",
-        "\n".join(crowds),
+        "\n".join(warnings),
     )
 
 
-def _crowd(processes: int, cpus: int) -> str:
-    """A warning for more processes than the machine serves well; "" for fewer."""
-    most = COMFORTABLE * cpus
-    if processes <= most:
+def _warn_oversubscribed(processes: int, cpus: int) -> str:
+    """Return a warning if the processes oversubscribe the cores; else ""."""
+    limit = COMFORTABLE * cpus
+    if processes <= limit:
         return ""
     return (
         f"{processes} processes share {count(cpus, 'core')}: they start slowly and take turns to "
-        f"compute, so measured times say little. Use up to {most} here, and "
+        f"compute, so measured times say little. Use up to {limit} here, and "
         "dk.simulation.simulate for more ranks."
     )
 
 
 def check_counts(ranks: int, servers: int) -> None:
-    """See whether these can be numbers of processes.
+    """Validate the numbers of processes.
 
     Raises:
-        StartError: one is no whole number, or too small.
+        StartError: a number is not an integer, or is too small.
     """
     counts = ("ranks", ranks, "1 rank"), ("servers", servers, "0 servers")
-    for name, n, least in counts:
+    for name, n, minimum in counts:
         if not isinstance(n, int) or isinstance(n, bool):
             raise StartError(f"{name} must be a whole number, not {n!r}. Try dk.Cluster(4).")
-        if n < int(least[0]):
-            raise StartError(f"a cluster needs at least {least}; got {n}. Try dk.Cluster(4).")
+        if n < int(minimum[0]):
+            raise StartError(f"a cluster needs at least {minimum}; got {n}. Try dk.Cluster(4).")
 
 
 def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
-    wanted = ranks + servers + (1 if servers else 0)
+    processes = ranks + servers + (1 if servers else 0)
     fit = max(0, memory // RANK_BYTES)
-    if wanted > fit:
-        good = min(fit, COMFORTABLE * cpus)
-        remedy = f"Use dk.Cluster({good})" if fit else "Stop other programs or clusters"
+    if processes > fit:
+        suggestion = min(fit, COMFORTABLE * cpus)
+        remedy = f"Use dk.Cluster({suggestion})" if fit else "Stop other programs or clusters"
         raise StartError(
-            f"{wanted} processes need about {human_bytes(wanted * RANK_BYTES)} and "
+            f"{processes} processes need about {human_bytes(processes * RANK_BYTES)} and "
             f"{human_bytes(memory)} of memory is free: {fit} fit. {remedy}."
         )

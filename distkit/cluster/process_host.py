@@ -1,6 +1,6 @@
-"""A machine with ranks, as a cluster sees it: this one, or another one.
+"""A machine that runs ranks of a cluster.
 
-Those of other machines, and what starts them, are :mod:`distkit_hosts.remote`'s.
+This module describes this machine; :mod:`distkit_hosts.remote` describes and starts others.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes.forkserver import ForkServer
-from distkit.cluster.processes.rank_spec import surroundings
+from distkit.cluster.processes.rank_spec import inherited
 
-#: A clock gains or loses at most this much [s/s]: so fast the kernel may slew it to be right.
+#: Maximum drift of a clock [s/s]: the rate at which the operating system may slew it.
 DRIFT = 5e-4
 
 
@@ -25,7 +25,7 @@ class Offset:
 
     Args:
         seconds: the difference [s] when the other clock shows ``at``.
-        error: the largest by which it may be wrong [s].
+        error: maximum error of the difference [s].
         at: the other host's clock at the latest round trip [s].
 
     >>> offset = Offset(seconds=5.0, error=1e-4, at=105.0)
@@ -39,13 +39,13 @@ class Offset:
     error: float
     at: float
 
-    def error_at(self, there: float) -> float:
-        """The largest by which the offset may be wrong at an instant of the other clock [s]."""
-        return self.error + DRIFT * abs(there - self.at)
+    def error_at(self, remote: float) -> float:
+        """Return the maximum error of the offset at a time of the other clock [s]."""
+        return self.error + DRIFT * abs(remote - self.at)
 
-    def to_here(self, there: float) -> float:
-        """An instant of the other host's clock by this one's [s]."""
-        return there - self.seconds
+    def to_here(self, remote: float) -> float:
+        """Convert a time of the other host's clock to this host's [s]."""
+        return remote - self.seconds
 
 
 @dataclass
@@ -53,11 +53,11 @@ class ProcessHost:
     """This machine, with the ranks of a cluster.
 
     Args:
-        server: forks processes, kills them, and hears of their ends.
-        folder: of the cluster, there.
+        server: forks and kills processes, and reports their ends.
+        folder: the cluster's folder on the machine.
         ranks: the numbers of its ranks.
         servers: the numbers of its parameter servers.
-        address: where other machines reach its processes; "" if there are none.
+        address: its address for other machines; "" if there are none.
     """
 
     server: ForkServer
@@ -68,33 +68,33 @@ class ProcessHost:
 
     @property
     def clock(self) -> Offset | None:
-        """Its clock; None if it is this machine's, or has not been compared."""
+        """Offset of its clock; None for this machine's, or before the first comparison."""
         return None
 
-    def surroundings(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
-        """What a rank is told of its surroundings, as fields of Spec."""
-        return {"folder": self.folder, **surroundings()}
+    def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
+        """Return fields of Spec for a rank of this machine."""
+        return {"folder": self.folder, **inherited()}
 
     def certainly(self, since: float, until: float) -> tuple[float, float]:
-        """An interval of its clock by this machine's, without what the error may take."""
+        """Convert an interval of its clock to this machine's, shortened by the maximum error."""
         return since, until
 
-    def forget(self, meeting: str) -> None:
-        """Drop what ranks have told each other in the stores of a run."""
+    def remove_store(self, name: str) -> None:
+        """Remove the rendezvous stores of a run."""
         with suppress(OSError):  # the folder was removed
-            for file in Path(self.folder).glob(f"{meeting}-*"):
+            for file in Path(self.folder).glob(f"{name}-*"):
                 file.unlink(missing_ok=True)
 
 
 class Fleet(Protocol):
-    """Other machines that are being started for a cluster."""
+    """The other machines of a cluster, while they start and later."""
 
     def gather(self, plan: Plan) -> tuple[list[Any], Plan]:
-        """Wait for all of them: the :class:`ProcessHost` of each, and a plan that fits them.
+        """Wait for all machines; return the :class:`ProcessHost` of each, and the refined plan.
 
         Raises:
-            StartError: one cannot be had; the message quotes what was said there.
+            StartError: a machine did not start; the message quotes its output.
         """
 
     def close(self) -> None:
-        """End everything there."""
+        """End all processes on these machines."""

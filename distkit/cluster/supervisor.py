@@ -1,4 +1,4 @@
-"""The processes of one cluster: those of the run that goes on, and the engines of its cells."""
+"""Starts, monitors and ends a cluster's processes: of the current run, and the engines of cells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.ranks import Ranks, this_machine
 from distkit.errors import DistkitError, StartError
 
-_WIPED = (
+_FOLDER_REMOVED = (
     "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
     "its ranks cannot meet without it."
 )
@@ -30,13 +30,13 @@ _Kind = TypeVar("_Kind", bound=Ranks)
 class Supervisor:
     """The processes of one cluster.
 
-    ``stage`` says how far starting has come; the card shows that, and each process's state.
+    ``stage`` is the progress of starting; the card shows it, and each process's state.
 
     Args:
-        plan: how many ranks there are, and where.
-        heartbeat_timeout: how long a worker or a server may be silent [s].
-        start_hosts: starts the other machines, if ranks are to be there: called with the cluster's
-            folder, and with what is to be told of the stages.
+        plan: number and devices of the ranks.
+        heartbeat_timeout: time without heartbeats after which a worker or server is dead [s].
+        start_hosts: starts the other machines, if any: called with the cluster's folder and a
+            callback for the stages.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class Supervisor:
     ) -> None:
         self.plan, self._fork = plan, server()
         self.folder = self._fork.make_folder(plan.processes, True)
-        #: The machines that the ranks are on; of others, once they are there.
+        #: The ranks' machines; other machines once they have connected.
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
         self.card, self._heartbeat_timeout = Card(self), heartbeat_timeout
         self.stage, self.failure = "starting", ""
         self.started = time.monotonic()
         self.run: Conductor | None = None
-        self.ranks: Ranks | None = None  # of the run that goes on
+        self.ranks: Ranks | None = None  # of the current run
         self.engines: Engines | None = None
         self.ready = threading.Event()
         self.settled = threading.Event()  # the latest run has ended, with its processes
-        self.closed = self.forked = False  # forked: it is the parent's of this process
+        self.closed = self.forked = False  # forked: it belongs to this process's parent
         self._failing, self._starting = threading.Lock(), threading.Lock()
-        self._fleet = None if start_hosts is None else start_hosts(self.folder, self._stage)
-        self._deaf = [self._fork.on_loss(self._fail)]  # to hear no loss any more
+        self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
+        self._unsubscribe = [self._fork.on_loss(self._fail)]
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
     # -- starting ---------------------------------------------------------------
@@ -69,29 +69,29 @@ class Supervisor:
         try:
             if self._fleet is not None:
                 self.hosts, self.plan = self._fleet.gather(self.plan)
-                self._deaf += [host.server.on_loss(self._fail) for host in self.hosts]
-            self._stage("importing torch")
-            self._import()
-            self._stage("ready")
+                self._unsubscribe += [host.server.on_loss(self._fail) for host in self.hosts]
+            self._set_stage("importing torch")
+            self._import_modules()
+            self._set_stage("ready")
         except Exception as error:
-            self.failure = self._explain(error)
-            self._stage("failed")
+            self.failure = self._start_error(error)
+            self._set_stage("failed")
             self._end_all()
         finally:
-            if self.closed:  # stopped while starting: end also what was started since
+            if self.closed:  # stopped while starting: end what was started since
                 self._end_all()
             self.ready.set()
 
-    def _import(self) -> None:
-        """Have the fork servers import what ranks need, and wait for it."""
+    def _import_modules(self) -> None:
+        """Make the fork servers import the modules that ranks need, and wait for it."""
         for host in self.hosts:
             host.server.preload("distkit.cluster.processes.preload:hook")
         for host in self.hosts:
             host.server.wait_until_idle()
 
-    def _explain(self, error: Exception) -> str:
+    def _start_error(self, error: Exception) -> str:
         if not self._fork.alive:
-            return self._again(self._fork.why())
+            return self._final_message(self._fork.loss_reason())
         if isinstance(error, DistkitError):
             return str(error)
         return (
@@ -102,19 +102,19 @@ class Supervisor:
     # -- running ----------------------------------------------------------------
 
     def fork(self, number: int, *, cell: bool, recording: bool) -> Ranks:
-        """The ranks for a run: new ones, or for a cell the engines.
+        """Return the ranks for a run: new processes, or the engines for a cell.
 
         Raises:
-            StartError: they cannot be started.
+            StartError: the processes cannot be started.
         """
-        self._check_folder()
+        self._check_folder_exists()
         if self.stage == "failed":
             raise StartError(self.failure)
         if cell:
             engines = self.start_engines()
             engines.begin(number, recording)
             return engines
-        ranks = self._made(Ranks, number)
+        ranks = self._create(Ranks, number)
         try:
             ranks.start(recording=recording)
         except BaseException:
@@ -127,7 +127,7 @@ class Supervisor:
         """The ranks of the current run, else the engines, else ranks that have not started."""
         return self.ranks or self.engines or Ranks(self.plan, self.folder, hosts=self.hosts)
 
-    def _made(self, kind: type[_Kind], number: int) -> _Kind:
+    def _create(self, kind: type[_Kind], number: int) -> _Kind:
         return kind(
             self.plan,
             self.folder,
@@ -138,34 +138,34 @@ class Supervisor:
         )
 
     def start_engines(self) -> Engines:
-        """The engines; new ones if there are none, or if one of them has ended.
+        """Return the engines; start new ones if there are none, or if one has ended.
 
         Raises:
-            StartError: they do not start.
+            StartError: the engines do not start.
         """
         with self._starting:
-            before = self.engines
-            if before is not None and before.usable:
-                return before
-            if before is not None:
-                before.close()
-                report.warn([] if before.told else [report.LOST_CELLS])
-            engines = self.engines = self._made(Engines, 0)
-            self._stage("starting engines")
+            previous = self.engines
+            if previous is not None and previous.usable:
+                return previous
+            if previous is not None:
+                previous.close()
+                report.warn([] if previous.loss_reported else [report.LOST_CELLS])
+            engines = self.engines = self._create(Engines, 0)
+            self._set_stage("starting engines")
             try:
                 engines.start()
             except BaseException:
                 engines.close()
                 raise
             finally:
-                self._stage("ready")
+                self._set_stage("ready")
             return engines
 
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
-        """Hand the call to every rank; what comes back goes to ``run`` from another thread."""
+        """Send the call to every rank; another thread passes their messages to ``run``."""
         self.settled.clear()
         self.run, self.ranks = run, ranks
-        if self.stage == "failed":  # since the ranks were forked
+        if self.stage == "failed":  # after the ranks were forked
             run.cluster_failure = self.failure
         try:
             if self.closed:
@@ -182,40 +182,40 @@ class Supervisor:
         self.settled.set()
         self.card.refresh()
 
-    # -- the end ----------------------------------------------------------------
+    # -- ending -----------------------------------------------------------------
 
     def _fail(self, why: str) -> None:
-        """The cluster is over: the fork server has ended, or the folder was removed."""
+        """Mark the cluster as failed: the fork server has ended, or the folder was removed."""
         with self._failing:
             if self.closed or self.stage == "failed" or not self.ready.is_set():
                 return
-            self.failure = self._again(why)
-            self._stage("failed")
+            self.failure = self._final_message(why)
+            self._set_stage("failed")
         run, ranks = self.run, self.ranks
         if run is not None:
             run.cluster_failure = why
         if ranks is not None:
             ranks.end(ranks.ranks)
-        threading.Thread(target=self._tidy, name="distkit-tidy", daemon=True).start()
+        threading.Thread(target=self._clean_up, name="distkit-tidy", daemon=True).start()
 
-    def _check_folder(self) -> None:
-        """Without their folder ranks cannot meet, and no other can be started."""
-        if not folders.is_there(self.folder):
-            self._fail(_WIPED.format(self.folder))
+    def _check_folder_exists(self) -> None:
+        """Fail if the folder was removed, without which ranks cannot rendezvous."""
+        if not folders.has_owner(self.folder):
+            self._fail(_FOLDER_REMOVED.format(self.folder))
 
-    def _again(self, why: str) -> str:
-        """The reason why the cluster is over, and what to do."""
-        ended = why.rstrip().removesuffix(".")
-        return f"{ended}. Make the cluster again: dk.Cluster({self.plan.wish})."
+    def _final_message(self, why: str) -> str:
+        """Return the reason why the cluster failed, and the remedy."""
+        reason = why.rstrip().removesuffix(".")
+        return f"{reason}. Make the cluster again: dk.Cluster({self.plan.cluster_args})."
 
-    def _tidy(self) -> None:
-        """End what is left of a cluster that is over, when its last run has told all."""
+    def _clean_up(self) -> None:
+        """End the remaining processes of a failed cluster after its last run has settled."""
         if self.run is not None:
             self.settled.wait()
         self._end_all()
 
     def restart(self) -> None:
-        """End the current run and the engines; new engines start with the next cell."""
+        """Stop the current run and the engines; new engines start with the next cell."""
         if (run := self.run) is not None:
             run.abandon("the cluster was restarted")
             self.settled.wait()
@@ -229,8 +229,8 @@ class Supervisor:
         if self.closed:
             return
         self.closed = True
-        for deafen in self._deaf:
-            deafen()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
         if (run := self.run) is not None:
             run.abandon("the cluster was stopped")
         self._end_all()
@@ -240,12 +240,12 @@ class Supervisor:
     def _end_all(self) -> None:
         for ranks in (self.ranks, self.engines):
             if ranks is not None:
-                ranks.close(0)  # a finalizer may run in the thread that hears of their ends
+                ranks.close(0)  # a finalizer may run in the thread that receives exit notices
         if self._fleet is not None:
             self._fleet.close()
         self._fork.remove(self.folder)
 
-    def _stage(self, stage: str) -> None:
+    def _set_stage(self, stage: str) -> None:
         if not self.closed and self.stage != "failed":
             self.stage = stage
             self.card.refresh()

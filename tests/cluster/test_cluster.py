@@ -47,7 +47,7 @@ def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
 
 def test_making_one_does_not_wait_for_torch(fresh: LocalForkServer) -> None:
     with dk.Cluster(2) as cluster:
-        assert "2 ranks" in repr(cluster) and not cluster._room.ready.is_set()
+        assert "2 ranks" in repr(cluster) and not cluster._supervisor.ready.is_set()
         assert cluster.run(dist.get_world_size).results == [2, 2]
 
 
@@ -292,7 +292,7 @@ def test_after_stop() -> None:
 
 def processes_of_engines(cluster: dk.Cluster) -> dict[str, int]:
     """An engine, the controller, and what that has started."""
-    controller = cluster._room.engines._controller
+    controller = cluster._supervisor.engines._controller
     (monitor,) = psutil.Process(controller.pid).children(recursive=True)
     engine = cluster.status().rows[0][2]
     return {"engine": engine, "controller": controller.pid, "heart monitor": monitor.pid}
@@ -305,7 +305,7 @@ def test_cells_find_new_engines_after_the_death_of_one_of_their_processes(which:
         victim = psutil.Process(processes_of_engines(cluster)[which])
         victim.kill()
         victim.wait(10)
-        until(lambda: not cluster._room.engines.usable)
+        until(lambda: not cluster._supervisor.engines.usable)
         assert cluster.run(sum_of_ranks).results == [1.0, 1.0]
         with pytest.warns(dk.errors.CommunicationWarning, match="the variables of %%ranks cells"):
             assert cluster.execute("'x' in globals()").results == [False, False]

@@ -15,16 +15,16 @@ from gpus import GIB
 import distkit as dk
 from distkit.cluster import cluster as cluster_module
 from distkit.cluster import machine
-from distkit.cluster.gpus import Gpu, Seat
+from distkit.cluster.gpus import DeviceAssignment, Gpu
 from distkit.cluster.plan import Plan
 
 GPU = Gpu(0, "H200", "GPU-a", 80 * GIB, 80 * GIB)
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, **seat: Any) -> None:
+def planned(monkeypatch: pytest.MonkeyPatch, **assignment: Any) -> None:
     """Have clusters of two ranks planned so: on the CPU, as if it were the GPU."""
-    seat = Seat(**{"device": "cpu", "gpu": GPU, "alone": True, **seat})
-    plan = Plan(2, 0, "gloo", (seat, seat), 1, "as if")
+    assignment = DeviceAssignment(**{"device": "cpu", "gpu": GPU, "exclusive": True, **assignment})
+    plan = Plan(2, 0, "gloo", (assignment, assignment), 1, "as if")
     monkeypatch.setattr(cluster_module, "make_plan", lambda *_, **__: plan)
 
 

@@ -52,7 +52,7 @@ def die() -> None:
 
 
 def agent_of(cluster: dk.Cluster) -> psutil.Process:
-    return psutil.Process(cluster._room.hosts[0].server.facts["pid"])
+    return psutil.Process(cluster._supervisor.hosts[0].server.facts["pid"])
 
 
 def test_runs_hangs_and_deaths_are_as_on_one_machine(cluster: dk.Cluster) -> None:
@@ -99,7 +99,7 @@ def test_all_processes_end_with_the_cluster() -> None:
         cluster.run(total)
         agent = agent_of(cluster)
         everybody = [agent, *agent.children(recursive=True)]
-        folder = cluster._room.hosts[0].folder
+        folder = cluster._supervisor.hosts[0].folder
     _, alive = psutil.wait_procs(everybody, timeout=10)
     assert not alive
     until(lambda: not Path(folder).exists())
@@ -138,7 +138,7 @@ KERNEL = """
 import sys, distkit as dk
 cluster = dk.Cluster(2, engines="local")
 cluster.wait()
-print(cluster._room.hosts[0].server.facts["pid"], flush=True)
+print(cluster._supervisor.hosts[0].server.facts["pid"], flush=True)
 sys.stdin.read()
 """
 

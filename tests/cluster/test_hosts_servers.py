@@ -69,7 +69,7 @@ def test_a_worker_is_replaced_on_its_machine(cluster) -> None:
         kv.push("w", torch.ones(4))
         return kv.pull("w")[0].item()
 
-    flag = Path(cluster._room.folder, "died")
+    flag = Path(cluster._supervisor.folder, "died")
     with pytest.warns(dk.errors.CommunicationWarning, match="was replaced at once"):
         run = cluster.run(dies_once, str(flag))
     assert run.results == [3.0] * 3 and flag.exists()

@@ -35,7 +35,7 @@ def test_who_is_forked_while_its_cluster_ends_ends_too(fresh: forkserver.ForkSer
     folder = fresh.make_folder(1)
     role = "distkit.cluster.processes.roles:controller"
     late = fresh.fork(role, folder=folder, log="late.log", period=200, misses=10)
-    late.hear(lambda message: None)
+    late.on_message(lambda message: None)
     fresh.remove(folder)
     assert late.wait(10)
     late.channel.hang_up()
@@ -150,14 +150,14 @@ def test_what_a_rank_started_ends_with_the_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", ["running", "starting"])
 def test_the_zygote_is_killed(fresh: forkserver.ForkServer, when: str) -> None:
     cluster = dk.Cluster(workers=2, servers=1)
-    folder = cluster._room.folder
+    folder = cluster._supervisor.folder
     pids = cluster.run(daemons).results if when == "running" else []
     run = cluster.submit(time.sleep, 100) if when == "running" else None
     zygote(fresh).kill()
     if run is not None:
         with pytest.raises(dk.errors.RunError, match=r"forked from ended \(signal SIGKILL\)"):
             run.wait(10)
-    until(lambda: cluster._room.stage == "failed")
+    until(lambda: cluster._supervisor.stage == "failed")
     with pytest.raises(dk.errors.StartError, match=r"forked from ended(?s:.*)signal SIGKILL"):
         cluster.run(total)
     until(lambda: ended(pids))
@@ -178,7 +178,7 @@ def groups(folder: str) -> None:
 @pytest.mark.parametrize("when", ["idle", "in a run"])
 def test_the_folder_is_wiped(when: str) -> None:
     with dk.Cluster(2).wait() as cluster:
-        folder = cluster._room.folder
+        folder = cluster._supervisor.folder
         if when == "in a run":
             with pytest.raises(dk.errors.RankError, match="No such file or directory"):
                 cluster.run(groups, folder)
@@ -204,7 +204,7 @@ def program(flag):
     time.sleep(1000)
 cluster = dk.Cluster(2)
 run = cluster.submit(program, sys.argv[1])
-print(forkserver.server().process.pid, cluster._room.folder, flush=True)
+print(forkserver.server().process.pid, cluster._supervisor.folder, flush=True)
 run.wait()
 """)
     flag = tmp_path / "flag"

@@ -118,7 +118,7 @@ class Interrupted(threading.Event):
 
 def test_an_interrupt_while_ranks_start_says_so_in_a_line(shared: dk.Cluster) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared.wait()._room, "ready", Interrupted())
+        patch.setattr(shared.wait()._supervisor, "ready", Interrupted())
         with pytest.raises(dk.errors.RunStopped, match="while the ranks are starting"):
             shared.run(dist.get_rank)
     assert shared.run(dist.get_rank).results == [0, 1, 2]

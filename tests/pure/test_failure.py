@@ -11,7 +11,7 @@ import pytest
 import traces
 
 from distkit.cluster.runs import report
-from distkit.cluster.runs.outcome import DEEPEST, LONGEST, Failure, Outcome, describe, printable
+from distkit.cluster.runs.outcome import MAX_FRAMES, MAX_TEXT, Failure, Outcome, describe, printable
 from distkit.trace.trace import Trace
 from tests.stress.misuse import catalogue
 
@@ -46,8 +46,8 @@ def test_any_exception_is_told(name: str) -> None:
     failure = describe(caught(HOSTILE[name].fn), released=False)
     assert pickle.loads(pickle.dumps(failure)) == failure
     said = [failure.type, failure.text, failure.cause or ""]
-    assert all(type(text) is str and text[:LONGEST] == printable(text[:LONGEST]) for text in said)
-    assert len(failure.text) < 2 * LONGEST and len(failure.frames) <= DEEPEST + 1
+    assert all(type(text) is str and text[:MAX_TEXT] == printable(text[:MAX_TEXT]) for text in said)
+    assert len(failure.text) < 2 * MAX_TEXT and len(failure.frames) <= MAX_FRAMES + 1
     first = verdict(Outcome(1, error=failure)).partition("\n")[0]
     assert first.startswith(f"rank 1 raised {failure.type}") and "catalogue.py:" in first
 
@@ -104,7 +104,7 @@ def test_the_first_to_raise_is_named_and_of_those_together_the_lowest() -> None:
     first, second = raised(1), raised(0)
     assert "\nTraceback on rank 0" in verdict(first, second)
     assert first.error is not None and second.error is not None
-    second.error = replace(second.error, time=first.error.time + 2 * report.TOGETHER)
+    second.error = replace(second.error, time=first.error.time + 2 * report.SIMULTANEOUS)
     assert "\nTraceback on rank 1" in verdict(second, first)
 
 

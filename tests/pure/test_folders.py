@@ -28,14 +28,14 @@ def release(held: int | None) -> None:
 
 def test_a_folder_is_swept_when_nobody_holds_it(temporary: Path) -> None:
     folder, held = folders.make()
-    assert folders.is_there(folder)
+    assert folders.has_owner(folder)
     assert folders.sweep(str(temporary)) == []
     also = folders.hold(folder)
     release(held)
     assert folders.sweep(str(temporary)) == []
     release(also)
     assert folders.sweep(str(temporary)) == [Path(folder).name]
-    assert not folders.is_there(folder)
+    assert not folders.has_owner(folder)
 
 
 def test_a_folder_is_held_by_the_children_of_its_holder_and_free_when_they_are_killed(
@@ -76,8 +76,8 @@ def test_a_missing_temporary_folder_has_nothing_to_sweep() -> None:
 def test_too_little_room_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders.check_room(str(tmp_path), 4)
+    folders.check_space(str(tmp_path), 4)
     full = os.statvfs_result((4096, 4096, 100, 0, 10, 100, 100, 100, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     with pytest.raises(StartError, match=r"has 40 KiB left, and 4 (?s:.*)1\.91 MiB(?s:.*)TM"):
-        folders.check_room(str(tmp_path), 4)
+        folders.check_space(str(tmp_path), 4)

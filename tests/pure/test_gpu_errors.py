@@ -12,7 +12,7 @@ import torch
 from gpus import GIB
 
 from distkit.cluster import machine
-from distkit.cluster.gpus import Gpu, Seat
+from distkit.cluster.gpus import DeviceAssignment, Gpu
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.rank import gpu
 from distkit.errors import StartError
@@ -20,8 +20,8 @@ from distkit.errors import StartError
 HERE = Gpu(0, "H200", "GPU-a", 80 * GIB, 80 * GIB)
 
 
-def spec(folder: Path, **seat: Any) -> Spec:
-    return Spec(1, 4, str(folder), "rank-1", "nccl", Seat("cuda:0", HERE, **seat))
+def spec(folder: Path, **assignment: Any) -> Spec:
+    return Spec(1, 4, str(folder), "rank-1", "nccl", DeviceAssignment("cuda:0", HERE, **assignment))
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from gpus import GIB, some_gpus
 
-from distkit.cluster.gpus import Gpus, Seat, Wanted, examine, seat_ranks
+from distkit.cluster.gpus import DeviceAssignment, DeviceRequest, Gpus, assign_devices, examine
 from distkit.cluster.plan import Machine, make_plan, plan_for_machines
 from distkit.errors import StartError
 
 
-def seated(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
+def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
     """The devices, the backend and the note."""
-    seats, backend, note = seat_ranks(ranks, Wanted(**wanted), gpus)
-    assert len(seats) == ranks
-    return [seat.device for seat in seats], backend, note
+    assignments, backend, note = assign_devices(ranks, DeviceRequest(**wanted), gpus)
+    assert len(assignments) == ranks
+    return [assignment.device for assignment in assignments], backend, note
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def seated(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
 def test_ranks_go_round_the_gpus(
     ranks: int, gpus: Gpus, devices: list[str], backend: str, said: list[str]
 ) -> None:
-    found, chosen, note = seated(ranks, gpus)
+    found, chosen, note = assigned(ranks, gpus)
     assert (found, chosen) == (devices, backend)
     assert all(words in note for words in said), note
 
@@ -63,7 +63,7 @@ def test_ranks_go_round_the_gpus(
 def test_what_was_asked_for_decides(
     ranks: int, gpus: Gpus, wanted: dict[str, str], backend: str, said: str
 ) -> None:
-    _, chosen, note = seated(ranks, gpus, **wanted)
+    _, chosen, note = assigned(ranks, gpus, **wanted)
     assert chosen == backend and said in note, note
 
 
@@ -86,40 +86,51 @@ def test_what_cannot_be_had_is_told(
     ranks: int, gpus: Gpus, wanted: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(StartError) as refused:
-        seated(ranks, gpus, **wanted)
+        assigned(ranks, gpus, **wanted)
     assert said in str(refused.value), refused.value
 
 
 def test_a_full_gpu_is_passed_by() -> None:
     two = some_gpus(2)
     gpus = replace(two, usable=(replace(two.usable[0], free=0), two.usable[1]))
-    assert seated(2, gpus, device="cuda")[0] == ["cuda:1", "cuda:1"]
-    devices, backend, note = seated(2, some_gpus(1, free=GIB))
+    assert assigned(2, gpus, device="cuda")[0] == ["cuda:1", "cuda:1"]
+    devices, backend, note = assigned(2, some_gpus(1, free=GIB))
     assert (devices, backend) == (["cpu", "cpu"], "gloo")
     assert "gloo on CPU: GPU 0 has 1 GiB of 80 GiB free" in note and "1 fit" in note
     plan = make_plan(2, 0, "auto", "auto", cpus=8, memory=10**12, gpus=some_gpus(1, free=GIB))
-    assert plan.crowd == note  # warned of, too: nobody may look at a card
-    assert make_plan(2, 0, "cpu", "auto", cpus=8, memory=10**12, gpus=some_gpus(1)).crowd == ""
+    assert plan.oversubscription_warning == note  # warned of, too: nobody may look at a card
+    assert (
+        make_plan(
+            2, 0, "cpu", "auto", cpus=8, memory=10**12, gpus=some_gpus(1)
+        ).oversubscription_warning
+        == ""
+    )
 
 
 def test_memory_is_shared_out() -> None:
-    def seats(**given: Any) -> list[Seat]:
+    def assignments(**given: Any) -> list[DeviceAssignment]:
         fraction = given.pop("memory_fraction", None)
-        return list(seat_ranks(4, Wanted(memory_fraction=fraction), some_gpus(1, **given))[0])
+        return list(
+            assign_devices(4, DeviceRequest(memory_fraction=fraction), some_gpus(1, **given))[0]
+        )
 
-    shares = [seat.fraction for seat in seats()]
+    shares = [assignment.fraction for assignment in assignments()]
     assert len(set(shares)) == 1 and 0.24 < shares[0] < 0.25  # with room for CUDA's contexts
-    assert {seat.fraction for seat in seats(total=0, free=0)} == {0.25}  # nobody tells
-    assert 0.1 < seats(free=40 * GIB)[0].fraction < 0.125  # others have the half
-    assert {seat.fraction for seat in seats(memory_fraction=0.1)} == {0.1}
-    assert seats(memory_fraction=0.1)[0].where == "cuda:0, at most 8 GiB"
-    assert [seat.fraction for seat in seat_ranks(2, Wanted(), some_gpus(2))[0]] == [0.0, 0.0]
+    assert {assignment.fraction for assignment in assignments(total=0, free=0)} == {
+        0.25
+    }  # nobody tells
+    assert 0.1 < assignments(free=40 * GIB)[0].fraction < 0.125  # others have the half
+    assert {assignment.fraction for assignment in assignments(memory_fraction=0.1)} == {0.1}
+    assert assignments(memory_fraction=0.1)[0].summary == "cuda:0, at most 8 GiB"
+    assert [
+        assignment.fraction for assignment in assign_devices(2, DeviceRequest(), some_gpus(2))[0]
+    ] == [0.0, 0.0]
 
 
 def test_a_rank_is_told_by_its_environment() -> None:
-    (one, _), backend, _ = seat_ranks(2, Wanted(), some_gpus(2))
+    (one, _), backend, _ = assign_devices(2, DeviceRequest(), some_gpus(2))
     assert one.environ(backend) == {"NCCL_SOCKET_IFNAME": "=lo"}
-    assert one.environ("gloo") == Seat().environ("gloo") == {}
+    assert one.environ("gloo") == DeviceAssignment().environ("gloo") == {}
 
 
 def test_each_rank_sees_its_slice_alone() -> None:
@@ -127,21 +138,21 @@ def test_each_rank_sees_its_slice_alone() -> None:
              for n in range(2)]  # fmt: skip
     gpu = {"index": 0, "name": "H100", "uuid": "GPU-0", "total": 80 * GIB, "free": 0}
     gpus = examine({"found": [{**gpu, "slices": parts}]}, {"cuda": "13.0", "nccl": [2, 29, 7]})
-    seats, backend, note = seat_ranks(2, Wanted(), gpus)
-    assert [seat.environ(backend)["CUDA_VISIBLE_DEVICES"] for seat in seats] == [
+    assignments, backend, note = assign_devices(2, DeviceRequest(), gpus)
+    assert [assignment.environ(backend)["CUDA_VISIBLE_DEVICES"] for assignment in assignments] == [
         "MIG-0",
         "MIG-1",
     ]
-    assert {seat.device for seat in seats} == {"cuda:0"}
-    assert (seats[1].where, backend) == ("cuda:0 = slice 1 of GPU 0", "gloo")
+    assert {assignment.device for assignment in assignments} == {"cuda:0"}
+    assert (assignments[1].summary, backend) == ("cuda:0 = slice 1 of GPU 0", "gloo")
     assert "NCCL does not connect MIG slices" in note
-    assert seat_ranks(1, Wanted(), gpus)[1] == "nccl"
+    assert assign_devices(1, DeviceRequest(), gpus)[1] == "nccl"
     whole = replace(gpus, usable=(*some_gpus(1).usable, *gpus.usable))
-    assert seat_ranks(1, Wanted(), whole)[0][0].environ("gloo") == {
+    assert assign_devices(1, DeviceRequest(), whole)[0][0].environ("gloo") == {
         "CUDA_VISIBLE_DEVICES": "GPU-0"  # or CUDA would show a slice in its place
     }
     with pytest.raises(StartError, match="does not connect MIG"):
-        seat_ranks(2, Wanted(backend="nccl"), gpus)
+        assign_devices(2, DeviceRequest(backend="nccl"), gpus)
 
 
 FOUND: dict[str, Any] = {
@@ -170,8 +181,8 @@ def test_visible_gpus(visible: str | None, indices: list[int]) -> None:
     gpus = examine({**FOUND, "visible": visible}, TORCH)
     assert [gpu.index for gpu in gpus.usable] == indices
     assert (gpus.nccl, gpus.obstacle) == ((2, 29, 7), None)
-    seats, _, _ = seat_ranks(1, Wanted(), gpus)
-    assert (seats[0].device, seats[0].gpu) == ("cuda:0", gpus.usable[0])
+    assignments, _, _ = assign_devices(1, DeviceRequest(), gpus)
+    assert (assignments[0].device, assignments[0].gpu) == ("cuda:0", gpus.usable[0])
 
 
 LOST = {"index": 0, "error": "GPU is lost"}
@@ -204,9 +215,9 @@ def test_what_stands_in_the_way(
     gpus = examine({**FOUND, **found}, {**TORCH, **torch})
     assert gpus.obstacle is not None and gpus.obstacle.kind == kind
     assert said in str(gpus.obstacle)
-    assert seated(2, gpus)[1:] == ("gloo", f"gloo on CPU: {gpus.obstacle}")
+    assert assigned(2, gpus)[1:] == ("gloo", f"gloo on CPU: {gpus.obstacle}")
     with pytest.raises(StartError) as refused:
-        seated(2, gpus, device="cuda")
+        assigned(2, gpus, device="cuda")
     assert said in str(refused.value)
 
 

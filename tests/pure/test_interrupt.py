@@ -40,7 +40,7 @@ def make() -> Conductor:
     it = Conductor("f", 1, [0, 1], RunInfo(ranks={r: RankInfo(pid=7) for r in (0, 1)}))
     for rank in (0, 1):
         told(it, rank, (0, Op.BARRIER, State.STARTED), (0, Op.BARRIER, State.BLOCKED))
-        it.hear(rank, "waits", ((0,), 0.1, 0.2))
+        it.handle_event(rank, "waits", ((0,), 0.1, 0.2))
     return it
 
 
@@ -52,14 +52,14 @@ def test_a_long_run_is_explained_if_somebody_stands(
     since: str, explained: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times: list[Conductor] = []
-    monkeypatch.setattr(conductor, "LOOKED_AT", 0)
+    monkeypatch.setattr(conductor, "MAX_DIAGNOSED_EVENTS", 0)
     monkeypatch.setattr(Conductor, "findings", property(times.append))
     it = make()
     on = (0, Op.BARRIER, State.COMPLETED), (1, Op.BARRIER, State.STARTED)
     for rank in {"both go on": (0, 1), "one goes on": (1,), "a stop": (0, 1)}.get(since, ()):
         told(it, rank, *on)
     if since == "a stop":
-        it.hear(1, "stopped", (19, 0.3))
+        it.handle_event(1, "stopped", (19, 0.3))
     it.interrupt()
     it.conduct(Ends(it))
     assert str(it.error).startswith("f was interrupted") and len(times) == explained

@@ -54,7 +54,7 @@ def test_errors_of_others_are_left_alone() -> None:
 
 def test_a_crowd_is_told_what_to_expect() -> None:
     def crowd(ranks: int, cpus: int) -> str:
-        return make_plan(ranks, 0, "cpu", "gloo", cpus=cpus, memory=10**12).crowd
+        return make_plan(ranks, 0, "cpu", "gloo", cpus=cpus, memory=10**12).oversubscription_warning
 
     assert crowd(16, 2) == crowd(219, 64) == ""
     assert crowd(219, 2).startswith("219 processes share 2 cores:")

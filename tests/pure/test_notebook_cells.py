@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from distkit.cluster import notebook
-from distkit.cluster.notebook import OfCells
+from distkit.cluster.notebook import CellRegistry
 
 
 class Thing:
@@ -29,7 +29,7 @@ def header(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_the_same_cell_may_make_several(header: dict[str, str]) -> None:
-    made, of_cells = [Thing(), Thing(), Thing()], OfCells(end)
+    made, of_cells = [Thing(), Thing(), Thing()], CellRegistry(end)
     for thing in made:
         of_cells.add("a cell", thing)
     assert not any(thing.ended for thing in made)
@@ -37,7 +37,7 @@ def test_the_same_cell_may_make_several(header: dict[str, str]) -> None:
 
 def test_running_it_again_ends_them_all(header: dict[str, str]) -> None:
     one, two, other, again = (Thing() for _ in range(4))
-    of_cells = OfCells(end)
+    of_cells = CellRegistry(end)
     of_cells.add("a cell", one)
     of_cells.add("a cell", two)
     of_cells.add("another cell", other)
@@ -59,7 +59,7 @@ def test_a_place_has_the_number_of_the_latest_run_of_its_cell(
 
 
 def test_outside_a_notebook_nothing_is_ended() -> None:
-    of_cells, made = OfCells(end), [Thing(), Thing()]
+    of_cells, made = CellRegistry(end), [Thing(), Thing()]
     for thing in made:
         of_cells.add(None, thing)
     assert not any(thing.ended for thing in made)

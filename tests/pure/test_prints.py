@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distkit.cluster.runs.prints import BURST, LAST, SHARE, Page, Prints, Text
+from distkit.cluster.runs.prints import BURST, LAST, SHARE, OutputLimiter, Prints, Text
 
 
 def lines(count: int, rank: int = 0) -> list[Text]:
@@ -26,7 +26,7 @@ def test_pieces_become_lines() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("distkit.cluster.runs.prints.KEPT", 10)
+    monkeypatch.setattr("distkit.cluster.runs.prints.MAX_KEPT", 10)
     prints = Prints()
     for _ in range(5):
         prints.add(0, "stdout", "1234")
@@ -35,7 +35,7 @@ def test_what_is_kept_is_bounded(monkeypatch) -> None:
 
 
 def test_a_flood_is_cut_and_its_end_is_shown() -> None:
-    page = Page()
+    page = OutputLimiter()
     assert [*page.admit(iter(lines(5_000)), 1.0)] == lines(SHARE)
     assert [*page.admit(iter(lines(7, rank=1)), 1.5)] == lines(7, rank=1)
     note, *last = page.rest()
@@ -46,15 +46,15 @@ def test_a_flood_is_cut_and_its_end_is_shown() -> None:
 
 
 def test_many_ranks_and_long_lines_share_the_page() -> None:
-    page = Page()
+    page = OutputLimiter()
     shown = [len([*page.admit(iter(lines(5_000, rank)), 1.0)]) for rank in range(4)]
     assert shown == [SHARE, SHARE, BURST - 2 * SHARE, 0]
     long = [(0, "stdout", "x" * 10_000)] * 500
-    assert sum(len(line) for _, _, line in Page().admit(iter(long), 1.0)) < 100 * SHARE
+    assert sum(len(line) for _, _, line in OutputLimiter().admit(iter(long), 1.0)) < 100 * SHARE
 
 
 def test_a_long_flood_stays_small_and_is_heard_of() -> None:
-    page, shown, silent = Page(), 0, 0.0
+    page, shown, silent = OutputLimiter(), 0, 0.0
     heard = 0.0
     for tick in range(36_000):  # an hour
         now = 1 + tick / 10

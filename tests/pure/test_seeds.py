@@ -35,30 +35,30 @@ def anything(**options: object) -> None: ...
     ],
 )
 def test_a_seed_is_the_runs_and_also_the_functions_if_it_takes_one(fn, passed) -> None:
-    assert seeds.of_call(fn, {}, 3) == (3, passed)
-    drawn, kwargs = seeds.of_call(fn, {"lr": 1}, None)
+    assert seeds.for_call(fn, {}, 3) == (3, passed)
+    drawn, kwargs = seeds.for_call(fn, {"lr": 1}, None)
     assert isinstance(drawn, int)
     assert kwargs == {"lr": 1}
 
 
 def test_runs_draw_seeds_and_cells_go_on() -> None:
-    assert seeds.of_call(plain, {}, None) != seeds.of_call(plain, {}, None)
+    assert seeds.for_call(plain, {}, None) != seeds.for_call(plain, {}, None)
     cell = Cell("x = 1", "In[1]", [0])
-    assert seeds.of_call(cell, {}, None) == (None, {})
-    assert seeds.of_call(cell, {}, 5) == (5, {})
+    assert seeds.for_call(cell, {}, None) == (None, {})
+    assert seeds.for_call(cell, {}, 5) == (5, {})
 
 
 @pytest.mark.parametrize("seed", ["3", 0.5, [1]])
 def test_a_seed_is_a_whole_number(seed: object) -> None:
     with pytest.raises(TypeError, match="seed must be a whole number"):
-        seeds.of_call(plain, {}, seed)
+        seeds.for_call(plain, {}, seed)
 
 
 def test_all_derived_seeds_differ_and_stay() -> None:
-    derived = [seeds.of_rank(s, r, life) for s in (-1, 0, 1) for r in range(64) for life in (0, 1)]
+    derived = [seeds.for_rank(s, r, life) for s in (-1, 0, 1) for r in range(64) for life in (0, 1)]
     assert len({*derived}) == len(derived)
     assert len({d & 0xFFFFFFFF for d in derived}) == len(derived), "all that torch's CPU takes"
-    assert seeds.of_rank(1, 2, 3) == 0x19B832B2B004C52A
+    assert seeds.for_rank(1, 2, 3) == 0x19B832B2B004C52A
 
 
 def draws() -> tuple[float, float, float]:

@@ -79,8 +79,15 @@ def test_what_cannot_be_is_refused(
 def test_an_error_says_how_to_make_the_cluster_again() -> None:
     plan = make_plan(3, 0, "cpu", "auto", cpus=2, memory=1 << 40)
     on = {"alpha": 2, "beta": 1}
-    assert replace(plan, far=HostRequest(on).call).wish == "hosts={'alpha': 2, 'beta': 1}"
-    assert replace(plan, far=HostRequest(3, "slurm").call).wish == "3, engines='slurm'"
+    assert (
+        replace(plan, host_args=HostRequest(on).call).cluster_args
+        == "hosts={'alpha': 2, 'beta': 1}"
+    )
+    assert (
+        replace(plan, host_args=HostRequest(3, "slurm").call).cluster_args == "3, engines='slurm'"
+    )
     mpi = HostRequest(3, "mpi", options={"mpi_hosts": on}).call
-    assert replace(plan, far=mpi).wish == "hosts={'alpha': 2, 'beta': 1}, engines='mpi'"
-    assert plan.wish == "3"
+    assert (
+        replace(plan, host_args=mpi).cluster_args == "hosts={'alpha': 2, 'beta': 1}, engines='mpi'"
+    )
+    assert plan.cluster_args == "3"

@@ -33,18 +33,18 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_waits_that_follow_each_other_prove_nothing() -> None:
     it = DeadlockWatchdog()
-    it.hear(0, (0,), 1.0, 1.2)
-    it.hear(1, (0,), 1.3, 1.5)  # rank 0 may have gone on at 1.25
+    it.record_wait(0, (0,), 1.0, 1.2)
+    it.record_wait(1, (0,), 1.3, 1.5)  # rank 0 may have gone on at 1.25
     assert not it.due([0, 1])
     assert it.judge(waits_for_each_other(2), [0, 1]) == []
-    it.hear(0, (0,), 1.0, 1.6)  # no: it still waits
+    it.record_wait(0, (0,), 1.0, 1.6)  # no: it still waits
     assert it.due([0, 1])
     assert len(it.judge(waits_for_each_other(2), [0, 1])) == 1
 
 
 def test_a_finding_without_a_common_instant_waits_for_one(now: list[float]) -> None:
     it = DeadlockWatchdog()
-    it.hear(0, (0,), 1.0, 1.2)
-    it.hear(1, (0,), 1.3, 1.5)
+    it.record_wait(0, (0,), 1.0, 1.2)
+    it.record_wait(1, (0,), 1.3, 1.5)
     now[0] = 10.0
     assert it.judge(waits_for_each_other(3), [0, 1, 2]) == [], "rank 2 has not said that it waits"

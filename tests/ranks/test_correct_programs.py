@@ -43,7 +43,7 @@ def eagerly(rounds: Program) -> None:
 )
 @given(chance=SEEDS)
 def test_nor_by_a_watcher_without_patience(chance: Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "PATIENCE", 0.002)
+    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.002)
     assert false_alarm(program(chance), play=eagerly) == ""
 
 

@@ -211,7 +211,7 @@ def test_dtypes_and_shapes() -> None:
     assert not run.trace.info.unseen
 
 
-LOOKED_AT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+MAX_DIAGNOSED_EVENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "complex64": lambda x: x.to(torch.complex64).conj(),
     "float8_e5m2": lambda x: x.to(torch.float8_e5m2),
     "int8": lambda x: x.to(torch.int8),
@@ -225,9 +225,9 @@ LOOKED_AT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-@pytest.mark.parametrize("dtype", LOOKED_AT)
+@pytest.mark.parametrize("dtype", MAX_DIAGNOSED_EVENTS)
 def test_values_of_every_kind(dtype: str) -> None:
-    tensor = LOOKED_AT[dtype](torch.tensor([[0.0, 3.0], [4.0, 0.0]]))
+    tensor = MAX_DIAGNOSED_EVENTS[dtype](torch.tensor([[0.0, 3.0], [4.0, 0.0]]))
     shape, named, nbytes = described([tensor])
     assert (shape, named) == ((2, 2), dtype) and nbytes > 0
     found = summarize(tensor)

@@ -41,7 +41,7 @@ def total():
     return x[0].item()
 
 def keys():
-    return [cluster._room._fleet._where["keys"][0], cluster._room._fleet._where["keys"][1]]
+    return [*cluster._supervisor._fleet._where["keys"][:2]]
 
 def hosts():
     return [row[1] for row in cluster.status().rows]

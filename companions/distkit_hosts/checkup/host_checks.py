@@ -93,7 +93,7 @@ def _left(room: Json) -> str:
 
 
 def _temporary(host: str, machine: Json) -> Iterator[Check]:
-    room, need = machine["temporary"], folders.room(max(1, comfortable(machine)))
+    room, need = machine["temporary"], folders.space_needed(max(1, comfortable(machine)))
     if "error" in room or not room["writable"] or room["files"] == 0 or room["free"] < need:
         yield failure(
             "disk",

@@ -33,7 +33,7 @@ from distkit.cluster import machine
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.forkserver import start_zygote
-from distkit.cluster.processes.rank_spec import surroundings
+from distkit.cluster.processes.rank_spec import inherited
 from distkit.errors import StartError
 from distkit_hosts.launched import recognise
 from distkit_hosts.remote.tunnel import Relay, Tunnel
@@ -113,7 +113,7 @@ class Agent:
             "pid": os.getpid(),
             "order": self._where.get("order", self._place.rank),
             "port": _free_port(address),
-            **surroundings(),
+            **inherited(),
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},
         }
 

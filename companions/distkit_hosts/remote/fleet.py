@@ -133,10 +133,10 @@ class RemoteHost(ProcessHost):
         ranks, servers = len(self.ranks), len(self.servers)
         return Machine(self.server.host, ranks, known["cpus"], known["memory"], gpus, servers)
 
-    def surroundings(self, rank: int, hosts: Sequence[Any]) -> dict[str, Any]:
-        """What a rank of this machine is told of its surroundings, as fields of Spec."""
+    def spec_fields(self, rank: int, hosts: Sequence[Any]) -> dict[str, Any]:
+        """Return fields of Spec for a rank of this machine."""
         known, first = self.server.facts, hosts[0].server.facts
-        here = super().surroundings(rank, hosts)
+        here = super().spec_fields(rank, hosts)
         return {
             **here,
             "environ": known["environ"],
@@ -158,9 +158,9 @@ class RemoteHost(ProcessHost):
         error = max(clock.error_at(since), clock.error_at(until))
         return clock.to_here(since) + error, clock.to_here(until) - error
 
-    def forget(self, meeting: str) -> None:
+    def remove_store(self, name: str) -> None:
         """Drop what ranks have told each other in the stores of a run."""
-        self.store.forget(meeting)
+        self.store.forget(name)
 
 
 class Fleet:
@@ -231,9 +231,11 @@ class Fleet:
         machines = [host.machine(request.device) for host in hosts]
         asked = request.device, request.backend, request.threads, request.memory_fraction
         made = plan_for_machines(machines, plan.servers, *asked)
-        seats = dict(zip((rank for host in hosts for rank in host.ranks), made.seats, strict=True))
-        in_order = tuple(seats[rank] for rank in sorted(seats))
-        return hosts, replace(made, far=request.call, seats=in_order)
+        assignments = dict(
+            zip((rank for host in hosts for rank in host.ranks), made.assignments, strict=True)
+        )
+        in_order = tuple(assignments[rank] for rank in sorted(assignments))
+        return hosts, replace(made, host_args=request.call, assignments=in_order)
 
     def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
         """The fork server of each machine by its name, and the numbers of its processes."""

@@ -112,7 +112,7 @@ class HostForkServer(ForkServer):
             raise StartError(f"on {self.host}: {answer['refused']}")
         return str(answer["folder"])
 
-    def why(self) -> str:
+    def loss_reason(self) -> str:
         """The reason why nothing can be forked there."""
         if self.closed:
             return "the cluster was stopped."

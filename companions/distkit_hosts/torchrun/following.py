@@ -345,7 +345,7 @@ class Following:
             self._generation, self._watchdog = generation, DeadlockWatchdog()
             self._deadlock, self._ending = [], False
         for rank, wait in info.waits.items():
-            self._watchdog.hear(rank, wait.seqs, wait.since, wait.until)
+            self._watchdog.record_wait(rank, wait.seqs, wait.since, wait.until)
         running = [r for r in info.ranks if r not in info.ends]
         if not self._deadlock and self.whole and self._watchdog.due(running):
             self._deadlock = self._watchdog.judge(self._trace, running)

@@ -49,7 +49,7 @@ class OthersRun(Conductor):
         record = rankfile.read(self._files[rank])
         for kind in _FACTS:
             for fact in record.notes.get(kind, ()):
-                self.hear(rank, kind, fact)
+                self.handle_event(rank, kind, fact)
         self._add(rank, record.rows[:events])
 
     def hear_end(self, rank: int) -> None:
@@ -59,10 +59,10 @@ class OthersRun(Conductor):
         self.add_outcome(outcome(rank, merge.end_of(record), ended=rank in self._killed))
 
     def _add(self, rank: int, rows: list[Any]) -> None:
-        self.hear(rank, "rows", (len(rows), encode_rows(rows)))
+        self.handle_event(rank, "rows", (len(rows), encode_rows(rows)))
 
     def _release(self, controller: RankController) -> None:
-        self._until(lambda: self._interrupted or not self.waiting)
+        self._wait_until(lambda: self._interrupted or not self.waiting)
         if self.waiting:
             super()._release(controller)
 
@@ -108,7 +108,7 @@ class TheirRanks(RankController):
         try:
             sock.connect(path)
             while (said := channel.recv())[1] != "begun":
-                run.hear(rank, *said[1:])
+                run.handle_event(rank, *said[1:])
         except (OSError, EOFError) as error:
             for taken in (channel, *self._lines.values()):
                 taken.close()
@@ -145,4 +145,4 @@ class TheirRanks(RankController):
 
 
 def _hear(run: OthersRun, rank: int, message: tuple[int, str, Any]) -> None:
-    run.hear(rank, *message[1:])
+    run.handle_event(rank, *message[1:])

@@ -1,15 +1,15 @@
-"""Start of a process of distkit's own, such as the one that ranks are forked from.
+"""Entry point of distkit's own processes, such as the one that ranks are forked from.
 
 Run as a file, ``python boot.py MODULE:FUNCTION PATH ARGUMENT ...``, not as a module: Python would
-put the folder of the notebook first on its path, and a learner's ``random.py`` there in the place
-of its own.
+put the notebook's folder first on its path, where a user's ``random.py`` would hide the standard
+library's.
 """
 
 import sys
 
 
 def command(run: str, *arguments: object) -> list[str]:
-    """The command that calls ``run`` ("module:function") with these arguments, as text."""
+    """Return the command that calls ``run`` ("module:function") with these arguments, as text."""
     from distkit.shadowing import libraries
 
     path = "\n".join(libraries(sys.path))
@@ -25,7 +25,7 @@ def call(run: str, *arguments: str) -> None:
 
 
 def _find_package() -> None:
-    """Import distkit from where this file is, wherever else there may be one."""
+    """Import distkit from this file's package, not from another installation."""
     from importlib.util import module_from_spec, spec_from_file_location
     from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""A private line between two processes of one user: framed messages over a socket pair.
+"""A private channel between two processes of one user: framed messages over a socket pair.
 
-Both ends are made by :func:`socket.socketpair` and handed over by inheritance or by passing
-file descriptors, so nobody else can connect: what arrives was sent by the other end. Messages are
-plain values, and receiving one executes nothing: the other end may run a program of anybody's.
-When the other end dies, :meth:`Channel.recv` raises EOFError at once: a channel is also a lifeline.
+Both ends come from :func:`socket.socketpair` and are inherited or passed as file descriptors, so no
+other process can connect. Messages are plain values, and receiving one executes no code: the other
+end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises EOFError at
+once: a channel is also a lifeline.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from distkit.recording.plain import decode, encode
 
 _HEAD = struct.Struct("!Q")
 
-#: So much of a message is read at once [bytes].
-_CHUNK = 1 << 20
+#: Maximum number of bytes per read.
+CHUNK_BYTES = 1 << 20
 
 
 class Channel:
-    """One end of the line. ``send`` may be called from any thread, ``recv`` from one."""
+    """One end of a channel. ``send`` may be called from any thread, ``recv`` from one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """A channel for this process and the other end for another one."""
-        ours, theirs = socket.socketpair()
-        return cls(ours), theirs
+        """Return a channel for this process, and a socket for the other process."""
+        local, remote = socket.socketpair()
+        return cls(local), remote
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the socket's file descriptor, for selectors."""
         return self._sock.fileno()
 
     def send(self, message: Any, fd: int | None = None) -> None:
-        """Send one message of plain values, and perhaps a file descriptor with it.
+        """Send one message of plain values, and optionally a file descriptor.
 
         Raises:
-            OSError: the other end is gone.
+            OSError: the other end is closed.
         """
         body = encode(message)
         head, sock = _HEAD.pack(len(body)), self._sock
@@ -59,15 +59,15 @@ class Channel:
             sock.sendall(body)
 
     def recv(self) -> Any:
-        """Wait for one message; tuples stand for its lists.
+        """Wait for one message; its lists arrive as tuples.
 
         Raises:
-            EOFError: the other end has closed, or sent an invalid message.
+            EOFError: the other end is closed, or sent an invalid message.
         """
         return self.recv_fd()[0]
 
     def recv_fd(self) -> tuple[Any, int | None]:
-        """Wait for one message and the file descriptor that came with it, if one did."""
+        """Wait for one message, and its file descriptor if it has one."""
         sock = self._sock
         try:
             head, fds, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
@@ -76,26 +76,27 @@ class Channel:
         if not head:
             raise EOFError("the other end of the channel is closed")
         head += _read(sock, _HEAD.size - len(head))
-        message = _decoded(_read(sock, _HEAD.unpack(head)[0]))
+        message = _decode(_read(sock, _HEAD.unpack(head)[0]))
         return message, fds[0] if fds else None
 
-    def listen(self, hear: Callable[[Any], None], gone: Callable[[], None]) -> None:
-        """Call ``hear(message)`` for each message from a new thread, and ``gone()`` after the last.
+    def listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:
+        """Call ``on_message(message)`` for each message, and ``on_close()`` after the last.
 
-        The channel belongs to that thread, which closes it: to end it from this side, hang up.
+        A new thread calls them. The channel belongs to that thread, which closes it: to end it from
+        this side, call :meth:`hang_up`.
         """
-        work = hear, gone
-        threading.Thread(target=self._listen, args=work, name="distkit-line", daemon=True).start()
+        args = on_message, on_close
+        threading.Thread(target=self._listen, args=args, name="distkit-line", daemon=True).start()
 
-    def _listen(self, hear: Callable[[Any], None], gone: Callable[[], None]) -> None:
+    def _listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:
         with suppress(EOFError):
             while True:
-                _call(hear, self.recv())
-        _call(gone)
+                _call(on_message, self.recv())
+        _call(on_close)
         self.close()
 
     def broken(self) -> bool:
-        """True if the other end has closed; does not wait."""
+        """Return True if the other end is closed; do not wait."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -104,21 +105,21 @@ class Channel:
             return True
 
     def hang_up(self) -> None:
-        """Break the line. After what has arrived, both ends read EOFError."""
+        """Shut the connection down. After the messages so far, both ends read EOFError."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Break the line and let go of it: nobody else here may be reading it."""
+        """Shut the connection down and close the socket; no other thread may be reading it."""
         self.hang_up()
         self._sock.close()
 
     def close_here(self) -> None:
-        """Close this end in a process that has inherited it: the line stays."""
+        """Close an inherited copy of this end; the connection stays open."""
         self._sock.close()
 
 
-def _decoded(body: bytes) -> Any:
+def _decode(body: bytes) -> Any:
     try:
         return decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
@@ -129,17 +130,17 @@ def _read(sock: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         try:
-            got = sock.recv(min(size - len(data), _CHUNK))
+            chunk = sock.recv(min(size - len(data), CHUNK_BYTES))
         except OSError:
-            got = b""
-        if not got:
+            chunk = b""
+        if not chunk:
             raise EOFError("the other end of the channel is closed")
-        data += got
+        data += chunk
     return bytes(data)
 
 
 def _call(callback: Callable[..., None], *message: Any) -> None:
-    """Call a listener; what it raises must not cost the messages that follow."""
+    """Call a callback; an exception must not lose the messages that follow."""
     try:
         callback(*message)
     except Exception:

@@ -1,8 +1,8 @@
-"""Ending what ranks started: children, their children, and daemons that left for their own session.
+"""Ends the descendants of ranks: children, their children, and daemons in their own sessions.
 
-On Linux each rank, the zygote and the reaper adopt the orphans below them (they are child
-subreapers), so that no process escapes: what a rank started and left goes to the zygote when the
-rank ends, and to the reaper when the zygote does. Elsewhere there are only process groups.
+On Linux each rank, the zygote and the reaper are child subreapers: they adopt the orphans below
+them, so no process escapes. A rank's remaining children pass to the zygote when the rank ends, and
+to the reaper when the zygote ends. Other systems have only process groups.
 """
 
 from __future__ import annotations
@@ -15,64 +15,64 @@ from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
-#: How long orphans may take to end after SIGKILL [s]: one that waits for a disk takes long.
+#: Time for orphans to end after SIGKILL [s]: a process that waits for a disk takes long.
 PATIENCE = 5.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Ask Linux to end this process when its parent ends; elsewhere the lifeline does it alone."""
-    _control(_PR_SET_PDEATHSIG, by)
+    """Make Linux end this process when its parent ends; elsewhere only the lifeline does."""
+    _prctl(_PR_SET_PDEATHSIG, by)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Ask Linux to make this process the parent of descendants whose parents have ended, or not."""
-    _control(_PR_SET_CHILD_SUBREAPER, int(adopt))
+    """Make this process a child subreaper on Linux: the parent of its orphaned descendants."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
-def _control(option: int, value: int) -> None:
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        import ctypes  # of no use to the kernel, which imports this, too
+        import ctypes  # not needed by the kernel process, which imports this module, too
 
         ctypes.CDLL(None).prctl(option, value)
 
 
 def children() -> list[int]:
-    """The pids of this process's children, also of those that have ended and wait to be reaped."""
+    """Return the pids of this process's children, including zombies."""
     if sys.platform != "linux":
         return []
-    try:  # as the kernel lists them: nobody but this process takes one off the list
+    try:  # Linux's own lists: only this process can remove an entry
         lists = [task.joinpath("children") for task in Path("/proc/self/task").iterdir()]
-        return [int(pid) for each in lists for pid in each.read_text().split()]
-    except OSError:  # it keeps no such lists
+        return [int(pid) for file in lists for pid in file.read_text().split()]
+    except OSError:  # Linux is built without them
         import psutil
 
         return [child.pid for child in psutil.Process().children()]
 
 
-def end_children(but: Container[int] = ()) -> None:
-    """Kill this process's children but these: they are nobody else's, and not yet reaped."""
+def end_children(exclude: Container[int] = ()) -> None:
+    """Kill this process's children except some; their pids are valid until they are reaped."""
     for pid in children():
-        if pid not in but:
-            with suppress(ProcessLookupError, PermissionError):  # it became another user's
+        if pid not in exclude:
+            with suppress(ProcessLookupError, PermissionError):  # it has changed its user
                 os.kill(pid, signal.SIGKILL)
 
 
-def end_orphans(but: Container[int]) -> None:
-    """Wait until all children but these have ended; kill those that do not end by themselves."""
+def end_orphans(exclude: Container[int]) -> None:
+    """Wait until all children except some have ended; kill them after ``PATIENCE`` seconds."""
     end = time.monotonic() + PATIENCE
-    while left := [pid for pid in children() if pid not in but]:
+    while remaining := [pid for pid in children() if pid not in exclude]:
         if time.monotonic() > end:
-            end_children(but)
-        for pid in left:
+            end_children(exclude)
+        for pid in remaining:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.005)
 
 
 def end_all_children() -> None:
-    """Kill them, and theirs, which are then this process's; wait until all have ended."""
+    """Kill all children, and their children once adopted; wait until all have ended."""
     end = time.monotonic() + PATIENCE
     with suppress(ChildProcessError):  # there are no more
         while time.monotonic() < end:

@@ -1,9 +1,8 @@
-"""The private folders of clusters and runs: made, locked while somebody lives in them, swept.
+"""Private folders of clusters and runs: created, locked while in use, removed when stale.
 
-Sockets and rendezvous files live there. The kernel holds a shared ``flock`` on each folder, which
-ends with it, however it ends: a folder of ours that nobody holds is left over, and the next start
-removes it. Programs that clean temporary folders (systemd-tmpfiles) pass by
-what is locked.
+They contain sockets and rendezvous files. The kernel process holds a shared ``flock`` on each
+folder, which ends with the process in any case: a folder of ours without a lock is stale, and the
+next start removes it. Programs that clean temporary folders (systemd-tmpfiles) skip locked ones.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from pathlib import Path
 from distkit._format import human_bytes
 from distkit.errors import StartError
 
-#: A folder's path is at most so long: a socket's ends at 107 bytes on Linux, 103 on macOS.
-LONGEST = 90
+#: Maximum length of a folder's path; a socket's path has at most 107 bytes on Linux, 103 on macOS.
+MAX_PATH = 90
 _NAME = re.compile(r"distkit-[a-z0-9_]{8}")
 
-#: The file by which a folder is known to be ours; it holds the pid of the process that made it.
+#: The file that marks a folder as ours; it contains the pid of the process that created it.
 OWNER = "owner"
 
-#: What a cluster writes there, and each of its processes [bytes].
+#: Space for a cluster's files, and for those of each process [bytes].
 _BASE, _EACH = 1_000_000, 250_000
 
 
 def make(processes: int = 1) -> tuple[str, int]:
-    """A new folder that only this user can enter, for so many processes, and what holds it.
+    """Create a folder for a number of processes, with mode 0700; return it and its lock.
 
     Raises:
-        StartError: the temporary folder is full, cannot be written to, or has too long a path.
+        StartError: the temporary folder is full, not writable, or has too long a path.
     """
     parent = tempfile.gettempdir()
     try:
-        check_room(parent, processes)
-        folder = tempfile.mkdtemp(prefix="distkit-")  # made with mode 0700
-        if len(os.fsencode(folder)) <= LONGEST:
-            held = hold(folder)  # before it is known as ours, and may be swept
+        check_space(parent, processes)
+        folder = tempfile.mkdtemp(prefix="distkit-")  # created with mode 0700
+        if len(os.fsencode(folder)) <= MAX_PATH:
+            lock = hold(folder)  # before the folder is marked as ours, and may be removed
             Path(folder, OWNER).write_text(f"{os.getpid()}\n")
-            return folder, held
+            return folder, lock
         Path(folder).rmdir()
         raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
     except OSError as error:
@@ -56,19 +55,19 @@ def make(processes: int = 1) -> tuple[str, int]:
         ) from error
 
 
-def room(processes: int) -> int:
-    """Bytes that a cluster of so many processes writes there."""
+def space_needed(processes: int) -> int:
+    """Return the space for the files of a cluster with a number of processes [bytes]."""
     return _BASE + processes * _EACH
 
 
-def check_room(parent: str, processes: int) -> None:
-    """See whether a cluster of so many processes has room for its files.
+def check_space(parent: str, processes: int) -> None:
+    """Check that a file system has space for the files of a cluster.
 
     Raises:
         StartError: the file system is too small, or full.
     """
     status = os.statvfs(parent)
-    needed, free = room(processes), status.f_bavail * status.f_frsize
+    needed, free = space_needed(processes), status.f_bavail * status.f_frsize
     if free < needed:
         raise StartError(
             f"{parent} has {human_bytes(free)} left, and {processes} processes need "
@@ -78,15 +77,15 @@ def check_room(parent: str, processes: int) -> None:
 
 
 def hold(folder: str) -> int:
-    """Lock a folder for as long as this file descriptor is open."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Lock a folder for as long as the returned file descriptor is open."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError):  # a file system without locks is not swept either
-        fcntl.flock(held, fcntl.LOCK_SH)
-    return held
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
 
 
 def is_ours(folder: str | Path) -> bool:
-    """True if it is this user's folder, closed to others, and so are the sockets in it."""
+    """Return True if a folder belongs to this user and is closed to others."""
     with suppress(OSError):
         status = os.lstat(folder)
         private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
@@ -94,35 +93,35 @@ def is_ours(folder: str | Path) -> bool:
     return False
 
 
-def is_there(folder: str) -> bool:
-    """True if a folder still has what its maker put there."""
+def has_owner(folder: str) -> bool:
+    """Return True if a folder still has its owner file."""
     return Path(folder, OWNER).exists()
 
 
 def sweep(parent: str) -> list[str]:
-    """Remove the folders of this user in which nobody lives any more; return their names."""
+    """Remove this user's stale folders; return their names."""
     swept = []
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if _NAME.fullmatch(entry.name) and _is_left(entry):
+            if _NAME.fullmatch(entry.name) and _is_stale(entry):
                 shutil.rmtree(entry.path, ignore_errors=True)
                 swept.append(entry.name)
     return swept
 
 
-def _is_left(entry: os.DirEntry[str]) -> bool:
-    """True if it is a folder of ours whose makers have all ended."""
+def _is_stale(entry: os.DirEntry[str]) -> bool:
+    """Return True for a folder of ours whose owners have all ended."""
     with suppress(OSError):
-        return is_ours(entry.path) and is_there(entry.path) and _is_free(entry.path)
+        return is_ours(entry.path) and has_owner(entry.path) and _is_unlocked(entry.path)
     return False
 
 
-def _is_free(folder: str) -> bool:
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _is_unlocked(folder: str) -> bool:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except OSError:  # somebody lives there
+    except OSError:  # locked: in use
         return False
     finally:
-        os.close(held)
+        os.close(lock)

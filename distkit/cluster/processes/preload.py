@@ -1,6 +1,6 @@
-"""The zygote's preparations: ranks share these modules and hooks, in memory and in time.
+"""Preloads the zygote: ranks share these modules and hooks, and start faster.
 
-Importing this module brings the modules. Nothing here may start a thread or open a socket.
+Importing this module imports the modules. Nothing here may start a thread or open a socket.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def hook() -> None:
 
 @cache
 def engines() -> None:
-    """Import what engines and their controller need, before the first of them is forked."""
-    # no debugger is attached to an engine: debugpy would cost each of them 0.1 s and 15 MB
+    """Import the modules of engines and their controller, before the first is forked."""
+    # no debugger is attached to an engine: debugpy would cost each engine 0.1 s and 15 MB
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     for name in (
         "ipykernel.debugger",

@@ -1,4 +1,4 @@
-"""Facts that a rank is given about itself. Imported by both sides; imports nothing heavy."""
+"""Specification of a rank. Imported by kernel and ranks; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.gpus import CPU, Seat
+from distkit.cluster.gpus import CPU, DeviceAssignment
 
-#: DistributedDataParallel and optimizers import this for seconds, in each run unless it is there.
+#: Imported by DistributedDataParallel and optimizers, which takes seconds unless preloaded.
 LATE = "torch._dynamo"
 
-#: The exit status of a rank whose program has closed the line to its starter.
+#: The exit status of a rank whose program has closed the channel to the kernel.
 LINE_CLOSED = 86
 
 
 @dataclass(frozen=True)
 class Spec:
-    """All that a forked rank is told about itself.
+    """Specification of a forked rank.
 
-    ``name`` is what the names of its files in ``folder`` begin with; ``threads`` is torch's
-    intra-op thread count; ``backend`` and ``seat`` are decided, not "auto"; ``meeting`` names the
-    store in which the group meets; ``port`` is a free one, for programs that meet at
-    ``MASTER_PORT`` by themselves, at the ``address`` of rank 0's machine. Of ``hosts`` machines it
-    is number ``host``, and there it is number ``local_rank`` of ``local_world_size``; ``interface``
-    leads to the others, "" when there are none.
+    ``name`` is the prefix of its files in ``folder``; ``threads`` is torch's intra-op thread count;
+    ``backend`` and ``assignment`` are chosen, not "auto"; ``store`` names the store for the
+    rendezvous; ``port`` is a free port, for programs that use ``MASTER_PORT`` themselves, at the
+    ``address`` of rank 0's machine. ``host`` is the number of its machine among ``hosts``;
+    ``local_rank`` and ``local_world_size`` count the ranks there; ``interface`` is the network
+    interface to the other machines, "" if there are none.
     """
 
     rank: int
@@ -35,9 +35,9 @@ class Spec:
     folder: str
     name: str = "rank"
     backend: str = "gloo"
-    seat: Seat = CPU
+    assignment: DeviceAssignment = CPU
     threads: int = 1
-    meeting: str = "store"
+    store: str = "store"
     environ: dict[str, str] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)
     cwd: str = "."
@@ -51,12 +51,12 @@ class Spec:
 
     @property
     def device(self) -> str:
-        """The device, as the rank names it."""
-        return self.seat.device
+        """torch's name of the device on the rank."""
+        return self.assignment.device
 
     @property
     def launched(self) -> dict[str, str]:
-        """The environment variables that torchrun sets; a machine is a group of ranks."""
+        """torchrun's environment variables; a machine is a group of ranks."""
         rank, world_size = str(self.rank), str(self.world_size)
         local = self.rank if self.local_rank is None else self.local_rank
         locals_ = self.local_world_size or self.world_size
@@ -80,16 +80,16 @@ class Spec:
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # no agent listens on MASTER_PORT
             "TORCHELASTIC_ERROR_FILE": f"{self.folder}/error-{rank}.json",
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            **self.seat.environ(self.backend),
+            **self.assignment.environ(self.backend),
         }
 
 
-def surroundings() -> dict[str, Any]:
-    """Surroundings that a rank takes over from its starter, as fields of Spec."""
+def inherited() -> dict[str, Any]:
+    """Return what a rank inherits from this process, as fields of Spec."""
     return {"environ": dict(os.environ), "path": list(sys.path), "cwd": str(Path.cwd())}
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
+    """Return a port of the loopback interface that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
 """Roles of forked children: an engine, a plain rank, the controller, or a kvstore node.
 
-Each function is called in a fresh fork of the zygote, with its lifeline first.
+Each function is called in a new fork of the zygote; its first argument is the lifeline.
 """
 
 from __future__ import annotations
@@ -22,29 +22,27 @@ from typing import Any
 from distkit.cluster import machine
 from distkit.cluster.processes.channel import Channel
 
-#: How many numbers the controller may use for its sockets; it uses 18.
+#: Number of "ports" for the controller's sockets; it uses 18.
 PORTS = 20
 
 
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
     """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
 
-    Not on TCP: it picks free ports before it binds them, and twenty starting at once take
-    each other's. Both of its locks are on as well: CURVE keeps strangers out, the HMAC key
-    signs every message.
+    Not on TCP: the controller picks free ports before it binds them, so concurrent starts collide.
+    CURVE authenticates the connections, and an HMAC key signs every message.
 
-    ``period`` is the heartbeat's in milliseconds: an engine counts only after its first
-    beat. ``misses`` is how many beats may fail: large, since a starved laptop is not a dead engine,
-    and the deaths of processes are noticed through the fork server at once.
+    ``period`` is the heartbeat period [ms]: an engine is registered after its first heartbeat.
+    ``misses`` is the number of heartbeats that an engine may miss.
     """
     from ipyparallel.controller.app import IPController
 
     _end_with(lifeline)
-    machine.raise_files()  # it needs more of them than its surroundings may give
+    machine.raise_files()  # it needs more open files than the default limit may allow
     app = IPController.instance(log_level=logging.WARN)
     app.initialize(
         [
-            *_places(folder, folder),
+            *_folder_options(folder, folder),
             "--IPController.use_threads=True",
             "--IPController.transport=ipc",
             f"--ip={folder}/s",
@@ -57,7 +55,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
         ]
     )
     files = Path(folder, "security").glob("ipcontroller-*.json")
-    for n in range(1, PORTS + 1):  # it binds s-1 and tells others s:1
+    for n in range(1, PORTS + 1):  # it binds s-1 and announces s:1
         with suppress(FileExistsError):
             Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
@@ -71,17 +69,17 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     app.start()
 
 
-def _places(profile: str, folder: str) -> list[str]:
-    """The folders for ipyparallel: not the user's home, which may be full or read-only."""
+def _folder_options(profile: str, folder: str) -> list[str]:
+    """Return ipyparallel's folder options: the user's home may be full or read-only."""
     return [f"--ProfileDir.location={profile}", f"--BaseIPythonApplication.ipython_dir={folder}"]
 
 
 def engine(
     lifeline: Channel, spec: Any, connection: dict[str, Any], profile: str, folder: str
 ) -> None:
-    """Be a rank that runs cells, and an ipyparallel engine: real IPEngine, real kernel.
+    """Run a rank for cells, as an ipyparallel engine (IPEngine with an IPython kernel).
 
-    ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's own.
+    ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's folder.
     """
     from ipykernel.iostream import OutStream
     from ipyparallel.engine.app import IPEngine
@@ -89,7 +87,7 @@ def engine(
     from distkit.cluster.rank.rank import Rank
 
     class PythonOutput(OutStream):
-        """Streams what Python prints; what C++ prints stays in the log, for crash reports."""
+        """Streams Python's output; that of C++ stays in the log, for crash reports."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, watchfd=False, **kwargs)  # type: ignore[no-untyped-call]
@@ -100,13 +98,13 @@ def engine(
     app = IPEngine.instance(
         enable_nanny=False,
         id=spec.rank,
-        work_dir=str(Path.cwd()),  # or it is where ipyparallel was imported
+        work_dir=str(Path.cwd()),  # the default is the folder at ipyparallel's import
         user_ns=rank.namespace,
         connection_info_env=json.dumps(connection),
         log_level=logging.ERROR,
         out_stream_factory=PythonOutput,
     )
-    app.initialize(_places(profile, folder))
+    app.initialize(_folder_options(profile, folder))
     sys.path[:] = spec.path  # from here on imports are the user's
     app.start()
 
@@ -114,7 +112,7 @@ def engine(
 def execute(payload: bytes, options: dict[str, Any]) -> None:
     """Run one cell on this engine's rank; called through ipyparallel.
 
-    How it went is told down the rank's lifeline, as are its events and prints.
+    The outcome, events and output are sent over the rank's lifeline.
     """
     from distkit.cluster.rank.rank import Rank
 
@@ -122,7 +120,7 @@ def execute(payload: bytes, options: dict[str, Any]) -> None:
 
 
 def plain(lifeline: Channel, spec: Any, folder: str) -> None:
-    """Be a rank of one run: run its function, and wait to be ended."""
+    """Run the function of one run as a rank, then wait to be killed."""
     from distkit.cluster.rank.rank import Rank
 
     payload, options = pickle.loads(lifeline.recv())
@@ -130,35 +128,35 @@ def plain(lifeline: Channel, spec: Any, folder: str) -> None:
     rank.start()
     sys.path[:] = spec.path  # from here on imports are the user's
     rank.execute(payload, options)
-    threading.Event().wait()  # to end now would break the connections of ranks still at work
+    threading.Event().wait()  # ending now would break the connections of running ranks
 
 
-def _end_with(lifeline: Channel, hear: Callable[[Any], None] = lambda word: None) -> None:
-    """Hear what comes down the lifeline; end this process and its children when it breaks."""
-    lifeline.listen(hear, partial(os.killpg, 0, signal.SIGKILL))
+def _end_with(lifeline: Channel, on_message: Callable[[Any], None] = lambda message: None) -> None:
+    """Handle messages of the lifeline; end this process and its children when it closes."""
+    lifeline.listen(on_message, partial(os.killpg, 0, signal.SIGKILL))
 
 
 def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
-    """Be a server or the scheduler of a parameter server, for one run."""
+    """Run a server or the scheduler of a parameter server, for one run."""
     from distkit import kvstore
     from distkit.recording import recorder
 
-    mine = recorder.Recorder(node.id)
-    recorder.set_current(mine if recording else None)
-    flusher = recorder.Flusher(mine, lambda kind, what: lifeline.send((kind, what)))
+    node_recorder = recorder.Recorder(node.id)
+    recorder.set_current(node_recorder if recording else None)
+    flusher = recorder.Flusher(node_recorder, lambda kind, what: lifeline.send((kind, what)))
 
     service = kvstore.Service(node)
 
-    def obey(word: str | tuple[Any, ...]) -> None:
-        if isinstance(word, tuple):  # a worker has ended
-            service.leave(*word[1:])
+    def handle_command(command: str | tuple[Any, ...]) -> None:
+        if isinstance(command, tuple):  # a worker has ended
+            service.leave(*command[1:])
             return
         flusher.flush()
-        if word == "rest":  # the run is being ended, and the consequences are not recorded
+        if command == "rest":  # the run is being ended; the consequences are not recorded
             service.resting = True
             recorder.set_current(None)
-        lifeline.send(("flushed", word))
+        lifeline.send(("flushed", command))
 
-    _end_with(lifeline, obey)
+    _end_with(lifeline, handle_command)
     service.report = lambda what, which: lifeline.send((what, which))
     service.run()

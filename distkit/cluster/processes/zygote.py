@@ -1,16 +1,15 @@
 """The process that ranks are forked from: it has imported torch, and has a single thread.
 
-Forking it gives a rank in milliseconds instead of seconds, and the ranks share its memory.
-It is started once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the clusters of
-that kernel, and ends with it: then it kills every process it forked, and what these have started.
+A fork starts a rank in milliseconds instead of seconds, and the ranks share the zygote's memory.
+The zygote starts once per kernel (see :mod:`distkit.cluster.processes.boot`), outlives the kernel's
+clusters, and ends with the kernel: then it kills all its descendants.
 
-Its parent is the *reaper*: when the zygote ends, however, nothing that it started stays. It is
-forked from the same Python before anything large is imported, holds no lifeline, only waits, and
-removes the folders that nobody holds any more.
-What ranks have started is adopted by it when the zygote is killed (see
-:mod:`distkit.cluster.processes.descendants`). If it is killed itself, the zygote ends in order.
+Its parent is the *reaper*, which ends the remaining descendants when the zygote ends in any way. It
+is forked from the same Python before large imports, holds no lifeline, only waits, and removes
+stale folders. When the zygote is killed, the reaper adopts the ranks' children (see
+:mod:`distkit.cluster.processes.descendants`). If the reaper is killed, the zygote shuts down.
 
-Nothing here may start a thread, open a ZeroMQ context or touch CUDA: forks would inherit
+Nothing here may start a thread, open a ZeroMQ context or use CUDA: forks would inherit
 them broken.
 """
 
@@ -45,19 +44,19 @@ from distkit.cluster.processes.descendants import (
 from distkit.cluster.processes.rank_spec import LATE
 from distkit.errors import DistkitError
 
-#: Where torch's compiler keeps files: it makes a folder as soon as it is imported.
+#: Cache folder of torch's compiler, which creates it on import.
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
-#: Without children and tasks for so long [s], there is time to import what programs import late.
-IDLE = 0.5
+#: Idle time, without children and commands, before the zygote imports ``LATE`` [s].
+IDLE_TIME = 0.5
 
-#: How often to look whether the kernel is still there, besides waiting for its line to break [s].
-WATCH = 1.0
+#: Interval of checks that the parent is alive, besides waiting for the channel to close [s].
+PARENT_POLL = 1.0
 
 
 @dataclass
 class Forked:
-    """A child: its number, the folder it works in, and where its low-level output is."""
+    """A child: its number, its folder, and the file of its low-level output."""
 
     number: int
     folder: str
@@ -65,16 +64,16 @@ class Forked:
 
 
 class Zygote:
-    """Forks on command, and reports which of its children ended.
+    """Forks on command, and reports the ends of its children.
 
     Args:
-        channel: the line to the kernel.
+        channel: the channel to the kernel.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, Forked] = {}  # by pid
-        self.complete = False  # has imported what programs import late
+        self.complete = False  # has imported LATE
         adopt_orphans()
         self.wakeup, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -83,11 +82,11 @@ class Zygote:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> None:
-        """Do what the kernel asks until it is gone, then leave nothing behind."""
+        """Execute the kernel's commands until it ends, then end all descendants."""
         try:
             while os.getppid() == self.parent:
                 line = self.channel.fileno()
-                wait = WATCH if self.complete or self.children else IDLE
+                wait = PARENT_POLL if self.complete or self.children else IDLE_TIME
                 ready, _, _ = select.select([line, self.wakeup], [], [], wait)
                 if not (ready or self.complete or self.children):
                     self.do_complete(None)
@@ -103,7 +102,7 @@ class Zygote:
             self._clean_up()
 
     def do_import(self, fd: int | None, modules: list[str]) -> None:
-        """Import now what the children to come will need; of "module:function", call it, too."""
+        """Import modules for future children; for "module:function" also call the function."""
         for name in modules:
             module, _, function = name.partition(":")
             __import__(module)
@@ -111,63 +110,63 @@ class Zygote:
                 getattr(sys.modules[module], function)()
 
     def do_complete(self, fd: int | None) -> None:
-        """Import what programs import late; also called when there is nothing else to do."""
+        """Import ``LATE``; also called when the zygote is idle."""
         if self.complete or "torch" not in sys.modules:
             return
-        self.complete, theirs = True, os.environ.get(CACHE)
+        self.complete, users_cache = True, os.environ.get(CACHE)
         try:
             __import__(LATE)
-        except Exception:  # ranks that need it will say so
+        except Exception:  # ranks that need it will report the error
             traceback.print_exc()
-        if theirs is None and (made := os.environ.pop(CACHE, "")):
+        if users_cache is None and (created := os.environ.pop(CACHE, "")):
             with suppress(OSError):  # it is in use
-                Path(made).rmdir()
+                Path(created).rmdir()
 
     def do_torch(self, fd: int | None) -> None:
-        """Tell for which CUDA torch is built, and with which NCCL; neither is initialized."""
+        """Send torch's versions of CUDA and NCCL, without initializing them."""
         import torch
 
-        found = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
-        self.channel.send({"cuda": torch.version.cuda, "nccl": found})
+        nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
+        self.channel.send({"cuda": torch.version.cuda, "nccl": nccl})
 
     def do_fork(
         self, fd: int, number: int, run: str, folder: str, log: str, arguments: bytes
     ) -> None:
         """Fork a child that calls ``run`` ("module:function") with its lifeline and arguments.
 
-        The arguments are pickled, as they come from the kernel.
+        ``arguments`` are pickled by the kernel.
         """
-        told = pickle.loads(arguments)  # here: what it imports is every child's
+        kwargs = pickle.loads(arguments)  # here, so that all children share its imports
         gc.collect()
-        gc.freeze()  # the collector would touch, and so copy, every shared page
+        gc.freeze()  # the collector would write to, and so copy, every shared page
         try:
             pid = os.fork()
-        except OSError as error:  # no memory, or too many processes: the lifeline breaks at once
+        except OSError as error:  # no memory or processes left: the lifeline closes
             print(f"distkit: cannot fork: {error}", file=sys.stderr)
             os.close(fd)
             return
         if pid == 0:
-            self._child(fd, run, folder, log, told)
+            self._child(fd, run, folder, log, kwargs)
         os.close(fd)
         self.children[pid] = Forked(number, folder, f"{folder}/{log}")
 
     def do_kill(self, fd: int | None, numbers: Collection[int], over: bool = False) -> None:
-        """End children and all that they started; ``over``: their logs are not needed."""
+        """Kill children and their descendants; ``over``: their logs are not needed."""
         for pid, child in self.children.items():
             if child.number in numbers:
                 child.log = "" if over else child.log
-                for end in (os.killpg, os.kill):
-                    with suppress(ProcessLookupError):  # it has no group of its own yet
-                        end(pid, signal.SIGKILL)
+                for kill in (os.killpg, os.kill):
+                    with suppress(ProcessLookupError):  # it has no process group yet
+                        kill(pid, signal.SIGKILL)
 
     def do_remove(self, fd: int | None, folder: str) -> None:
-        """End the children that still work in a cluster's folder, then remove it.
+        """Kill the remaining children in a cluster's folder, then remove the folder.
 
-        Some may have been forked since the kernel has listed the children to kill.
+        Some may have been forked after the kernel listed the children to kill.
         """
         end = time.monotonic() + PATIENCE
-        while there := [c.number for c in self.children.values() if c.folder == folder]:
-            self.do_kill(None, there, over=True)
+        while remaining := [c.number for c in self.children.values() if c.folder == folder]:
+            self.do_kill(None, remaining, over=True)
             if time.monotonic() > end:
                 break
             time.sleep(0.001)
@@ -175,10 +174,10 @@ class Zygote:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _child(self, fd: int, run: str, folder: str, log: str, arguments: dict[str, Any]) -> None:
-        """The forked process: never returns."""
+        """Run the forked process; never returns."""
         status = 1
         try:
-            os.setsid()  # a group of its own, so that whatever it starts can be ended with it
+            os.setsid()  # its own process group, which includes its children
             die_with_parent()
             adopt_orphans()
             self.channel.close_here()
@@ -187,7 +186,7 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
-            faulthandler.enable()  # a crash writes its Python lines into that file
+            faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
             module, function = run.split(":")
@@ -207,8 +206,8 @@ class Zygote:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Hear who has ended or was stopped; what a child has left behind ends, too."""
-        while changed := _next_changed():
+        """Report children that ended, stopped or continued; kill the orphans of ended ones."""
+        while changed := _next_status():
             pid, status = changed
             child = self.children.get(pid)
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
@@ -222,18 +221,18 @@ class Zygote:
                 del self.children[pid]
                 how = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
                 self.channel.send({"exit": child.number, **how})
-            end_children(but=self.children)  # orphans: of this one, or of an orphan
+            end_children(exclude=self.children)  # orphans, and orphans of orphans
 
     def _clean_up(self) -> None:
-        """End every child; the reaper removes their folders."""
+        """Kill every child; the reaper removes their folders."""
         for pid in self.children:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         end_all_children()
 
 
-def _next_changed() -> tuple[int, int] | None:
-    """A child that has ended, was stopped or goes on, and its status; None when there is none."""
+def _next_status() -> tuple[int, int] | None:
+    """Return pid and status of a child that ended, stopped or continued; None without one."""
     with suppress(ChildProcessError):
         pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         return (pid, status) if pid else None
@@ -241,7 +240,7 @@ def _next_changed() -> tuple[int, int] | None:
 
 
 def _redirect(path: str) -> None:
-    """Low-level output (crashes, C++ warnings) goes to a file that error messages can quote."""
+    """Redirect low-level output (crashes, C++ warnings) to a file that errors can quote."""
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -251,11 +250,11 @@ def _redirect(path: str) -> None:
 
 
 def main(line: str, temporary: str) -> None:
-    """Fork the zygote, and be its reaper; never returns.
+    """Fork the zygote, and act as its reaper; never returns.
 
     Args:
-        line: the file descriptor of the zygote's line to the kernel, as text.
-        temporary: where the folders of clusters are.
+        line: the file descriptor of the zygote's channel to the kernel, as text.
+        temporary: the parent folder of clusters' folders.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
@@ -263,7 +262,7 @@ def main(line: str, temporary: str) -> None:
     if pid == 0:
         Zygote(Channel(socket.socket(fileno=int(line)))).serve()
         sys.exit()
-    os.close(int(line))  # or the kernel would not hear that the zygote has ended
+    os.close(int(line))  # or the channel would stay open when the zygote ends
     folders.sweep(temporary)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()

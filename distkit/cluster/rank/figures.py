@@ -18,7 +18,7 @@ FigureCanvas, FigureManager = FigureCanvasAgg, FigureManagerBase
 
 
 def show(*args: Any, **kwargs: Any) -> None:
-    """Send the open figures to whoever waits for the run, and close them."""
+    """Send the open figures to the notebook, and close them."""
     for number in pyplot.get_fignums():
         file = io.BytesIO()
         pyplot.figure(number).savefig(file, format="png", bbox_inches="tight")

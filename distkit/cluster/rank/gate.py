@@ -1,4 +1,4 @@
-"""Holds a rank of a stepped run before each of its communication calls."""
+"""Blocks a rank of a stepped run before each communication call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 class Gate:
-    """Holds a rank before each of its communications until it is let go.
+    """Semaphore that blocks a rank before each communication until it gets a permit.
 
-    It stands in the tap's hook, so that every program passes it, DDP's C++ reducer included. The
-    word to go on comes from another thread: the rank's main thread is the one that waits here.
-    What the others see of a waiting rank is an operation that is *scheduled* and not *started*;
-    :class:`distkit.diagnosis.rank_state.WaitForGraph` is the rule that makes sense of that.
+    The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Permits
+    come from another thread, since the main thread waits. The operation of a waiting rank is
+    *scheduled* and not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
+    interprets.
 
-    ``arrived`` is called when a communication has to wait here.
+    ``arrived`` is called when a communication has to wait.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,13 @@ class Gate:
         self._changed = threading.Condition()
 
     def allow(self, count: int | None) -> None:
-        """Let ``count`` more through, or all there will be when None. From any thread."""
+        """Add ``count`` permits, or permit all if None. Called from any thread."""
         with self._changed:
             self._permits += float("inf") if count is None else count
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait for a permit and use it up."""
+        """Wait for a permit, and consume it."""
         with self._changed:
             if not self._permits:
                 self.arrived()

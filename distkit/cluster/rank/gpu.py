@@ -68,14 +68,14 @@ def take(spec: Spec) -> None:
     Raises:
         StartError: the GPU cannot be used; the message says why.
     """
-    seat = spec.seat
+    assignment = spec.assignment
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi numbers them
     Path(_pid(spec, spec.rank)).write_text(str(os.getpid()))
     try:
         torch.cuda.init()
-        torch.cuda.set_device(seat.device)
-        if seat.fraction:
-            torch.cuda.set_per_process_memory_fraction(seat.fraction)
+        torch.cuda.set_device(assignment.device)
+        if assignment.fraction:
+            torch.cuda.set_per_process_memory_fraction(assignment.fraction)
         torch.cuda.synchronize()
     except (RuntimeError, AssertionError) as error:
         said = str(error).partition("\n")[0].rstrip(".")
@@ -88,7 +88,7 @@ def _pid(spec: Spec, rank: int) -> str:
 
 
 def _who(spec: Spec) -> str:
-    gpu = spec.seat.gpu
+    gpu = spec.assignment.gpu
     named = f" ({', '.join(filter(None, [gpu.label, gpu.name]))})" if gpu else ""
     return f"rank {spec.rank} on {spec.device}{named}"
 
@@ -124,7 +124,7 @@ _LESS = (
 
 def _memory(spec: Spec) -> str:
     """Who holds how much of the rank's GPU."""
-    gpu = spec.seat.gpu
+    gpu = spec.assignment.gpu
     if gpu is None:
         return "it computes on the CPU"
     ranks = {}
@@ -133,7 +133,7 @@ def _memory(spec: Spec) -> str:
             ranks[Path(_pid(spec, rank)).read_text()] = f"rank {rank}"
     held = sorted(machine.holders(gpu.uuid).items(), key=lambda item: -item[1])
     each = [f"{ranks.get(str(p), f'process {p}')} {human_bytes(n)}" for p, n in held[:MOST]]
-    most = f"it may take {human_bytes(spec.seat.limit)}; " if spec.seat.limit else ""
+    most = f"it may take {human_bytes(spec.assignment.limit)}; " if spec.assignment.limit else ""
     return f"{most}of {human_bytes(gpu.total)} hold: {', '.join(each) or 'unknown processes'}"
 
 

@@ -91,7 +91,7 @@ class Group:
         os.environ["GLOO_SOCKET_IFNAME"] = spec.interface or LOOPBACK
         if spec.interface:
             os.environ["NCCL_SOCKET_IFNAME"] = f"={spec.interface}"
-        name = f"{spec.meeting}-{self._joins}"
+        name = f"{spec.store}-{self._joins}"
         self._joins += 1
         options: dict[str, Any] = {}
         if spec.device != "cpu":

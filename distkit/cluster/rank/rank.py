@@ -210,7 +210,7 @@ class Rank:
                 self._kvstore(options, emit),
             ):
                 if options.get("seed") is not None:
-                    seeds.set_all(seeds.of_rank(options["seed"], self.spec.rank, life))
+                    seeds.set_all(seeds.for_rank(options["seed"], self.spec.rank, life))
                 try:
                     value, outcome.grown = self._call(payload, run)
                     tap.rest()

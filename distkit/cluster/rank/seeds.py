@@ -1,7 +1,7 @@
-"""Random numbers on the ranks: every rank has its own, and a run can be repeated.
+"""Seeds of the ranks' random number generators: different on every rank, and reproducible.
 
-Ranks are forked from one process, so without this they would all draw the same numbers. Each
-run begins from a seed, which its trace tells (``trace.info.seed``); each rank derives its own.
+Ranks are forked from one process, so by default they would all draw the same numbers. Each run has
+a seed, stored in its trace (``trace.info.seed``), from which each rank derives its own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from distkit.cluster.notebook import Cell
 
 
-def of_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, dict[str, Any]]:
-    """The seed of a run, and the keyword arguments of its function.
+def for_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, dict[str, Any]]:
+    """Return the seed of a run, and the keyword arguments of its function.
 
-    A function with a parameter ``seed`` is given it as well. A run that was given none draws
-    one; a cell, which continues the cell before it, keeps the ranks' generators as they are.
+    A function with a parameter ``seed`` receives the seed. A run without a seed draws one; a cell
+    without a seed keeps the state of the ranks' generators.
 
     Raises:
-        TypeError: the seed is no whole number.
+        TypeError: the seed is not an integer.
 
-    >>> of_call(lambda seed: None, {}, 7)
+    >>> for_call(lambda seed: None, {}, 7)
     (7, {'seed': 7})
-    >>> of_call(len, {}, 7)
+    >>> for_call(len, {}, 7)
     (7, {})
     """
     if seed is None:
@@ -51,10 +51,10 @@ def _takes_seed(fn: Any) -> bool:
     return "seed" in parameters and parameters["seed"].kind is not inspect.Parameter.POSITIONAL_ONLY
 
 
-def of_rank(seed: int, rank: int, life: int = 0) -> int:
-    """A rank's own seed, of 64 bits; ``life`` counts the ranks that had its place before.
+def for_rank(seed: int, rank: int, life: int = 0) -> int:
+    """Return a rank's seed of 64 bits; ``life`` is the number of its earlier processes.
 
-    >>> of_rank(0, 0) == of_rank(0, 0), of_rank(0, 0) == of_rank(0, 1)
+    >>> for_rank(0, 0) == for_rank(0, 0), for_rank(0, 0) == for_rank(0, 1)
     (True, False)
     """
     return int.from_bytes(blake2b(f"{seed} {rank} {life}".encode(), digest_size=8).digest(), "big")
@@ -67,5 +67,5 @@ def set_all(seed: int | None = None) -> None:
     seed = secrets.randbits(64) if seed is None else seed
     torch.manual_seed(seed)
     random.seed(seed)
-    if "numpy" in sys.modules:  # one that is imported later begins unpredictably
+    if "numpy" in sys.modules:  # if it is imported later, its state is random
         sys.modules["numpy"].random.seed([seed & 0xFFFFFFFF, seed >> 32])

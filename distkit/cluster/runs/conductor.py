@@ -1,7 +1,7 @@
-"""Conducts one run: receives what its ranks report, and ends them when one has failed.
+"""Conducts one run: handles its ranks' messages, and ends the ranks when one has failed.
 
-When a rank fails, the others get a moment to finish. They are then released, and at last killed.
-The processes belong to a :class:`RankController`.
+When a rank fails, the others get a grace period to finish. They are then released, and finally
+killed. The processes belong to a :class:`RankController`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from distkit.recording.plain import encode_rows
 from distkit.trace.info import Raising, Replacement, RunInfo
 from distkit.trace.trace import Trace
 
-#: When one rank fails, the others get this long to fail or finish by themselves [s] …
+#: Grace period for the other ranks to fail or finish after one has failed [s].
 GRACE = 0.3
-#: … and after they were told to let go, this long until their processes are ended [s].
-LET_GO = 2.0
-#: A run that was interrupted is over after this time [s].
-ENDS_WITHIN = GRACE + 2 * LET_GO
+#: Time from a rank's release until its process is killed [s].
+RELEASE_TIMEOUT = 2.0
+#: Time from an interrupt until the run has ended, at most [s].
+INTERRUPT_TIMEOUT = GRACE + 2 * RELEASE_TIMEOUT
 
-#: A run is looked through for mistakes, when it is over, if it has at most so many events.
-LOOKED_AT = 10_000
+#: A finished run with more events is not diagnosed unasked.
+MAX_DIAGNOSED_EVENTS = 10_000
 
-#: What is said of a cluster after a run that failed.
+#: State of the cluster after a failed run, in error messages.
 READY = "the cluster is ready for the next run"
 
 
@@ -54,34 +54,34 @@ class RankController:
     """The owner of a run's ranks."""
 
     def release(self, ranks: Iterable[int]) -> None:
-        """End what these ranks do, and have them report where they were."""
+        """Make these ranks leave their function and report their position."""
         raise NotImplementedError
 
     def end(self, ranks: Iterable[int]) -> None:
-        """End these ranks' processes; their deaths are reported to the run."""
+        """Kill these ranks' processes; their ends are reported to the run."""
         raise NotImplementedError
 
     def replace(self, run: Conductor, rank: int, life: int) -> None:
-        """Put another in the place of a rank that has ended: asked for with a parameter server."""
+        """Replace a rank that has ended, in a cluster with a parameter server."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """All have ended: have whoever else holds events of the run hand them over."""
+        """Collect the remaining events from other processes after all ranks have ended."""
 
 
 class Conductor:
-    """All that is known of a run, from its beginning to its end.
+    """The state of a run, from its beginning to its end.
 
     Args:
-        name: of the function.
-        number: of the run; messages of other runs do not count.
-        ranks: which take part.
-        info: what is known of the cluster, for the trace.
-        stepped: every rank is paused before each of its communications.
-        wait_forever: do not end it when its ranks wait for each other for ever.
+        name: name of the function.
+        number: number of the run; messages of other runs are ignored.
+        ranks: the participating ranks.
+        info: facts about the cluster, for the trace.
+        stepped: every rank pauses before each communication.
+        wait_forever: do not end the run when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.trouble`` is going to kill.
-        afterwards: what can be done after it.
-        is_cell: it runs a ``%%ranks`` cell, whose processes stay.
+        afterwards: state of the cluster after the run, for error messages.
+        is_cell: the run executes a ``%%ranks`` cell, whose processes stay.
     """
 
     def __init__(
@@ -101,31 +101,31 @@ class Conductor:
         self.stepped, self.wait_forever, self.is_cell = stepped, wait_forever, is_cell
         self._expected_exits = set(expected_exits)
         self.live, self.prints = LiveTrace(structs.replace(info, name=name)), Prints()
-        self.figures: list[tuple[int, bytes]] = []  # PNG pictures, not yet shown
+        self.figures: list[tuple[int, bytes]] = []  # PNG images, not yet shown
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
-        #: How it ended on each rank, in the order in which they ended.
+        #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
-        self._killed: set[int] = set()  # ranks whose processes were ended on purpose
-        #: How long those were silent that are ended for it [s].
+        self._killed: set[int] = set()  # ranks whose processes were killed on purpose
+        #: Time without heartbeats of the nodes that were killed for it [s].
         self.silent_for: dict[int, float] = {}
-        #: Processes that ended and were replaced: node, name, how and when.
+        #: Processes that ended and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
-        self._vacant: dict[int, str] = {}  # ranks to be replaced, and how they ended
-        self._on_crash = "halt"  # of a rank that dies
+        self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
+        self._on_crash = "halt"  # the store's policy for a rank that dies
         self._interrupted, self._afterwards = False, afterwards
-        self.forked = False  # it is the run of this process's parent
-        self.cluster_failure = ""  # why all ranks have ended at once, if their cluster is over
+        self.forked = False  # it belongs to this process's parent
+        self.cluster_failure = ""  # why the cluster failed, and all ranks with it
         self.changed = threading.Condition()
-        self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or begins again
+        self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
         self.done, self.announcing = threading.Event(), threading.RLock()
         self._started, self.seconds = time.perf_counter(), 0.0
         self.error: RunError | None = None
-        self._found: list[Finding] = []  # when it was interrupted
-        self._trace: Trace | None = None  # once nothing more can come
-        self._concluded = False  # every rank has said its last word
+        self._interrupt_findings: list[Finding] = []  # at the time of the interrupt
+        self._trace: Trace | None = None  # when it is complete
+        self._concluded = False  # no more events will arrive
 
-    # -- what is known -----------------------------------------------------------
+    # -- state -------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
@@ -134,7 +134,7 @@ class Conductor:
 
     @property
     def ending(self) -> bool:
-        """True if it is over, or was told to be."""
+        """True if it has finished, or was interrupted."""
         return self.finished or self._interrupted
 
     @property
@@ -144,7 +144,7 @@ class Conductor:
 
     @property
     def failed(self) -> bool:
-        """True if a rank has failed, and the others cannot go on without it."""
+        """True if a rank has failed, and the others cannot continue without it."""
         ended = self.outcomes.values()
         return any(not o.returned and not o.tolerated for o in ended)
 
@@ -155,7 +155,7 @@ class Conductor:
 
     @property
     def intact(self) -> bool:
-        """True if the next cell can use the process group: whole on every rank, and in step."""
+        """True if the next cell can use the process group: all ranks are intact and in step."""
         outcomes = self.outcomes
         if self.waiting or not all(o.intact for o in outcomes.values()):
             return False
@@ -165,7 +165,7 @@ class Conductor:
         )
 
     def life(self, node: int) -> int:
-        """The number of processes that had this place in this run before."""
+        """Return the number of earlier processes of this node in this run."""
         return sum(r.node == node for r in self.replacements)
 
     @property
@@ -179,10 +179,10 @@ class Conductor:
         """The communication of the ranks, as far as it has arrived."""
         if self._trace is not None:
             return self._trace
-        whole = self._concluded  # asked first: the rest may arrive while this is put together
+        complete = self._concluded  # read first: events may arrive while the trace is built
         ends = self.live.info.ends or report.ends(self.outcomes.values())
         trace = self.live.so_far(ends, self.replaced)
-        if whole:
+        if complete:
             if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
             self._trace = trace
@@ -190,50 +190,52 @@ class Conductor:
 
     @property
     def findings(self) -> list[Finding]:
-        """The deadlock that ended it, or what a diagnosis of its trace finds."""
+        """The deadlock that ended it, or the findings of a diagnosis."""
         return self.deadlock or self.trace.diagnose()
 
     @property
-    def _is_short(self) -> bool:
-        """True if to look through what has arrived takes no time."""
-        return self.live.arrived <= LOOKED_AT
+    def _is_small(self) -> bool:
+        """True if the diagnosis of the events so far takes no time."""
+        return self.live.arrived <= MAX_DIAGNOSED_EVENTS
 
     @property
-    def _stands(self) -> bool:
-        """True if a rank is stopped, or waits in the call that is the last it has told of."""
-        last = self.live.latest(self.ranks)
-        return bool(self._stopped()) or any(self.watchdog.waits(r, seq) for r, seq in last.items())
+    def _is_stalled(self) -> bool:
+        """True if a rank is stopped, or waits in its latest recorded call."""
+        latest = self.live.latest(self.ranks)
+        return bool(self._stopped()) or any(
+            self.watchdog.waits(r, seq) for r, seq in latest.items()
+        )
 
     def check_owner(self) -> None:
-        """Raise ClusterError in a process that was forked during the run: it hears nothing."""
+        """Raise ClusterError in a process forked during the run, which receives no messages."""
         if self.forked:
             raise ClusterError(report.of_fork(self.name))
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Have all events handed over: those so far now, others from a thread; [] at the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
         unsubscribe = self.live.subscribe(callback)
         if self.finished:
             callback([])
         return unsubscribe
 
-    # -- what its owners do ------------------------------------------------------
+    # -- interruption ------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """End the function on every rank, wherever it is."""
+        """Interrupt the function on every rank."""
         with self.changed:
             self._interrupted = True
             self.changed.notify_all()
 
     def abandon(self, why: str) -> None:
-        """The cluster is being stopped, or restarted, as ``why`` says: its ranks end."""
+        """End the run because the cluster is stopped or restarted, as ``why`` says."""
         self._killed.update(self.ranks)
         self._afterwards = why
         self.interrupt()
 
-    # -- what arrives from the ranks --------------------------------------------
+    # -- messages from the ranks ------------------------------------------------
 
-    def hear(self, rank: int, kind: str, what: Any) -> None:
-        """One message of a rank's, or of a server's."""
+    def handle_event(self, rank: int, kind: str, what: Any) -> None:
+        """Handle a message of a rank or a server."""
         match kind:
             case "rows":
                 self.live.add(rank, *what)
@@ -242,23 +244,23 @@ class Conductor:
             case "figure":
                 self.figures.append((rank, what))
             case "stopped":
-                self._hear_stop(rank, *what)
+                self._handle_stop(rank, *what)
             case "replaced":
                 how = report.cause(what, silent_for=self.silent_for.get(rank, 0.0))
                 self.live.forget("stopped", rank)
-                self._begin_life(rank, how, time.monotonic())
+                self._begin_process(rank, how, time.monotonic())
             case "outcome":
-                self.live.forget("stopped", rank)  # whoever speaks continues
+                self.live.forget("stopped", rank)  # a rank that sends is running
                 self.add_outcome(msgspec.convert(what, Outcome))
             case "waits":
                 with self.changed:
-                    self.watchdog.hear(rank, *what)
+                    self.watchdog.record_wait(rank, *what)
                     self.changed.notify_all()
             case "on_crash":
                 self._on_crash = what
             case "unreached":
-                for said in self._links.hear(rank, self.live.info.ranks[rank].host, what):
-                    self.prints.add(rank, "stderr", f"{said}\n")
+                for text in self._link_monitor.hear(rank, self.live.info.ranks[rank].host, what):
+                    self.prints.add(rank, "stderr", f"{text}\n")
             case "group":
                 name, members = what
                 self.live.note("groups", name, [*members])
@@ -271,21 +273,21 @@ class Conductor:
                 self.live.note(kind, rank, what)
 
     @cached_property
-    def _links(self) -> Any:
+    def _link_monitor(self) -> Any:
         return companions.load("distkit_hosts.links").Links()
 
-    def _hear_stop(self, rank: int, number: int, since: float) -> None:
-        """A process was stopped by this signal, then; with 0 it goes on."""
+    def _handle_stop(self, rank: int, number: int, since: float) -> None:
+        """Handle a stop of a process by this signal, or with 0 its continuation."""
         self.live.note("silent_since", rank, self.live.clock(since))
-        how = signal.Signals(number).name if number else ""
+        name = signal.Signals(number).name if number else ""
         was_stopped = self.live.forget("stopped", rank)
-        if how:
-            self.live.note("stopped", rank, how)
-        if rank not in self.ranks:  # a server or the scheduler: a diagnosis tells
+        if name:
+            self.live.note("stopped", rank, name)
+        if rank not in self.ranks:  # a server or the scheduler: the diagnosis reports it
             return
-        if how:
+        if name:
             pid = self.live.info.ranks[rank].pid
-            self.prints.add(rank, "stderr", report.of_stop(rank, how, pid) + "\n")
+            self.prints.add(rank, "stderr", report.of_stop(rank, name, pid) + "\n")
         elif was_stopped:
             self.prints.add(rank, "stderr", f"rank {rank} continues\n")
 
@@ -293,7 +295,7 @@ class Conductor:
         return {*self.live.info.stopped}
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """A rank has ended the function; the first notice counts."""
+        """Record the outcome of a rank; only the first counts."""
         rank = outcome.rank
         with self.changed:
             if rank not in self.outcomes:
@@ -303,110 +305,112 @@ class Conductor:
         self.on_end()
 
     def add_death(self, rank: int, status: int, files: Path) -> None:
-        """A rank's process has ended; its black box and its log, ``files``, tell what it did."""
+        """Record the end of a rank's process; ``files`` are its black box and its log."""
         if self.finished:  # its process was ended with its cluster
             return
-        at, log = self.live.clock(time.monotonic()), self._read_last_words(rank, files)
+        at, log = self.live.clock(time.monotonic()), self._read_files(rank, files)
         if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=at, released=True)))
         else:
-            silent = self.silent_for.get(rank, 0.0)
+            silent_for = self.silent_for.get(rank, 0.0)
             asked = rank in self._expected_exits
-            how = report.cause(status, asked=asked, silent_for=silent, log=log)
-            if not self._vacate(rank, how):
+            how = report.cause(status, asked=asked, silent_for=silent_for, log=log)
+            if not self._request_replacement(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=at, log=log))
 
-    def _read_last_words(self, rank: int, files: Path) -> str:
-        """Add the events in a rank's black box; returns the end of its log."""
+    def _read_files(self, rank: int, files: Path) -> str:
+        """Add the events in a rank's black box; return the end of its log."""
         with suppress(OSError, *blackbox.DAMAGED):
             box = files.with_suffix(".box").read_bytes()
-            last = blackbox.rows_in(box, self.number, self.live.rows[rank])
-            self.live.add(rank, len(last), encode_rows(last))
+            rows = blackbox.rows_in(box, self.number, self.live.rows[rank])
+            self.live.add(rank, len(rows), encode_rows(rows))
         with suppress(OSError):
             return files.with_suffix(".log").read_text(errors="replace")[-20_000:]
         return ""
 
-    def _vacate(self, rank: int, how: str) -> bool:
-        """Have a rank replaced, if its store asks for that and there is still something to do."""
+    def _request_replacement(self, rank: int, how: str) -> bool:
+        """Request a replacement of a rank, if its store's policy and the run's state allow it."""
         with self.changed:
-            if self._on_crash != "replace" or self.life(rank) >= report.MOST_REPLACEMENTS:
+            if self._on_crash != "replace" or self.life(rank) >= report.MAX_REPLACEMENTS:
                 return False
             if self.is_cell or self.ending or self.failed or self.deadlock:
                 return False
-            self._vacant[rank] = how
+            self._pending_replacements[rank] = how
             self.changed.notify_all()
             return True
 
     # -- conducting --------------------------------------------------------------
 
     def conduct(self, controller: RankController) -> None:
-        """See the run through to its end: when one rank fails, the others are released."""
-        # while the ranks begin: an import at exit would hide that Ctrl-C ended the program
+        """Conduct the run to its end: when one rank fails, release the others."""
+        # now, while the ranks begin: an import at exit would hide that Ctrl-C ended the program
         importlib.import_module("distkit.trace.matching")
         try:
-            self._watch_over(controller)
+            self._monitor(controller)
             if self.waiting:
                 self._release(controller)
             controller.settle()
             self._conclude()
         except Exception as error:  # a bug of distkit must not leave callers waiting
             traceback.print_exc(file=sys.__stderr__)
-            self.error = report.mistaken(self.name, error)
-            self._kill(controller, self.waiting)
+            self.error = report.internal_error(self.name, error)
+            self._kill_ranks(controller, self.waiting)
         finally:
             self._announce()
 
     def _is_over(self) -> bool:
         return self._interrupted or self.failed or not self.waiting
 
-    def _watch_over(self, controller: RankController) -> None:
-        """Wait until all have ended, one has failed or all are blocked; replace those that die."""
+    def _monitor(self, controller: RankController) -> None:
+        """Replace ranks that die, until all have ended, one has failed or all are deadlocked."""
         while True:
-            self._until(lambda: self._is_over() or self._vacant or self._may_be_stuck())
+            self._wait_until(
+                lambda: self._is_over() or self._pending_replacements or self._may_be_deadlocked()
+            )
             if self._is_over():
                 return
-            if self._vacant:
-                self._replace(controller, *self._vacant.popitem())
+            if self._pending_replacements:
+                self._replace(controller, *self._pending_replacements.popitem())
                 continue
-            if self._may_be_stuck() and self._is_stuck():
+            if self._may_be_deadlocked() and self._is_deadlocked():
                 return
 
-    def _may_be_stuck(self) -> bool:
+    def _may_be_deadlocked(self) -> bool:
         return not self.wait_forever and self.watchdog.due(self.waiting)
 
-    def _is_stuck(self) -> bool:
-        """True if ranks wait for each other for ever."""
+    def _is_deadlocked(self) -> bool:
+        """Search for deadlocks; return True if there are any."""
         self.deadlock = self.watchdog.judge(self.trace, self.waiting)
         return bool(self.deadlock)
 
     def _release(self, controller: RankController) -> None:
-        """Release the ranks that still wait, and end those that do not let go."""
+        """Release the remaining ranks, and kill those that do not end."""
         if not (self._interrupted or self.deadlock):
-            self._until(lambda: self._interrupted or not self.waiting, GRACE)
-        if self._interrupted and (self._is_short or self._stands):
-            self._found = self.findings  # before the release, which adds to the trace
+            self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
+        if self._interrupted and (self._is_small or self._is_stalled):
+            self._interrupt_findings = self.findings  # before the release, which adds to the trace
         controller.release(self.waiting)
-        self._kill(controller, self._stopped() & {*self.waiting})
-        self._until_all_ended(LET_GO)
-        self._kill(controller, self.waiting)
-        self._until_all_ended(LET_GO)
+        self._kill_ranks(controller, self._stopped() & {*self.waiting})
+        self._wait_until_all_ended(RELEASE_TIMEOUT)
+        self._kill_ranks(controller, self.waiting)
+        self._wait_until_all_ended(RELEASE_TIMEOUT)
 
-    def _kill(self, controller: RankController, these: Collection[int]) -> None:
-        self._killed.update(these)
-        controller.end(these)
+    def _kill_ranks(self, controller: RankController, ranks: Collection[int]) -> None:
+        self._killed.update(ranks)
+        controller.end(ranks)
 
-    def _until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
+    def _wait_until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
         with self.changed:
             self.changed.wait_for(condition, timeout)
 
-    def _until_all_ended(self, timeout: float) -> None:
-        self._until(lambda: not self.waiting, timeout)
+    def _wait_until_all_ended(self, timeout: float) -> None:
+        self._wait_until(lambda: not self.waiting, timeout)
 
     def _replace(self, controller: RankController, rank: int, how: str) -> None:
-        """A rank's process has ended: what it was in failed, and another begins."""
+        """Replace a rank's process: its pending operations failed, and another process begins."""
         began = time.monotonic()
         self.live.fail_pending(rank, began)
-        self._begin_life(rank, how, began)
+        self._begin_process(rank, how, began)
         self.on_end()
         self.watchdog.forget(rank)
         self._expected_exits.discard(rank)
@@ -419,16 +423,16 @@ class Conductor:
         self.live.mark_replacement(rank, how, began, time.monotonic())
         self.on_end()
 
-    def _begin_life(self, node: int, how: str, at: float) -> None:
-        """Another process begins in this place; the one before ended so."""
-        self.live.begin_anew(node)
+    def _begin_process(self, node: int, how: str, at: float) -> None:
+        """Record that a new process of this node begins, and how the previous one ended."""
+        self.live.begin_process(node)
         name = self.live.info.ranks[node].name
         self.replacements.append(Replacement(node, name, how, at))
 
-    # -- how it went ---------------------------------------------------------------
+    # -- conclusion ----------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Decide how it went; the latest reason is the one that counts."""
+        """Determine the run's error; later checks take precedence."""
         self.seconds = time.perf_counter() - self._started
         no_answer = [Outcome(r, died="no answer") for r in self.waiting]
         ended = [*self.outcomes.values(), *no_answer]
@@ -440,14 +444,14 @@ class Conductor:
         if self.deadlock:
             error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
         if self._interrupted and not self.died:
-            found = self._found or (self.findings if self._is_short else [])
-            error = report.interrupted(self.name, self._afterwards, outcomes, found)
+            findings = self._interrupt_findings or (self.findings if self._is_small else [])
+            error = report.interrupted(self.name, self._afterwards, outcomes, findings)
         if self.cluster_failure and error is not None:
             error = RunError(f"{self.name} was ended: {self.cluster_failure}")
-        self.error = error  # at once: others read it while a long trace is diagnosed
+        self.error = error  # assigned once: other threads read it during a long diagnosis
 
     def _note_ends(self, outcomes: list[Outcome]) -> None:
-        """Add what the ranks said about themselves in the end to the trace."""
+        """Add the facts that the ranks reported at their end to the trace."""
 
         def reported(name: str) -> dict[Any, Any]:
             return {o.rank: getattr(o, name) for o in outcomes if getattr(o, name)}
@@ -466,7 +470,7 @@ class Conductor:
         self._concluded = True
 
     def _announce(self) -> None:
-        """Tell everybody that it is over."""
+        """Announce the end of the run."""
         with self.announcing:
             self.done.set()
             self.prints.end()

@@ -1,7 +1,7 @@
-"""States of the ranks of a stepped run: letting them go, waiting until none moves.
+"""Steps the ranks of a run: resumes them, and waits until all are paused, blocked or at their end.
 
-The rule is :class:`distkit.diagnosis.rank_state.WaitForGraph`, which is pure; here are the
-threads and the time.
+The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which is pure; this module adds
+threads and time.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from distkit.cluster.runs.conductor import Conductor
 from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
 from distkit.events import Event
 
-#: A rank that is blocked may be freed by a message under way: so long nothing must happen [s].
-QUIET = 0.01
+#: Time without events after which a blocked rank counts as settled: a message may unblock it [s].
+SETTLE_TIME = 0.01
 
-#: How long a deadlock may take to be explained [s].
-EXPLAINED = 3.0
+#: Time that the explanation of a deadlock may take [s].
+DIAGNOSIS_TIMEOUT = 3.0
 
-#: Lets ranks through their gates so many times, or for good when None.
+#: Opens the ranks' gates a number of times, or permanently if None.
 Go = Callable[[Iterable[int], "int | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The program between two steps.
+    """The state of the program between two steps.
 
-    ``choice`` are the ranks that were let go to come here, none at the beginning and after
-    ``finish()``; ``standings`` say where each rank is. The first ``events`` events of the trace
-    had happened; ``time`` is the trace's time [s].
+    ``choice`` are the ranks that the step resumed, none at the beginning and after ``finish()``;
+    ``standings`` is the state of each rank. ``events`` is the number of events of the trace so far;
+    ``time`` is the trace's time [s].
     """
 
     events: int
@@ -42,12 +42,12 @@ class Moment:
 
 
 class Lockstep:
-    """The ranks of a stepped run, and the moments that they have been through.
+    """The ranks of a stepped run, and its moments so far.
 
     Args:
-        run: that has just been submitted; its times leave the pauses out from now on.
-        go: lets ranks through their gates.
-        collect: has servers hand over what they have recorded.
+        run: the submitted run; its times leave the pauses out from now on.
+        go: opens ranks' gates.
+        collect: makes servers flush their events.
         changed: called, from any thread, when there is a new moment, or the run has ended.
     """
 
@@ -56,137 +56,140 @@ class Lockstep:
     ) -> None:
         self.run, self._go, self._collect, self._changed = run, go, collect, changed
         self.moments: list[Moment] = []
-        self._board = WaitForGraph(len(run.ranks))
-        self._heard: Counter[int] = Counter()  # events of each rank
-        self._told: dict[int, int] = {}  # how many those were when it was let go
-        #: When each pause began, and how long all pauses were before it and with it [s].
+        self._graph = WaitForGraph(len(run.ranks))
+        self._received: Counter[int] = Counter()  # number of events of each rank
+        self._received_before: dict[int, int] = {}  # at the resumption of each resumed rank
+        #: Start of each pause, and total length of all pauses before it and including it [s].
         self._pauses: list[tuple[float, float, float]] = []
-        self._last = 0.0  # time of the latest event, without the pauses
-        self._stands = False  # nobody moves now …
-        self._disturbed = False  # … but somebody has ended since
-        self._free = set[int]()  # those let go for good
-        self._replaced = 0  # so many of the run's are known here
+        self._last_time = 0.0  # time of the latest event, without the pauses
+        self._paused = False  # the program is at the latest moment …
+        self._is_stale = False  # … but a rank has ended since
+        self._free_ranks = set[int]()  # resumed permanently
+        self._replaced_count = 0  # number of the run's replacements handled so far
         run.live.clock, run.on_end = self._clock, self._on_end
         run.subscribe(self._on_events)
 
-    # -- looking --------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------
 
     @property
     def standings(self) -> list[RankState]:
         """The state of every rank."""
-        return self._board.standings
+        return self._graph.standings
 
     @property
     def paused(self) -> list[RankState]:
-        """The ranks that can be let go."""
+        """The ranks that can be resumed."""
         return [s for s in self.standings if s.doing is Doing.PAUSED]
 
     @property
     def deadlocked(self) -> bool:
-        """True if some are blocked, and nobody is there who could free them."""
+        """True if some ranks are blocked, and no other rank can unblock them."""
         doing = {s.doing for s in self.standings}
         return Doing.BLOCKED in doing and not doing & {Doing.PAUSED, Doing.RUNNING}
 
-    # -- moving ---------------------------------------------------------------------
+    # -- stepping -------------------------------------------------------------------
 
-    def let_go(self, ranks: Iterable[int], count: int | None = 1) -> None:
-        """Open the gates of some ranks, ``count`` times or for good; the pause is over."""
+    def resume(self, ranks: Iterable[int], count: int | None = 1) -> None:
+        """Open the gates of some ranks, ``count`` times or permanently; end the pause."""
         ranks = list(ranks)
         with self.run.changed:
-            if self._stands:
-                before = self._paused_so_far
-                begin = self._last + before
+            if self._paused:
+                before = self._total_pause
+                begin = self._last_time + before
                 self._pauses.append((begin, before, before + time.monotonic() - begin))
-            self._stands = self._disturbed = False
-            self._told = {r: self._heard[r] for r in ranks}
-            self._free.update(ranks if count is None else ())
+            self._paused = self._is_stale = False
+            self._received_before = {r: self._received[r] for r in ranks}
+            self._free_ranks.update(ranks if count is None else ())
         self._go(ranks, count)
 
     def settle(self, choice: tuple[int, ...] = ()) -> None:
-        """Wait until nobody moves by itself, and make that the present moment."""
+        """Wait until no rank can move by itself, and record the moment."""
         changed = self.run.changed
         with changed:
             while True:
-                changed.wait_for(self._settled)
+                changed.wait_for(self._is_settled)
                 blocked = any(s.doing is Doing.BLOCKED for s in self.standings)
-                if not blocked or not changed.wait_for(lambda: not self._settled(), QUIET):
+                if not blocked or not changed.wait_for(lambda: not self._is_settled(), SETTLE_TIME):
                     break
-        if self._ending():
-            self.run.done.wait(EXPLAINED)
+        if self._is_ending():
+            self.run.done.wait(DIAGNOSIS_TIMEOUT)
         if not self.run.finished:
-            self._collect()  # what they did belongs to this moment
+            self._collect()  # the servers' events belong to this moment
         self.note(choice)
 
     def note(self, choice: tuple[int, ...]) -> None:
-        """Make the present a moment to come back to."""
+        """Record the present as a moment."""
         with self.run.changed:
             self._note_ends()
-            self.moments.append(self._now(choice))
-            self._stands = self.moments[-1].events > 0
+            self.moments.append(self._present(choice))
+            self._paused = self.moments[-1].events > 0
         self._changed()
 
-    def _now(self, choice: tuple[int, ...]) -> Moment:
-        return Moment(self._heard.total(), self._last, choice, tuple(self.standings))
+    def _present(self, choice: tuple[int, ...]) -> Moment:
+        return Moment(self._received.total(), self._last_time, choice, tuple(self.standings))
 
-    def _settled(self) -> bool:
-        """True if nothing will happen by itself. Called with the lock held."""
+    def _is_settled(self) -> bool:
+        """Return True if no rank can move by itself. Called with the lock held."""
         self._note_ends()
-        if any(self._heard[r] == n and r in self.run.waiting for r, n in self._told.items()):
-            return self.run.finished  # the word to go is still on its way
-        return self._board.settled or self.run.failed or self.run.finished
+        if any(
+            self._received[r] == n and r in self.run.waiting
+            for r, n in self._received_before.items()
+        ):
+            return self.run.finished  # the rank has not yet received its permit
+        return self._graph.settled or self.run.failed or self.run.finished
 
-    def _ending(self) -> bool:
-        """True if the run is about to end: all ranks have, one failed, or nobody can go on."""
+    def _is_ending(self) -> bool:
+        """Return True if the run is about to end: all ranks ended, one failed, or a deadlock."""
         over = not self.run.waiting or self.run.failed
         return over or (self.deadlocked and not self.run.wait_forever)
 
     def _note_ends(self) -> None:
         for name, members in self.run.live.info.groups.items():
-            self._board.group(name, members)
+            self._graph.group(name, members)
         outcomes = list(self.run.outcomes.values())
         tolerated = {o.rank for o in outcomes if o.tolerated}
         for rank, end in report.ends(outcomes).items():
             why = end.text.partition("\n")[0]
             why += "; the others go on without it" * (rank in tolerated)
-            self._board.end(rank, end.how, why)
+            self._graph.end(rank, end.how, why)
 
     def _on_end(self) -> None:
-        """A rank has ended, or another has taken its place: who looks is told at once."""
+        """Update the moment and notify viewers when a rank has ended, or was replaced."""
         with self.run.changed:
-            self._disturbed = True
-            for one in self.run.replaced[self._replaced :]:
-                self._replaced += 1
-                self._board.replaced(one.node, one.how)
-            again = self._free & {one.node for one in self.run.replaced}
-            self._renew()
-        self._go(again, None)
+            self._is_stale = True
+            for replacement in self.run.replaced[self._replaced_count :]:
+                self._replaced_count += 1
+                self._graph.replaced(replacement.node, replacement.how)
+            replaced = self._free_ranks & {r.node for r in self.run.replaced}
+            self._update_moment()
+        self._go(replaced, None)
         self._changed()
 
-    def _renew(self) -> None:
-        """Count what happens although nobody was let go to the present moment."""
-        if self._stands and self._disturbed:
+    def _update_moment(self) -> None:
+        """Add events that occur without a step to the latest moment."""
+        if self._paused and self._is_stale:
             self._note_ends()
-            self.moments[-1] = self._now(self.moments[-1].choice)
+            self.moments[-1] = self._present(self.moments[-1].choice)
 
     def _on_events(self, events: list[Event]) -> None:
         with self.run.changed:
-            self._board.feed(events)
-            self._heard.update(e.rank for e in events)
-            self._last = max([self._last, *(e.time for e in events)])
-            self._renew()
+            self._graph.feed(events)
+            self._received.update(e.rank for e in events)
+            self._last_time = max([self._last_time, *(e.time for e in events)])
+            self._update_moment()
             self.run.changed.notify_all()
-        if self._disturbed or not events:
+        if self._is_stale or not events:
             self._changed()
 
     @property
-    def _paused_so_far(self) -> float:
-        """Seconds of all pauses but the present one."""
+    def _total_pause(self) -> float:
+        """Total length of all pauses except the present one [s]."""
         return self._pauses[-1][-1] if self._pauses else 0.0
 
     def _clock(self, at: float) -> float:
-        """A time with the pauses before it cut out; within a pause, its beginning."""
-        if self._stands and at >= self._last + self._paused_so_far:
-            return self._last
+        """Subtract the pauses from a time; within a pause return the pause's beginning."""
+        if self._paused and at >= self._last_time + self._total_pause:
+            return self._last_time
         for begin, before, total in reversed(self._pauses):
             if at >= begin:
                 return max(begin - before, at - total)

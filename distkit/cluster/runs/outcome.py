@@ -1,6 +1,6 @@
-"""What became of a function on one rank, as plain data; an exception, whatever it does.
+"""The outcome of a function on one rank, as plain data; its exception, as text.
 
-Exceptions are the user's objects: making their text may raise, end the process or give none.
+Exceptions are the user's objects: their ``__str__`` may raise, end the process or return no text.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import Any
 
 from distkit.shadowing import explain
 
-#: A longer text is cut [characters]; of a longer traceback the ends are told [frames].
-LONGEST, DEEPEST = 20_000, 60
+#: Maximum length of a text [characters] and of a traceback, which is cut in its middle [frames].
+MAX_TEXT, MAX_FRAMES = 20_000, 60
 
-#: As ``DEEPEST``, for a recursion without end: its frames repeat themselves.
-RECURSION = 6
+#: Like ``MAX_FRAMES``, for an infinite recursion, whose frames repeat themselves.
+MAX_RECURSION_FRAMES = 6
 
-#: How many causes, notes and members of a group are told.
-MOST = 10
+#: Maximum number of causes, notes and members of a group in a text.
+MAX_CAUSES = 10
 
-#: How a rank fails only because its peer's connection broke.
-BROKEN = re.compile(r"Connection (closed|reset) by peer")
+#: Text of an exception that is the consequence of a broken connection to a peer.
+CONNECTION_BROKEN = re.compile(r"Connection (closed|reset) by peer")
 
-#: The text of the KeyboardInterrupt that a SIGINT raises which is none of distkit's.
+#: Text of the KeyboardInterrupt for a SIGINT that distkit did not send.
 SIGINT = "signal SIGINT"
 
-#: Control characters, but for those of tabs, new lines and colours; surrogates cannot travel.
+#: Control characters except for tabs, newlines and colours; and surrogates, which have no UTF-8.
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 
-_MACHINERY = str(Path(__file__).parents[1])
+_OWN_FILES = str(Path(__file__).parents[1])
 
-#: File, line number, function and source of a frame; without a file: what was left out.
+#: File, line number, function and source of a frame; without a file: number of omitted frames.
 Frame = tuple[str, int, str, "str | None"]
 
 
@@ -48,14 +48,14 @@ class Failure:
     """An exception that ended the function on a rank.
 
     Attributes:
-        type: the name of its class.
-        text: what it says, with its notes and the members of a group.
-        frames: of its traceback, the outermost first.
+        type: name of its class.
+        text: its text, with its notes and the members of a group.
+        frames: frames of its traceback, outermost first.
         time: when it was described [s].
-        released: it comes of the rank's having been pulled out of the function.
-        cause: the exception that it was raised from, in words.
-        consequence: it comes of a broken connection to another rank.
-        handled: the exception that was under way, or caught, when the rank was released.
+        released: it is the consequence of the rank's release.
+        cause: the exception that it was raised from, as text.
+        consequence: it is the consequence of a broken connection to another rank.
+        handled: the exception that was raised or handled when the rank was released.
     """
 
     type: str
@@ -73,21 +73,21 @@ class Outcome:
     """The end of a function on a rank: it returned, it raised, or its process ended.
 
     Attributes:
-        rank: which.
-        result: what it returned, pickled.
-        result_type: the name of its class.
-        remark: why there is no result, if that was asked for.
-        error: what it raised.
-        died: how its process ended; "" if it goes on.
-        died_at: when that was noticed, in the trace's time [s].
-        log: the last of what the process wrote, where it ended.
-        tolerated: the others go on without it, as the store's ``on_crash="continue"`` says.
+        rank: the rank.
+        result: the result, pickled.
+        result_type: name of the result's class.
+        remark: why there is no result, if that was requested.
+        error: the exception that it raised.
+        died: how its process ended; "" if it is alive.
+        died_at: when the end was noticed, in the trace's time [s].
+        log: the end of the log of a process that ended.
+        tolerated: the others continue without it, by the store's ``on_crash="continue"``.
         intact: the next cell can use the process.
-        collectives: how many it has issued, by group.
-        imported: it has imported what programs import late.
-        grown: containers of the notebook whose copies it has filled.
-        missed: what :func:`distkit.trouble` was to do and did not.
-        dropped, without_values, unwaited, unseen: of the recorder, for the trace.
+        collectives: number of issued collectives, by group.
+        imported: it has imported the modules that programs import late.
+        grown: the notebook's containers whose copies it has extended.
+        missed: faults of :func:`distkit.trouble` that did not occur.
+        dropped, without_values, unwaited, unseen: facts of the recorder, for the trace.
     """
 
     rank: int
@@ -111,89 +111,91 @@ class Outcome:
 
     @property
     def returned(self) -> bool:
-        """True if the function came to its end."""
+        """True if the function returned."""
         return self.error is None and not self.died
 
 
 class Released(BaseException):
-    """Raised inside a program that is ended because another rank failed, or by interrupt()."""
+    """Raised in a program that is released because another rank failed, or by interrupt()."""
 
 
 def outline(error: BaseException, *, released: bool) -> Failure:
-    """The part of an exception that needs no code of its class.
+    """Describe an exception without executing code of its class.
 
-    ``released`` says that it comes of having been pulled out of the function.
+    ``released``: it is the consequence of the rank's release.
     """
     frames = _frames(error)
     return Failure(_name(error), frames=frames, time=time.monotonic(), released=released)
 
 
 def describe(error: BaseException, *, released: bool) -> Failure:
-    """All that is to be told of an exception; of a released one, what the rank was leaving for.
+    """Describe an exception; for a released rank add the exception that it was handling.
 
     Never raises; if the exception's own methods hang, it hangs.
     """
-    before = list(_before(error))
-    broken = any(BROKEN.search(text(e)) for e in (error, *before))
-    told = replace(_alone(error, released), consequence=broken)
-    return _after(before, told) if released or broken else told
+    contexts = list(_contexts(error))
+    broken = any(CONNECTION_BROKEN.search(text(e)) for e in (error, *contexts))
+    failure = replace(_with_cause(error, released), consequence=broken)
+    return _with_handled(contexts, failure) if released or broken else failure
 
 
 def released_in(thread: int) -> Failure:
-    """Where a thread is, as if :class:`Released` were raised there.
+    """Describe the position of a thread, as if :class:`Released` were raised there.
 
-    Never raises; if the methods of an exception that it handles hang, it hangs.
+    Never raises; if the methods of an exception that the thread handles hang, it hangs.
     """
     frame = sys._current_frames().get(thread)
-    walked = [(one, line) for one, line in traceback.walk_stack(frame)][::-1]
-    told = Failure("Released", frames=_ends(walked, DEEPEST), time=time.monotonic(), released=True)
+    walked = [(f, line) for f, line in traceback.walk_stack(frame)][::-1]
+    failure = Failure(
+        "Released", frames=_trim(walked, MAX_FRAMES), time=time.monotonic(), released=True
+    )
     handled: Any = sys._current_exceptions().get(thread)
     error = handled[1] if isinstance(handled, tuple) else handled  # until Python 3.11
     if error is None:
-        return told
-    return _after([error, *_before(error)], told)
+        return failure
+    return _with_handled([error, *_contexts(error)], failure)
 
 
-def _after(before: list[BaseException], told: Failure) -> Failure:
-    """A failure with the latest of the exceptions before it that is the rank's own."""
-    for error in before:
-        if not (_name(error) == "Released" or BROKEN.search(text(error))):
-            return replace(told, handled=_alone(error, released=False))
-    return told
+def _with_handled(errors: list[BaseException], failure: Failure) -> Failure:
+    """Add the latest exception that is not a consequence of another rank's failure."""
+    for error in errors:
+        if not (_name(error) == "Released" or CONNECTION_BROKEN.search(text(error))):
+            return replace(failure, handled=_with_cause(error, released=False))
+    return failure
 
 
-def _alone(error: BaseException, released: bool) -> Failure:
+def _with_cause(error: BaseException, released: bool) -> Failure:
     cause = error.__cause__
-    told = None if cause is None else f"{_name(cause)}: {text(cause)}"
-    return replace(outline(error, released=released), text=text(error), cause=told)
+    description = None if cause is None else f"{_name(cause)}: {text(cause)}"
+    return replace(outline(error, released=released), text=text(error), cause=description)
 
 
 def text(error: BaseException) -> str:
-    """The text of an exception, with its notes and the members of a group, fit to be shown."""
+    """Return the printable text of an exception, with its notes and the members of a group."""
     notes = vars(error).get("__notes__", ())
     members = error.exceptions if isinstance(error, _GROUP) else ()
-    said = [_said(error), *map(_said, notes[:MOST]), *filter(None, [explain(error)])]
-    said += [f"  {n}. {_name(e)}: {_said(e)}" for n, e in enumerate(members[:MOST], 1)]
-    return "\n".join(said)
+    lines = [_safe_str(error), *map(_safe_str, notes[:MAX_CAUSES]), *filter(None, [explain(error)])]
+    lines += [f"  {n}. {_name(e)}: {_safe_str(e)}" for n, e in enumerate(members[:MAX_CAUSES], 1)]
+    return "\n".join(lines)
 
 
-def printable(said: str) -> str:
-    r"""A text that any terminal, notebook and file takes, cut if it is very long.
+def printable(text: str) -> str:
+    r"""Escape what a terminal, notebook or file may not accept; truncate a very long text.
 
     >>> print(printable("a\x00b"))
     a\x00b
     """
-    over = len(said) - LONGEST
-    if over > 0:
-        said = f"{said[:LONGEST]} … ({over} more characters)"
-    return _UNPRINTABLE.sub(lambda c: f"\\x{ord(c[0]):02x}", said)
+    excess = len(text) - MAX_TEXT
+    if excess > 0:
+        text = f"{text[:MAX_TEXT]} … ({excess} more characters)"
+    return _UNPRINTABLE.sub(lambda c: f"\\x{ord(c[0]):02x}", text)
 
 
-def _said(thing: object) -> str:
-    """The text that code of the user's gives, or why there is none."""
+def _safe_str(value: object) -> str:
+    """Return the text of a user's object, or the reason why it has none."""
     try:
-        return printable(str.__str__(str(thing)))
-    except BaseException as e:  # it may well exit
+        return printable(str.__str__(str(value)))
+    except BaseException as e:  # its __str__ may even exit
         return f"(its text cannot be shown: {_name(e)} while it was made)"
 
 
@@ -201,34 +203,34 @@ def _name(error: BaseException) -> str:
     return printable(type(error).__name__)
 
 
-def _before(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions that were being handled when this was raised, the latest first."""
+def _contexts(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions that were being handled when this was raised, latest first."""
     seen = {id(error)}
-    while len(seen) <= MOST:
-        before = error.__context__
-        if before is None or id(before) in seen:
+    while len(seen) <= MAX_CAUSES:
+        context = error.__context__
+        if context is None or id(context) in seen:
             return
-        seen.add(id(before))
-        error = before
+        seen.add(id(context))
+        error = context
         yield error
 
 
 def _frames(error: BaseException) -> list[Frame]:
-    """The ends of its traceback, if all of it is long."""
+    """Return the frames of its traceback; of a long one, both ends."""
     walked = [*traceback.walk_tb(error.__traceback__)]
-    return _ends(walked, RECURSION if isinstance(error, RecursionError) else DEEPEST)
+    return _trim(walked, MAX_RECURSION_FRAMES if isinstance(error, RecursionError) else MAX_FRAMES)
 
 
-def _ends(walked: list[tuple[Any, int]], most: int) -> list[Frame]:
-    """The user's frames, without those in the middle where there are more than ``most``."""
-    walked = [one for one in walked if not one[0].f_code.co_filename.startswith(_MACHINERY)]
-    left_out = len(walked) - most
-    if left_out <= 0:
-        return _read(walked)
-    said = f"{left_out} more frames"
-    return [*_read(walked[: most // 2]), ("", 0, said, None), *_read(walked[-most // 2 :])]
+def _trim(walked: list[tuple[Any, int]], limit: int) -> list[Frame]:
+    """Return the user's frames; of more than ``limit``, omit those in the middle."""
+    walked = [item for item in walked if not item[0].f_code.co_filename.startswith(_OWN_FILES)]
+    omitted = len(walked) - limit
+    if omitted <= 0:
+        return _extract(walked)
+    note = f"{omitted} more frames"
+    return [*_extract(walked[: limit // 2]), ("", 0, note, None), *_extract(walked[-limit // 2 :])]
 
 
-def _read(walked: list[tuple[Any, int]]) -> list[Frame]:
+def _extract(walked: list[tuple[Any, int]]) -> list[Frame]:
     summary = traceback.StackSummary.extract(iter(walked), lookup_lines=True)
     return [(f.filename, f.lineno or 0, f.name, f.line) for f in summary]

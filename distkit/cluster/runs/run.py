@@ -1,4 +1,4 @@
-"""One run of a function on the ranks, as its user sees it."""
+"""The user's interface to a run of a function on the ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distkit.cluster.notebook import in_notebook, show_figures
 from distkit.cluster.runs import report
-from distkit.cluster.runs.conductor import LOOKED_AT, Conductor
+from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
 from distkit.cluster.runs.outcome import Outcome
 from distkit.diagnosis import rules
 from distkit.diagnosis.diagnose import Finding
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from distkit.views import Timeline
 
 #: A notebook shows the timeline of a run that takes longer than this [s].
-PATIENCE = 1.0
+TIMELINE_DELAY = 1.0
 
 
 class Run:
-    """A function running, or run, on the ranks.
+    """A running or finished run of a function on the ranks.
 
-    ``results`` (one per rank), ``trace`` and ``seconds`` are what remains. While it still
-    runs, ``trace`` is what has arrived so far; ``wait()`` waits, ``interrupt()`` ends it.
+    ``results`` (one per rank), ``trace`` and ``seconds`` describe a finished run. During a run
+    ``trace`` contains the events so far; ``wait()`` waits for its end, ``interrupt()`` ends it.
     In a notebook it displays as the timeline of its messages.
     """
 
@@ -39,15 +39,15 @@ class Run:
         self._conductor, self._raw = conductor, raw
         self.name, self.number, self.ranks = conductor.name, conductor.number, conductor.ranks
         self._results: list[Any] | None = None
-        self._unreadable: RunError | None = None
-        self._reading = threading.RLock()  # a result may look at the run
-        self._watched: Timeline | None = None  # shown while it went on
-        self._warned = False  # of what was found: once is enough
+        self._unpickling_error: RunError | None = None
+        self._results_lock = threading.RLock()  # reentrant: unpickling a result may read the run
+        self._timeline: Timeline | None = None  # shown while it runs
+        self._warned = False
 
     def __repr__(self) -> str:
         if not self.finished:
             state = f"running on {len(self.ranks)} ranks"
-        elif error := self._conductor.error or self._unreadable:
+        elif error := self._conductor.error or self._unpickling_error:
             state = f"failed: {str(error).splitlines()[0]}"
         else:
             arrived = self._conductor.live.arrived
@@ -56,14 +56,14 @@ class Run:
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
-        """Show the timeline; nothing twice in one cell."""
+        """Show the timeline, only once in a cell."""
         from IPython.display import display
 
         from distkit.views import Timeline
 
-        if self._watched is not None:
-            self._watched.remove()
-            self._watched = None
+        if self._timeline is not None:
+            self._timeline.remove()
+            self._timeline = None
         if self.finished and not self._conductor.live.arrived:
             display({"text/plain": repr(self)}, raw=True)
         else:
@@ -96,7 +96,7 @@ class Run:
         error = self._conductor.error
         if self.finished and error is None:
             self._read_results()
-            error = self._unreadable
+            error = self._unpickling_error
         if error is not None:
             error.run = self
         if isinstance(error, DeadlockError):
@@ -115,19 +115,19 @@ class Run:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings of :meth:`distkit.Trace.diagnose`, as far as the trace has arrived."""
+        """The findings of :meth:`distkit.Trace.diagnose` in the events so far."""
         return self._conductor.findings
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait until all ranks have ended; what they print appears, labelled.
+        """Wait until all ranks have ended; print their output with labels.
 
         Raises:
             RankError: the function raised on a rank, or a rank died.
-            DeadlockError: ranks waited for each other for ever; it says which, where and why.
+            DeadlockError: ranks waited for each other forever; it says which, where and why.
             RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
-            KeyboardInterrupt: it was interrupted here: all ranks have ended.
-            TimeoutError: ``timeout`` seconds have passed; the run goes on.
-            ClusterError: this process was forked from the one that has the run.
+            KeyboardInterrupt: the wait was interrupted: all ranks have ended.
+            TimeoutError: ``timeout`` seconds have passed; the run continues.
+            ClusterError: this process was forked from the owner of the run.
         """
         conductor = self._conductor
         conductor.check_owner()
@@ -138,7 +138,7 @@ class Run:
         finally:
             figures, conductor.figures = conductor.figures, []
             show_figures(figures)
-            with conductor.announcing:  # a view's last picture belongs to the cell that waited
+            with conductor.announcing:  # a view's last update belongs to the cell that waited
                 pass
         self._warn_once()
         if self.error is not None:
@@ -146,15 +146,15 @@ class Run:
         return self
 
     def interrupt(self) -> None:
-        """End the function on every rank, wherever it is; the cluster stays usable."""
+        """Interrupt the function on every rank; the cluster stays usable."""
         self._conductor.interrupt()
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Have all events handed over: those so far now, others from a thread; [] at the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
         return self._conductor.subscribe(callback)
 
     def _warn_once(self) -> None:
-        """Warn of what is wrong with a run that has ended without an error, and of lost cells."""
+        """Warn about lost cells, and about mistakes in a run that ended without an error."""
         if self._warned:
             return
         self._warned = True
@@ -166,22 +166,24 @@ class Run:
         report.warn(report.of_replacements(self.name, self.replaced))
         report.warn(report.of_copies(self.name, outcomes))
         report.warn([text for o in outcomes for text in o.missed])
-        if conductor.live.arrived <= LOOKED_AT or conductor.died:
+        if conductor.live.arrived <= MAX_DIAGNOSED_EVENTS or conductor.died:
             report.warn(report.of_returned(self.name, outcomes, self.trace))
-            report.warn(report.of_findings(self._certain))
+            report.warn(report.of_findings(self._certain_findings))
 
     @property
-    def _certain(self) -> list[Finding]:
-        """The findings; a message of a cell may be sent or received in one that comes."""
-        later = (rules.no_receiver.code, rules.no_sender.code) if self._conductor.is_cell else ()
-        return [f for f in self.findings if f.code not in later]
+    def _certain_findings(self) -> list[Finding]:
+        """The findings, except unmatched messages of a cell, which a later cell may match."""
+        codes = (rules.no_receiver.code, rules.no_sender.code) if self._conductor.is_cell else ()
+        return [f for f in self.findings if f.code not in codes]
 
     def _read_results(self) -> list[Any]:
-        """The results by rank, read where somebody asks for them: their classes are the user's."""
-        with self._reading:
+        """Return the results by rank; unpickle them on first use, which may run the user's code."""
+        with self._results_lock:
             if self._results is None:
-                known = self._conductor.outcomes
-                self._results = [self._read(known[r]) if r in known else None for r in self.ranks]
+                outcomes = self._conductor.outcomes
+                self._results = [
+                    self._read(outcomes[r]) if r in outcomes else None for r in self.ranks
+                ]
         return self._results
 
     def _read(self, outcome: Outcome) -> Any:
@@ -191,30 +193,30 @@ class Run:
             return loads(outcome.result)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
-            told = report.unreadable(outcome.rank, outcome.result_type, error)
-            self._unreadable = self._unreadable or told
+        except BaseException as cause:
+            error = report.unreadable(outcome.rank, outcome.result_type, cause)
+            self._unpickling_error = self._unpickling_error or error
             return None
 
 
 def draw_waits(trace: Trace) -> dict[str, str]:
-    """Who waits for whom, for every kind of front end; empty if nobody does."""
+    """Draw which ranks wait for which, for every kind of front end; {} if none waits."""
     from distkit.views.scene.svg import dark
     from distkit.views.scene.waits import waits_svg
     from distkit.views.widget.snapshot import as_picture
 
     states = standings(trace)
-    drawn = waits_svg(states)
-    words = "; ".join(["who waits for whom", *map(str, states)])
-    return as_picture(drawn, words, dark=dark(drawn)) if drawn else {}
+    svg = waits_svg(states)
+    text = "; ".join(["who waits for whom", *map(str, states)])
+    return as_picture(svg, text, dark=dark(svg)) if svg else {}
 
 
 @contextmanager
 def ended_by_interrupt(run: Run) -> Iterator[None]:
-    """An interrupt of the reader's in here ends the run on every rank, whatever it met."""
+    """End the run on every rank if the user interrupts the block."""
     try:
         yield
-    except RunStopped:  # it was, further down
+    except RunStopped:  # by a nested block
         raise
     except KeyboardInterrupt:
         run.interrupt()
@@ -225,32 +227,32 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
 
 
 def follow(run: Run) -> Run:
-    """Wait for a run; in a notebook a long one shows its timeline meanwhile, then a line."""
-    with ended_by_interrupt(run):  # to show a program that has told a lot takes a while
+    """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end."""
+    with ended_by_interrupt(run):  # to draw a large trace takes time
         if not in_notebook():
             return run.wait()
         silent = True
-        while silent:  # one that says nothing has no timeline
-            with suppress(TimeoutError):  # it may be over by now, all the same
-                return run.wait(PATIENCE)
+        while silent:  # a run without events has no timeline
+            with suppress(TimeoutError):  # it may have finished meanwhile
+                return run.wait(TIMELINE_DELAY)
             silent = not run._conductor.live.arrived
         from IPython.display import display
 
         from distkit.views import Timeline
 
-        run._watched = Timeline(run)
-        display(run._watched)
+        run._timeline = Timeline(run)
+        display(run._timeline)
         try:
             return run.wait()
         finally:
-            run._watched.fold()
+            run._timeline.fold()
 
 
 def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
-    """Wait at most so long, quietly: for those who show the output and the findings themselves.
+    """Wait at most ``timeout`` seconds without printing or warnings, which the caller shows.
 
     Returns:
-        The lines printed meanwhile: rank, "stdout" or "stderr", text.
+        The new lines of output: rank, "stdout" or "stderr", text.
     """
     run._warned = True
     run._conductor.done.wait(timeout)

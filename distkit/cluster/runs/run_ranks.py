@@ -1,4 +1,4 @@
-"""Ranks without ipyparallel: forked, run once, gone. For tests, scripts and checks."""
+"""Ranks without ipyparallel, for one run of a function in tests, scripts and checks."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def run_ranks(
 ) -> Run:
     """Run a function on ``n`` new ranks, forked from a running process, and wait for it.
 
-    The same ranks, recording and errors as :meth:`Cluster.run`, without ipyparallel: some
-    tens of milliseconds once torch is imported in the fork server. CPU and gloo only.
+    Ranks, recording and errors are those of :meth:`Cluster.run`, without ipyparallel. It takes
+    some tens of milliseconds once the fork server has imported torch. CPU and gloo only.
 
     Args:
         fn: a function, or the path of a torchrun-style script.
         n: number of ranks.
-        args: passed to ``fn``, the same on every rank.
-        kwargs: likewise.
-        record: whether to record a trace; without one no deadlock is detected.
-        wait_forever: do not release ranks that wait for each other forever.
-        seed: of the ranks' random numbers, as of :meth:`Cluster.run`.
-        within: kill the ranks after so many seconds, whatever they do.
-        raw: ``fn`` returns bytes, which ``results`` has as they are. Then nothing that the ranks
-            send is unpickled, and a function that is not trusted runs nothing here.
+        args: arguments of ``fn``, the same on every rank.
+        kwargs: keyword arguments of ``fn``, the same on every rank.
+        record: whether to record a trace; without a trace no deadlock is detected.
+        wait_forever: do not release deadlocked ranks.
+        seed: seed of the ranks' random numbers, as in :meth:`Cluster.run`.
+        within: time limit after which the ranks are killed [s].
+        raw: ``fn`` returns bytes, which ``results`` contains unchanged. Nothing that the ranks send
+            is unpickled, so an untrusted function cannot execute code in this process.
 
     Raises:
         DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
-        RunInterrupted: the time ``within`` which it had to end is over.
+        RunInterrupted: the run did not end ``within`` its time limit.
 
     Example:
         >>> def total():
@@ -61,12 +61,12 @@ def run_ranks(
         >>> run_ranks(total, 2).results              # doctest: +SKIP
         [2.0, 2.0]
     """
-    seed, kwargs = seeds.of_call(fn, kwargs, seed)
+    seed, kwargs = seeds.for_call(fn, kwargs, seed)
     payload = pack(fn, args, kwargs)
     plan = make_plan(n, 0, "cpu", "gloo", cpus=machine.cpus(), memory=machine.memory())
-    made = trouble.current()
-    if made is not None:
-        made.check(n)
+    faults = trouble.current()
+    if faults is not None:
+        faults.check(n)
     folder = server().make_folder(n)
     ranks = Ranks(plan, folder)
     try:
@@ -78,13 +78,13 @@ def run_ranks(
             list(range(n)),
             structs.replace(ranks.info(), seed=seed),
             wait_forever=wait_forever,
-            expected_exits=made.kill if made is not None else (),
+            expected_exits=faults.kill if faults is not None else (),
             afterwards="",
         )
         ranks.submit(
-            conductor, payload, {"record": record, "trouble": made, "seed": seed, "raw": raw}
+            conductor, payload, {"record": record, "trouble": faults, "seed": seed, "raw": raw}
         )
-        with _ended(within, ranks, conductor):
+        with _killed_after(within, ranks, conductor):
             return Run(conductor, raw=raw).wait()
     finally:
         end(ranks.children.values())
@@ -92,8 +92,8 @@ def run_ranks(
 
 
 @contextmanager
-def _ended(within: float | None, ranks: Ranks, conductor: Conductor) -> Iterator[None]:
-    """Kill the ranks when the time is over; a thread does, as those who print may never stop."""
+def _killed_after(within: float | None, ranks: Ranks, conductor: Conductor) -> Iterator[None]:
+    """Kill the ranks after the time limit, from a thread: printing may block this one forever."""
 
     def kill() -> None:
         conductor.abandon(f"it did not end within {within:g} s")

@@ -1,4 +1,4 @@
-"""Going through a run step by step, looking back, and doing the same again."""
+"""Steps through a run, looks back, and replays steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit._format import named
-from distkit.cluster.runs.conductor import ENDS_WITHIN
+from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
 from distkit.cluster.runs.lockstep import Go, Lockstep, Moment
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
@@ -22,16 +22,15 @@ from distkit.trace.trace import Trace
 
 
 class Stepper:
-    """A run that stops before each communication, until it is let go.
+    """A run whose ranks pause before each communication until they are resumed.
 
-    Any program can be stepped through, DDP included: the gate is where torch hands its
-    communication to the backend. A worker of a parameter server stops before each call of its
-    KVStore, however many keys it has; a push that was let go has arrived when the step is over,
-    so that workers let go one after the other come to the servers in this order. Times in its
-    trace leave the pauses out.
+    It steps through any program, including DDP: the gate is where torch passes a communication to
+    the backend. A worker of a parameter server pauses before each call of its KVStore, for any
+    number of keys; a push has arrived at the end of its step, so workers that are stepped one after
+    the other reach the servers in this order. Times in its trace leave the pauses out.
 
-    Made by :meth:`distkit.Cluster.step`. In a notebook it displays as a cockpit with the same
-    controls. As a context manager it ends the run when the block is left.
+    Created by :meth:`distkit.Cluster.step`. In a notebook it displays as a cockpit with the same
+    controls. As a context manager it ends the run at the end of the block.
 
     Example:
         >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
@@ -43,26 +42,26 @@ class Stepper:
     def __init__(self, run: Run, go: Go, collect: Callable[[], None] = lambda: None) -> None:
         self.run, self.name, self.ranks = run, run.name, run.ranks
         self.position, self.playing = 0, False
-        self._stepping = threading.Lock()
-        self._pause = threading.Event()
+        self._step_lock = threading.Lock()
+        self._pause_requested = threading.Event()
         self._watchers: list[Callable[[], None]] = []
         self._cockpit: Any = None
         self._conductor = run._conductor
         self._lockstep = Lockstep(self._conductor, go, collect, self._notify)
 
-    # -- going on -------------------------------------------------------------------
+    # -- stepping -------------------------------------------------------------------
 
     def next(self, rank: int | None = None) -> Stepper:
-        """Let the next communication of every paused rank go, or only that of one rank.
+        """Execute the next communication of every paused rank, or of one rank.
 
-        Returns when nobody moves any more: each rank is paused again, blocked or at its end. While
-        looking back, ``next()`` goes one moment forward instead.
+        Returns when each rank is paused again, blocked or at its end. While looking back,
+        ``next()`` goes one moment forward instead.
 
         Raises:
-            StepError: it is over, there is no such rank, or that rank is not paused.
-            RankError, DeadlockError: the run ended with it.
+            StepError: the run has ended, the rank does not exist, or is not paused.
+            RankError, DeadlockError: the run ended in this step.
         """
-        with self._one_at_a_time():
+        with self._exclusive():
             if self.position < len(self.moments) - 1 and rank is None:
                 self.seek(self.position + 1)
                 return self
@@ -72,43 +71,43 @@ class Stepper:
     def play(self, speed: float = 1.0) -> Stepper:
         """Make ``speed`` steps per second until the end, :meth:`pause` or the stop button.
 
-        While looking back it shows the moments up to now again, and nobody moves.
+        While looking back it shows the moments up to now again; no rank is resumed.
 
         Raises:
-            StepError: ``speed`` is not positive, or it is over.
+            StepError: ``speed`` is not positive, or the run has ended.
         """
         if not speed > 0:
             raise StepError(f"play(speed={speed}): steps per second must be more than 0.")
-        self._pause.clear()
+        self._pause_requested.clear()
         self._set_playing(True)
-        again = self.position < len(self.moments) - 1
+        looking_back = self.position < len(self.moments) - 1
         try:
-            while not self._pause.is_set():
+            while not self._pause_requested.is_set():
                 due = time.monotonic() + 1 / speed
                 self.next()
-                if (self.finished or again) and self.position == len(self.moments) - 1:
+                if (self.finished or looking_back) and self.position == len(self.moments) - 1:
                     break
-                self._pause.wait(max(0.0, due - time.monotonic()))
+                self._pause_requested.wait(max(0.0, due - time.monotonic()))
         finally:
             self._set_playing(False)
         return self
 
     def pause(self) -> Stepper:
         """Stop playing."""
-        self._pause.set()
+        self._pause_requested.set()
         return self
 
     def run_to(self, *, line: int | str | None = None, op: Op | str | None = None) -> Stepper:
-        """Go on until every rank that gets there is paused at a line, or before an operation.
+        """Continue until every rank that gets there is paused at a line, or before an operation.
 
-        It makes one step in any case, so that it can be called again and again.
+        It always makes at least one step, so it can be called repeatedly.
 
         Args:
-            line: a line's number, or with its file: ``"In[5]:3"``, ``"train.py:31"``.
+            line: a line number, or file and line: ``"In[5]:3"``, ``"train.py:31"``.
             op: ``"all_reduce"``, ``"send"`` …
 
         Raises:
-            StepError: neither is given, or no rank got there.
+            StepError: neither is given, or no rank paused there.
         """
         if line is None and op is None:
             raise StepError(
@@ -118,19 +117,19 @@ class Stepper:
         if op is not None and str(op) not in {str(o) for o in Op}:
             raise StepError(f"there is no operation {op!r}: choose from {', '.join(map(str, Op))}.")
 
-        def there(s: RankState) -> bool:
+        def is_target(s: RankState) -> bool:
             return (line is None or f":{s.where}".endswith(f":{line}")) and op in (None, s.op)
 
-        with self._one_at_a_time():
+        with self._exclusive():
             self._step(self._paused())
-            while away := [s.rank for s in self._lockstep.paused if not there(s)]:
-                self._step(away)
-        if not any(map(there, self._lockstep.paused)):
+            while others := [s.rank for s in self._lockstep.paused if not is_target(s)]:
+                self._step(others)
+        if not any(map(is_target, self._lockstep.paused)):
             raise StepError(f"no rank came to {op or f'line {line}'} and paused there.")
         return self
 
     def finish(self) -> Run:
-        """Let everybody go on to the end, and wait for it.
+        """Run all ranks to their end, and wait for it.
 
         Raises:
             RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
@@ -141,34 +140,34 @@ class Stepper:
         try:
             return self.run.wait()
         finally:
-            self._note(())
+            self._record_moment(())
 
     def let_go(self) -> None:
-        """Let everybody go on to the end, and do not wait for it."""
+        """Run all ranks to their end, without waiting for it."""
         self.pause()
         if not self.run.finished:
-            self._lockstep.let_go(self.ranks, None)
+            self._lockstep.resume(self.ranks, None)
 
     def stop(self) -> None:
-        """End the run on every rank, wherever it is; the cluster stays usable."""
+        """Interrupt the run on every rank; the cluster stays usable."""
         self.pause()
         if self.run.finished:
             return
         self.run.interrupt()
-        self._conductor.done.wait(ENDS_WITHIN)
-        self._note(())
+        self._conductor.done.wait(INTERRUPT_TIMEOUT)
+        self._record_moment(())
 
     # -- looking back ---------------------------------------------------------------
 
     def back(self, n: int = 1) -> Stepper:
-        """Look at the program ``n`` steps earlier; the ranks stay where they are."""
+        """Show the moment ``n`` steps earlier; the ranks do not move."""
         return self.seek(max(0, self.position - n))
 
     def seek(self, position: int) -> Stepper:
-        """Look at the moment with this number; -1 is now.
+        """Show the moment with this number; -1 is now.
 
         Raises:
-            StepError: there is no such moment.
+            StepError: the moment does not exist.
         """
         count = len(self.moments)
         if not -count <= position < count:
@@ -184,27 +183,27 @@ class Stepper:
 
     @property
     def moment(self) -> Moment:
-        """The moment looked at."""
+        """The shown moment."""
         return self.moments[self.position]
 
     @property
     def shown(self) -> Trace:
-        """The trace up to the moment looked at: the values of the ranks' tensors as they were."""
-        whole = self.trace
-        return Trace(whole.events[: self.moment.events], whole.info)
+        """The trace up to the shown moment, with the tensors' values at that time."""
+        trace = self.trace
+        return Trace(trace.events[: self.moment.events], trace.info)
 
-    # -- the same again -------------------------------------------------------------
+    # -- replay ---------------------------------------------------------------------
 
     @property
     def choices(self) -> list[tuple[int, ...]]:
-        """The ranks that were let go in each step: the interleaving of this run."""
+        """The ranks resumed in each step: the interleaving of this run."""
         return [moment.choice for moment in self.moments if moment.choice]
 
     def save(self, path: str | Path) -> Path:
         """Write the choices as JSON, for :meth:`replay`.
 
         Raises:
-            StepError: the name is that of a picture.
+            StepError: the file name is that of an image.
         """
         path = Path(path)
         if path.suffix in (".svg", ".png", ".pdf", ".html"):
@@ -212,21 +211,21 @@ class Stepper:
                 f"save({str(path)!r}) writes the choices as JSON: use a name that ends in .json. "
                 "For a picture, dk.Timeline(stepper.trace).save(…)."
             )
-        plain = {"program": self.name, "ranks": len(self.ranks), "choices": self.choices}
-        path.write_text(json.dumps(plain), encoding="utf-8")
+        content = {"program": self.name, "ranks": len(self.ranks), "choices": self.choices}
+        path.write_text(json.dumps(content), encoding="utf-8")
         return path
 
     def replay(self, choices: str | Path | Sequence[Sequence[int]]) -> Stepper:
-        """Make the same choices again: the same interleaving, and the same result.
+        """Repeat recorded choices, and so the interleaving and the result.
 
         Args:
             choices: a file that :meth:`save` wrote, or a list such as ``[(0, 1), (1,), (0,)]``.
 
         Raises:
-            StepError: the file is none of these, or a rank to be let go is not paused.
+            StepError: the file is invalid, or a chosen rank is not paused.
         """
-        for number, choice in enumerate(_choices(choices), 1):
-            with self._one_at_a_time():
+        for number, choice in enumerate(_read_choices(choices), 1):
+            with self._exclusive():
                 try:
                     ranks = [self._check(rank) for rank in choice]
                 except StepError as error:
@@ -234,11 +233,11 @@ class Stepper:
                 self._step(ranks)
         return self
 
-    # -- what a view wants to know ----------------------------------------------------
+    # -- state for views --------------------------------------------------------------
 
     @property
     def trace(self) -> Trace:
-        """All that has been recorded; the pauses are left out of its times."""
+        """The recorded events; their times leave the pauses out."""
         return self.run.trace
 
     @property
@@ -248,22 +247,22 @@ class Stepper:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings: why it cannot go on, or what was wrong when it is over."""
+        """The deadlock of a blocked run, or the findings of a finished run."""
         if self.run.finished:
             return self.run.findings
         return [f for f in self.run.findings if f.hang] if self._lockstep.deadlocked else []
 
     @property
     def error(self) -> str:
-        """The error of the run in words; "" if there is none."""
+        """The text of the run's error; "" if there is none."""
         return "" if self.run.error is None else str(self.run.error)
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Have events handed over as they arrive, from another thread; [] means the end."""
+        """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
         return self.run.subscribe(callback)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have it told, from any thread, that there is something new to show."""
+        """Call ``callback``, from any thread, when the state has changed; return an undo."""
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
@@ -287,28 +286,28 @@ class Stepper:
         if not self.finished:
             self.stop()
 
-    # -- who may go -------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------
 
     @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        if not self._stepping.acquire(blocking=False):
+    def _exclusive(self) -> Iterator[None]:
+        if not self._step_lock.acquire(blocking=False):
             raise StepError("another step is in progress. Wait for it, or call pause().")
         try:
             yield
         finally:
-            self._stepping.release()
+            self._step_lock.release()
 
     def _paused(self) -> list[int]:
-        """The ranks that can be let go; somebody must be."""
-        self._check_not_over()
+        """Return the ranks that can be resumed; raise StepError if no rank can move."""
+        self._check_running()
         paused = [s.rank for s in self._lockstep.paused]
         standings = self._lockstep.standings
         if paused or any(s.doing is Doing.RUNNING for s in standings):
-            return paused  # with none, we wait for those that run
+            return paused  # if empty, wait for the running ranks
         raise StepError("no rank can continue: " + "; ".join(map(str, standings)))
 
     def _check(self, rank: int) -> int:
-        self._check_not_over()
+        self._check_running()
         if rank not in self.ranks:
             raise StepError(f"there is no rank {rank!r}: there are ranks 0 to {self.ranks[-1]}.")
         if self.position < len(self.moments) - 1:
@@ -324,7 +323,7 @@ class Stepper:
         return rank
 
     def _check_line(self, line: int | str | None) -> None:
-        """A line that no known source has is a slip of the pen."""
+        """Raise StepError for a line beyond the end of all known sources."""
         if not isinstance(line, int):
             return
         longest = {f: len(t.splitlines()) for f, t in self.trace.info.sources.items()}
@@ -332,7 +331,7 @@ class Stepper:
             known = ", ".join(f"{file} has {n} lines" for file, n in longest.items())
             raise StepError(f"there is no line {line}: {known}.")
 
-    def _check_not_over(self) -> None:
+    def _check_running(self) -> None:
         if self.run.finished:
             error = f" with {type(self.run.error).__name__}" if self.run.error else ""
             raise StepError(
@@ -341,7 +340,7 @@ class Stepper:
             )
 
     def settle(self) -> Stepper:
-        """Wait until nobody moves by itself."""
+        """Wait until no rank can move by itself."""
         self._step(())
         return self
 
@@ -349,19 +348,19 @@ class Stepper:
         choice = tuple(ranks)
         self.run._conductor.check_owner()
         if choice:
-            self._lockstep.let_go(choice)
+            self._lockstep.resume(choice)
         try:
             self._lockstep.settle(choice)
         finally:
-            self._show_now()
+            self._show_latest()
         if self.run.error is not None:
             raise self.run.error
 
-    def _note(self, choice: tuple[int, ...]) -> None:
+    def _record_moment(self, choice: tuple[int, ...]) -> None:
         self._lockstep.note(choice)
-        self._show_now()
+        self._show_latest()
 
-    def _show_now(self) -> None:
+    def _show_latest(self) -> None:
         self.position = len(self.moments) - 1
         if threading.current_thread() is threading.main_thread():
             self._conductor.prints.print_now()
@@ -376,11 +375,11 @@ class Stepper:
             callback()
 
 
-def _choices(given: str | Path | Sequence[Sequence[int]]) -> list[list[int]]:
-    if not isinstance(given, (str, Path)):
-        return [[choice] if isinstance(choice, int) else list(choice) for choice in given]
+def _read_choices(source: str | Path | Sequence[Sequence[int]]) -> list[list[int]]:
+    if not isinstance(source, (str, Path)):
+        return [[choice] if isinstance(choice, int) else list(choice) for choice in source]
     try:
-        plain = json.loads(Path(given).read_text(encoding="utf-8"))
-        return [[int(rank) for rank in choice] for choice in plain["choices"]]
+        content = json.loads(Path(source).read_text(encoding="utf-8"))
+        return [[int(rank) for rank in choice] for choice in content["choices"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StepError(f"{given} was not written by stepper.save() ({error}).") from None
+        raise StepError(f"{source} was not written by stepper.save() ({error}).") from None

@@ -85,7 +85,7 @@ def test_random_bytes_change_no_value(tmp_path: Path) -> None:
     with dk.Cluster(workers=2, servers=1) as cluster:
         run = cluster.submit(add_up, str(tmp_path / "flag"))
         until(lambda: len(run.trace) > 100)
-        paths = [p for p in Path(cluster._room.folder).iterdir() if p.is_socket()]
+        paths = [p for p in Path(cluster._supervisor.folder).iterdir() if p.is_socket()]
         assert paths
         for path in paths:
             throw(path, 10_000)
