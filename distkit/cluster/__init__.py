@@ -1,8 +1,8 @@
-"""Starting ranks, running functions on them, and always cleaning up.
+"""Starts ranks, runs functions on them, and cleans up.
 
-The only package that imports ipyparallel. ``processes`` forks, reaches and ends processes, ``rank``
-is what runs in a rank, ``runs`` follows a run from the kernel, ``hosts`` reaches other machines;
-``cluster`` is what users see, and ``supervisor`` what keeps its processes.
+Only this package imports ipyparallel. ``processes`` forks, connects and ends processes; ``rank``
+runs in a rank; ``runs`` conducts a run from the kernel; ``cluster`` is the user's interface, and
+``supervisor`` manages its processes.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""The processors, memory, files and GPUs that this machine, container or pod really allows.
+"""The processors, memory, files and GPUs that this machine, container or pod allows.
 
-The host's numbers are wrong in a container (Binder: 1 CPU and 2 GB of a 64-core host), so the
-cgroup's quota counts. The doctor sends this file to machines where distkit may not be installed:
-at its top it imports nothing but the standard library. CUDA is not touched here: a process that has
-used it cannot be forked.
+In a container the host's numbers are wrong (Binder: 1 CPU and 2 GB of a 64-core host), so the
+cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed:
+its top level imports only the standard library. It does not use CUDA: a process that has
+initialized CUDA cannot be forked.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_CGROUP, _MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-#: What nvidia-smi is asked of each GPU; the name comes last, since it may contain a comma.
-_ASKED = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
+#: nvidia-smi's query of each GPU; the name comes last, since it may contain a comma.
+_QUERY = "index,uuid,memory.total,memory.free,driver_version,mig.mode.current,name"
 
-#: nvidia-smi answers within this time [s]; with a cold driver it takes most of it.
+#: Timeout of nvidia-smi [s]; with a cold driver it takes most of it.
 SMI_TIMEOUT = 20.0
 
 Json = dict[str, Any]
 
 
 def usable_cores() -> int:
-    """Processors this process may use, by its affinity."""
+    """Return the number of processors this process may use, by its affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_quota() -> float:
-    """Processors that the cgroups allow; infinite without a limit."""
+    """Return the number of processors that the cgroups allow; infinite without a limit."""
     return min(map(_quota, cgroups("cpu")), default=math.inf)
 
 
 def cpus() -> int:
-    """Processors this process may use: affinity, cut to the cgroup's quota, at least 1."""
+    """Return the number of usable processors: affinity, limited by the cgroup's quota."""
     return max(1, math.ceil(min(usable_cores(), cpu_quota())))
 
 
 def memory() -> int:
-    """Bytes that new processes may still take: free memory, cut to the cgroup's limit."""
+    """Return the memory available to new processes, limited by the cgroup [bytes]."""
     import psutil
 
     return int(min(psutil.virtual_memory().available, cgroup_memory()))
@@ -62,29 +62,29 @@ def _quota(cgroup: Path) -> float:
 
 
 def cgroup_memory() -> float:
-    """Bytes that the cgroups still allow; infinite without a limit."""
+    """Return the memory that the cgroups still allow [bytes]; infinite without a limit."""
     return min(map(_memory_left, cgroups("memory")), default=math.inf)
 
 
 def _memory_left(cgroup: Path) -> float:
-    most = words(cgroup / "memory.max") or words(cgroup / "memory.limit_in_bytes")
+    limit = words(cgroup / "memory.max") or words(cgroup / "memory.limit_in_bytes")
     now = words(cgroup / "memory.current") or words(cgroup / "memory.usage_in_bytes")
-    if not most or not now or most[0] == "max":
+    if not limit or not now or limit[0] == "max":
         return math.inf
     found = words(cgroup / "memory.stat")
     stat = dict(zip(found[::2], found[1::2], strict=False))
     cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
-    return max(0, int(most[0]) - int(now[0]) + int(cached))  # what was read is dropped on demand
+    return max(0, int(limit[0]) - int(now[0]) + int(cached))  # the page cache is reclaimable
 
 
 def cgroups(controller: str) -> Iterator[Path]:
-    """The cgroup of this process and those around it, whose limits hold for it, too.
+    """Yield the cgroup of this process and its ancestors, whose limits also apply.
 
-    In a container its own is often the outermost that it sees. A service of systemd, such as a
-    user's server on a hub, and what Slurm starts have theirs further in.
+    In a container its own is often the outermost visible one. Services of systemd, such as a user's
+    server on a hub, and Slurm's jobs have nested ones.
     """
     # 4:memory:/system.slice/it.service; of version 2: 0::/the/path
-    for names, path in re.findall(r"\d+:([\w,=]*):(/\S*)", " ".join(words(_MINE))):
+    for names, path in re.findall(r"\d+:([\w,=]*):(/\S*)", " ".join(words(_OWN_CGROUP))):
         if not names or controller in names.split(","):
             parts = path.strip("/").split("/")
             for n in range(len(parts), -1, -1):
@@ -92,25 +92,25 @@ def cgroups(controller: str) -> Iterator[Path]:
 
 
 def words(path: Path) -> list[str]:
-    """The words in a file of the kernel's; none if it is not there."""
+    """Return the words in a file of Linux; [] if it does not exist."""
     try:
         return path.read_text().split()
     except OSError:
         return []
 
 
-#: Files that a process of each kind has open at once, without a rank's own, and those that each
-#: process of the cluster adds. The kernel's are beside those it has open already.
+#: Open files of a process of each kind: a base number, and a number per process of the cluster. The
+#: user's files on ranks, and the kernel's present files, come on top.
 _FILES = {"kernel": (40, 1), "rank": (80, 1), "controller": (130, 6)}
 
 
 def files(processes: int) -> dict[str, int]:
-    """Files that a process of each kind has open in a cluster of so many processes."""
+    """Return the number of open files of each kind of process in a cluster."""
     return {kind: base + each * processes for kind, (base, each) in _FILES.items()}
 
 
 def check_files(processes: int, controller: bool = True) -> None:
-    """See whether so many processes, and a controller, may open as many files as they need.
+    """Check that the limit of open files suffices for the processes, and a controller.
 
     Raises:
         StartError: the limit is too low.
@@ -126,25 +126,25 @@ def check_files(processes: int, controller: bool = True) -> None:
     need = files(processes)
     need["kernel"] += psutil.Process().num_fds()
     need["controller"] *= controller
-    ours = max(need["kernel"], need["rank"])
-    if soft < ours or hard < need["controller"]:
-        most = max(ours, need["controller"])
+    soft_need = max(need["kernel"], need["rank"])
+    if soft < soft_need or hard < need["controller"]:
+        total = max(soft_need, need["controller"])
         limit = f"{soft}" if soft == hard else f"{soft}, at most {hard}"
         raise StartError(
             f"a process may open {limit} files at once here (RLIMIT_NOFILE), and a cluster of "
-            f"{processes} processes needs {most}. Set the limit before Jupyter starts "
-            f"(ulimit -n {max(1024, most)}), close files, or ask for fewer ranks."
+            f"{processes} processes needs {total}. Set the limit before Jupyter starts "
+            f"(ulimit -n {max(1024, total)}), close files, or ask for fewer ranks."
         )
 
 
 def raise_files() -> None:
-    """Let this process open as many files as it may allow itself."""
+    """Raise this process's soft limit of open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def own_address(towards: str) -> str:
-    """The address of this machine from which packets to another leave: nothing is sent."""
+    """Return this machine's source address for packets to another; send nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((towards, 9))
         return str(s.getsockname()[0])
@@ -154,27 +154,27 @@ def own_address(towards: str) -> str:
 
 
 def gpus() -> Json:
-    """The GPUs that nvidia-smi lists, and which of them are visible.
+    """Return the GPUs that nvidia-smi lists, and the setting of CUDA_VISIBLE_DEVICES.
 
-    ``found`` has each GPU's index, name, UUID, and memory [bytes], 0 if it is not known; in MIG
-    mode its ``slices``; or the ``error`` that it has.
+    ``found`` has each GPU's index, name, UUID, and memory [bytes], 0 if unknown; in MIG mode its
+    ``slices``; or its ``error``.
     """
-    around = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    environment = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
-        return {"found": [], **around}
+        return {"found": [], **environment}
     try:
-        rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_ASKED}", *_CSV)]
+        rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_QUERY}", *_CSV)]
         slices = _slices(_smi("-L")) if any(row[5:6] == ["Enabled"] for row in rows) else {}
     except OSError as error:
-        return {"found": [], "error": str(error), **around}
+        return {"found": [], "error": str(error), **environment}
     driver = next((row[4] for row in rows if row[4:] and row[4][:1].isdigit()), "")
-    return {"found": [_gpu(row, slices) for row in rows], "driver": driver, **around}
+    return {"found": [_gpu(row, slices) for row in rows], "driver": driver, **environment}
 
 
 def holders(uuid: str) -> dict[int, int]:
-    """The processes that hold memory of a GPU: pid -> bytes, 0 where the driver does not tell.
+    """Return the processes that hold memory of a GPU: pid -> bytes, 0 if unknown.
 
-    A container's driver tells the pids outside of it, if any.
+    In a container the pids are those of the host, if any.
     """
     try:
         rows = _smi("--query-compute-apps=pid,used_memory", f"--id={uuid}", *_CSV)
@@ -206,7 +206,7 @@ def _smi(*options: str) -> list[str]:
 
 
 def _gpu(row: list[str], slices: Json) -> Json:
-    if len(row) < 7:  # words in place of its facts
+    if len(row) < 7:  # an error message
         return {"index": 0, "error": ", ".join(row)}
     index, uuid, total, free, _, mig, name = row
     if not index.isdigit() or uuid.startswith("["):  # [GPU is lost]
@@ -221,7 +221,7 @@ def _bytes(mebibytes: str) -> int:
 
 
 def _slices(listed: list[str]) -> dict[str, list[Json]]:
-    """What GPUs in MIG mode were cut into, by their UUIDs."""
+    """Return the slices of GPUs in MIG mode, by the GPUs' UUIDs."""
     found: dict[str, list[Json]] = {}
     for line in listed:
         if gpu := re.match(r"GPU .*\(UUID: (\S+)\)", line):

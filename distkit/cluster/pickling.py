@@ -1,4 +1,4 @@
-"""Functions travel to the ranks by cloudpickle; what cannot travel is named."""
+"""Pickles functions for the ranks with cloudpickle; names the object that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import cloudpickle
 from distkit.errors import OWN, NotPicklableError
 from distkit.recording.recorder import make_users
 
-#: The standard library, and distkit itself: both are on the ranks already.
+#: The standard library and distkit itself, which the ranks have.
 _LIBRARIES = (str(Path(threading.__file__).parent), *OWN)
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value, functions of notebooks included."""
-    packed: bytes = cloudpickle.dumps(value)
-    return packed
+    """Pickle a value, including functions of notebooks."""
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
 
 
 def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -33,13 +33,13 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
     Raises:
         TypeError: ``fn`` is not callable.
-        NotPicklableError: it cannot travel; the message names the object that cannot.
+        NotPicklableError: the call cannot be pickled; the message names the object.
     """
     if isinstance(fn, (str, Path)):
         if kwargs:
             raise TypeError("a script's arguments are words: run('train.py', '--steps', '10')")
         fn = _script(Path(fn))
-        make_users(str(fn))  # its lines are shown, wherever it is
+        make_users(str(fn))  # treat its lines as the user's in any folder
         args = tuple(map(str, args))
     elif not callable(fn):
         raise TypeError(
@@ -50,20 +50,22 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         with _users_modules_by_value():
             return dumps((fn, args, kwargs))
     except Exception:
-        with suppress(Exception):  # something at the top of a module cannot travel: import it there
+        with suppress(
+            Exception
+        ):  # a module's global cannot be pickled: import the module on the ranks
             return dumps((fn, args, kwargs))
-        raise NotPicklableError(_blame(fn, args, kwargs)) from None
+        raise NotPicklableError(_explain_failure(fn, args, kwargs)) from None
 
 
 @lru_cache(4096)
 def is_users(file: str | None) -> bool:
-    """True if a module's file is the user's: of no installed package, nor of distkit."""
+    """Return True if a module's file is the user's: not of an installed package or distkit."""
     return file is not None and not file.startswith(_LIBRARIES) and "-packages" not in file
 
 
 @contextmanager
 def _users_modules_by_value() -> Iterator[None]:
-    """Meanwhile the user's modules, which change while ranks live, are pickled by value."""
+    """Pickle the user's modules by value in the block, since they change while ranks live."""
     users = [m for m in list(sys.modules.values()) if is_users(getattr(m, "__file__", None))]
     named = [m for m in users if sys.modules.get(m.__name__) is m and m.__name__ != "__main__"]
     for module in named:
@@ -81,10 +83,10 @@ def _script(path: Path) -> Path:
     return path.resolve()
 
 
-def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
-    for what, value in _suspects(fn, args, kwargs):
-        if not _travels(value):
+    for what, value in _candidates(fn, args, kwargs):
+        if not _is_picklable(value):
             if type(value).__module__ == "IPython.core.autocall":
                 key = what.partition("'")[2].rstrip("'")
                 return (
@@ -102,34 +104,40 @@ def _blame(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 def captured(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, list[Any] | dict[Any, Any] | set[Any]]]:
-    """The lists, dicts and sets that travel with a call, by the caller's names for them."""
+    """Yield the lists, dicts and sets that a call passes to the ranks, with their names."""
     if inspect.isfunction(fn):
-        found = dict(zip(fn.__code__.co_varnames, args, strict=False)) | kwargs | _outside(fn)
-        yield from ((name, one) for name, one in found.items() if type(one) in (list, dict, set))
+        found = (
+            dict(zip(fn.__code__.co_varnames, args, strict=False))
+            | kwargs
+            | _captured_variables(fn)
+        )
+        yield from ((name, v) for name, v in found.items() if type(v) in (list, dict, set))
 
 
-def _outside(fn: FunctionType) -> dict[str, Any]:
-    """The variables of a function that are not its own, by name."""
-    with suppress(ValueError):  # one has no value yet
+def _captured_variables(fn: FunctionType) -> dict[str, Any]:
+    """Return the global and nonlocal variables of a function, by name."""
+    with suppress(ValueError):  # a variable has no value yet
         used = inspect.getclosurevars(fn)
         return {**used.globals, **used.nonlocals}
     return {}
 
 
-def _suspects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Everything that travels with the call, each with words for it."""
+def _candidates(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield every object that is pickled with a call, and its description."""
     for i, value in enumerate(args):
         yield f"argument {i}", value
     for key, value in kwargs.items():
         yield f"argument {key!r}", value
     if inspect.isfunction(fn):
-        for key, value in _outside(fn).items():
+        for key, value in _captured_variables(fn).items():
             yield f"the captured variable {key!r}", value
     elif hasattr(fn, "__self__"):
         yield "the object whose method it is", fn.__self__
 
 
-def _travels(value: Any) -> bool:
+def _is_picklable(value: Any) -> bool:
     try:
         dumps(value)
     except Exception:

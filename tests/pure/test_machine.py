@@ -64,7 +64,7 @@ def test_what_a_cgroup_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    monkeypatch.setattr(machine, "_MINE", tmp_path / "mine")
+    monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "mine")
     for name, text in {**files, "mine": mine}.items():
         tmp_path.joinpath(name).parent.mkdir(exist_ok=True, parents=True)
         tmp_path.joinpath(name).write_text(text + "\n")

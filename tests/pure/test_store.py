@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from distkit.cluster.rank.process_group import PatientStore
+from distkit.cluster.rank.process_group import InterruptibleStore
 from distkit_hosts.remote.store import StoreClient, StoreServer
 
 
@@ -22,11 +22,11 @@ def file(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(file: str) -> PatientStore:
-    return PatientStore(dist.FileStore(file, 2))
+def store(file: str) -> InterruptibleStore:
+    return InterruptibleStore(dist.FileStore(file, 2))
 
 
-def test_it_keeps_what_it_is_given(store: PatientStore) -> None:
+def test_it_keeps_what_it_is_given(store: InterruptibleStore) -> None:
     store.set("a", "one")
     assert store.get("a") == b"one"
     assert store.add("n", 2) == 2 and store.add("n", 3) == 5
@@ -40,14 +40,14 @@ def test_it_keeps_what_it_is_given(store: PatientStore) -> None:
     assert not store.has_extended_api()
 
 
-def test_two_of_them_share_a_file(store: PatientStore, file: str) -> None:
-    other = PatientStore(dist.FileStore(file, 2))
+def test_two_of_them_share_a_file(store: InterruptibleStore, file: str) -> None:
+    other = InterruptibleStore(dist.FileStore(file, 2))
     threading.Timer(0.02, other.set, ["late", "come"]).start()
     assert store.get("late") == b"come"
 
 
-def test_torch_uses_it_through_a_prefix(store: PatientStore, file: str) -> None:
-    other = PatientStore(dist.FileStore(file, 2))  # C++ does not keep it alive
+def test_torch_uses_it_through_a_prefix(store: InterruptibleStore, file: str) -> None:
+    other = InterruptibleStore(dist.FileStore(file, 2))  # C++ does not keep it alive
     one, two = dist.PrefixStore("p", store), dist.PrefixStore("p", other)
     one.set("a", "one")
     two.wait(["a"])
@@ -59,7 +59,7 @@ def test_torch_uses_it_through_a_prefix(store: PatientStore, file: str) -> None:
     assert two.num_keys() == before - 1
 
 
-def test_a_wait_has_its_end(store: PatientStore) -> None:
+def test_a_wait_has_its_end(store: InterruptibleStore) -> None:
     with pytest.raises(dist.DistStoreError, match="did not come within"):
         store.wait(["never"], timedelta(seconds=0.01))
     store.set_timeout(timedelta(seconds=0.01))
@@ -68,7 +68,7 @@ def test_a_wait_has_its_end(store: PatientStore) -> None:
 
 
 @pytest.mark.parametrize("through", ["itself", "a prefix"])
-def test_a_signal_ends_a_wait(store: PatientStore, through: str) -> None:
+def test_a_signal_ends_a_wait(store: InterruptibleStore, through: str) -> None:
     used = store if through == "itself" else dist.PrefixStore("p", store)
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

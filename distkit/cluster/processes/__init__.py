@@ -1,1 +1,1 @@
-"""Processes: how ranks are forked, reached, limited and ended."""
+"""Processes: forks ranks, exchanges messages with them, and ends them."""

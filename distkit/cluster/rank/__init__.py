@@ -1,1 +1,1 @@
-"""On a rank: the group it joins, the state that each run begins with, what it says."""
+"""A rank's process: its process group, its state at the start of a run, and its messages."""

@@ -1,7 +1,7 @@
-"""What a program finds in its rank's interpreter: scripts, launchers, and child processes.
+"""Prepares a rank's interpreter for programs: scripts, launchers, and child processes.
 
-Processes that a program starts are no ranks, and find what a child of a plain Python process
-would: ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's workers print.
+Processes that a program starts are not ranks; they must behave like children of a plain Python
+process: ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's workers print.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from distkit.diagnosis.advice import STARTS_ITS_OWN
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
-#: Whose signal handlers a child goes without; those of the program are inherited, as ever.
-_OURS = ("distkit.", "ipyparallel.", "ipykernel.")
+#: Modules whose signal handlers are removed in child processes; the program's are inherited.
+_OWN_MODULES = ("distkit.", "ipyparallel.", "ipykernel.")
 
 
 def run_script(path: Path, argv: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
 
 
 @contextmanager
-def outside_of_loops() -> Iterator[None]:
+def without_event_loop() -> Iterator[None]:
     """Hide the engine's event loop from the function, which may run its own."""
     loop, policy = asyncio._get_running_loop(), asyncio.get_event_loop_policy()
     asyncio._set_running_loop(None)
@@ -67,14 +67,14 @@ def outside_of_loops() -> Iterator[None]:
         asyncio._set_running_loop(loop)
 
 
-_ARGUMENTS = (
+_ARGUMENTS_HINT = (
     "Give a script its arguments after its name: cluster.run('train.py', '--lr', '0.1'). "
     "A function takes them as parameters: cluster.run(train, lr=0.1)."
 )
 
 
 def explain_launchers(rank: int) -> None:
-    """Say at once what comes of ``torch.multiprocessing.spawn`` on a rank, which may hang."""
+    """Print an explanation when a rank calls ``torch.multiprocessing.spawn``, which may hang."""
     spawning = sys.modules["torch.multiprocessing.spawn"]
     stock = spawning.start_processes
 
@@ -87,8 +87,8 @@ def explain_launchers(rank: int) -> None:
         module.start_processes = start_processes  # type: ignore[attr-defined]
 
 
-def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:
-    """The frame of the function that a rank could not call: where it is defined."""
+def frame_of_call(error: BaseException) -> list[tuple[str, int, str, str | None]]:
+    """Return the definition of the function that a rank could not call, as a frame."""
     for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
         code = getattr(frame.f_locals.get("fn"), "__code__", None)
         if frame.f_code.co_name == "_call" and code is not None:
@@ -97,52 +97,52 @@ def called(error: BaseException) -> list[tuple[str, int, str, str | None]]:
 
 
 def hint(error: BaseException) -> str:
-    """A remedy to add to an error: of a wrong call, or of a parser."""
+    """Return a remedy for an error of a wrong call or of an argument parser; "" otherwise."""
     if isinstance(error, TypeError):
-        calls = [f"cluster.run({f}, x) calls {f}(x) on every rank." for *_, f, _ in called(error)]
-        return "".join(f"\n{said}" for said in calls)
+        functions = [name for *_, name, _ in frame_of_call(error)]
+        return "".join(f"\ncluster.run({f}, x) calls {f}(x) on every rank." for f in functions)
     if isinstance(error, SystemExit):
         for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
             if frame.f_code is argparse.ArgumentParser.exit.__code__:
-                with suppress(Exception):  # a parser of the user's
+                with suppress(Exception):  # the parser may be a subclass of the user's
                     usage = frame.f_locals["self"].format_usage()
-                    return f"\n{usage}{frame.f_locals['message']}{_ARGUMENTS}"
+                    return f"\n{usage}{frame.f_locals['message']}{_ARGUMENTS_HINT}"
     return ""
 
 
 # -- processes that the program starts ----------------------------------------------------
 
 
-def look_after_children(forget: Callable[[], None]) -> None:
-    """From now on, have every process that this one forks forget that it was a rank.
+def install_child_hooks(forget: Callable[[], None]) -> None:
+    """Reset the rank's state in every process that this one forks from now on.
 
-    ``forget`` is called in each of them, at last.
+    ``forget`` is called last in each of them.
     """
-    os.register_at_fork(after_in_child=partial(_forget, forget))
+    os.register_at_fork(after_in_child=partial(_reset_child, forget))
     ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
 
 
 def _reduce(pickler: Any, thing: Any) -> Any:
-    """Send functions and classes of a notebook by value: no module has them to import."""
-    if not isinstance(thing, FunctionType | type) or _importable(thing):
+    """Pickle functions and classes of a notebook by value, since no module exports them."""
+    if not isinstance(thing, FunctionType | type) or _is_importable(thing):
         return NotImplemented
     return cloudpickle.loads, (cloudpickle.dumps(thing),)
 
 
-def _importable(thing: FunctionType | type) -> bool:
+def _is_importable(thing: FunctionType | type) -> bool:
     try:
         return attrgetter(thing.__qualname__)(sys.modules[thing.__module__]) is thing
     except (AttributeError, KeyError):
         return False
 
 
-def _forget(forget: Callable[[], None]) -> None:
+def _reset_child(forget: Callable[[], None]) -> None:
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
-        if (getattr(handler, "__module__", None) or "").startswith(_OURS):
+        if (getattr(handler, "__module__", None) or "").startswith(_OWN_MODULES):
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
-    outbox.in_child()
+    outbox.print_to_descriptor()
     recorder.set_current(None)
     tap.before.clear()
     tap.groups.on_group = None

@@ -1,9 +1,8 @@
 """The process group of a rank, which it joins when its program begins.
 
-* Rendezvous by ``FileStore`` in a 0700 folder: TCPStore would listen on all interfaces and
-  let anybody in. Ranks on several machines meet in a store of the kernel's, to which their
-  tunnels lead.
-* gloo is pinned to one interface: loopback, or that which leads to the other machines.
+* Rendezvous uses a ``FileStore`` in a 0700 folder: a TCPStore would listen on all interfaces
+  without authentication. Ranks on several machines use a store of the kernel through their tunnels.
+* gloo is pinned to one interface: loopback, or the interface to the other machines.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from distkit.companions import load
 if TYPE_CHECKING:
     from distkit.cluster.processes.rank_spec import Spec
 
-#: Has NCCL tell its kernels' own times.
+#: Enables NCCL's timing of its kernels.
 TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
 
-#: By itself torch ends the process when a collective fails or seems to hang: the conductor sees to
-#: that. To hear of other ranks a thread of NCCL would ask the store, which wants Python's lock; who
-#: destroys the group may hold that, and joins the thread.
+#: Disables torch's own handling of failed or hanging collectives, which ends the process: the
+#: conductor handles them. Its monitor thread would also query the store, which needs the GIL, while
+#: a thread that holds the GIL destroys the group and joins the monitor.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -39,28 +38,28 @@ NCCL = {
     **dict([TIMING]),
 }
 
-#: A rank waits so long for others to enter a run [s].
-LATE = 0.5
+#: Time that a rank waits for the others to enter a run [s].
+ENTER_TIMEOUT = 0.5
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Group:
-    """The default process group of this rank, and every group made beside it."""
+    """The default process group of this rank, and its other groups."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.alone = False  # this rank has a dead one's place in the middle of a run
-        self._joins = 0  # how often it was joined, should a script leave and return
-        self._claimed = False  # a script called init_process_group and was given this group
-        #: Every group made: to destroy one joins its threads with Python's lock held, and a thread
-        #: that has just finished a work may want the lock, so no group is dropped.
+        self.alone = False  # this rank replaces a dead one, without a group
+        self._joins = 0  # number of joins, since a script may destroy and recreate the group
+        self._claimed = False  # a script called init_process_group and got this group
+        #: Keeps every group alive: destroying a group joins its threads while holding the GIL,
+        #: which a thread that has just finished a work may need.
         self._kept: list[Any] = []
-        self._store: PatientStore | None = None
+        self._store: InterruptibleStore | None = None
         self._init: Callable[..., Any] = dist.init_process_group
 
     def join(self) -> None:
-        """Be a member of the group, when the others are; does nothing when it already is."""
+        """Join the group and wait for the other ranks; do nothing if it has joined before."""
         if not self._joins:
             self._join()
             # a rank that ends before all have joined would leave the others waiting
@@ -69,16 +68,16 @@ class Group:
             self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])
 
     def enter(self, run: int) -> None:
-        """Wait for the other ranks of a run, so that its record does not begin with their skew.
+        """Wait for the other ranks of a run, so its trace does not begin with their skew.
 
-        Not for long: one may have ended.
+        The wait is short, since a rank may have ended.
         """
         if self._store is not None:
             name = f"distkit/entered/{run}"
             self._store.set(f"{name}/{self.spec.rank}", "")
             with suppress(dist.DistStoreError):
                 names = [f"{name}/{r}" for r in range(self.spec.world_size)]
-                self._store.wait(names, timedelta(seconds=LATE))
+                self._store.wait(names, timedelta(seconds=ENTER_TIMEOUT))
 
     def _join(self) -> None:
         spec = self.spec
@@ -98,20 +97,22 @@ class Group:
             torch.cuda.set_device(spec.device)
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
-        self._store = PatientStore(_values(spec, name))  # torch's C++ does not keep it alive
+        self._store = InterruptibleStore(
+            _backing_store(spec, name)
+        )  # kept, since torch's C++ does not own it
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
 
-    # -- user code that brings its own set-up -----------------------------------
+    # -- programs that call init_process_group ----------------------------------
 
-    def adopt_user_calls(self) -> None:
-        """Let unmodified scripts call ``init_process_group``: they get this group.
+    def intercept_init(self) -> None:
+        """Replace ``init_process_group``, so that unmodified scripts get this group.
 
-        Scripts written for torchrun begin with it and end with ``destroy_process_group``. A
-        second call without a destroy in between raises, as in stock torch.
+        Scripts for torchrun begin with it and end with ``destroy_process_group``. A second call
+        without a destroy in between raises, as in torch.
         """
-        stock = self._init
+        original = self._init
 
         def init_process_group(
             backend: str | None = None, init_method: str | None = None, **options: Any
@@ -120,107 +121,107 @@ class Group:
                 if self._claimed:
                     raise ValueError("trying to initialize the default process group twice!")
             elif options.get("store") is not None or init_method not in (None, "env://"):
-                stock(backend, init_method, **options)
+                original(backend, init_method, **options)
                 return
             else:
                 self._join()
-            self._check(options)
+            self._check_options(options)
             self._claimed = True
 
         for module in (dist, c10d):
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
-        self._keep_groups()
+        self._keep_groups_alive()
 
-    def _keep_groups(self) -> None:
+    def _keep_groups_alive(self) -> None:
         helper = c10d._new_process_group_helper
 
         def new_process_group_helper(*args: Any, **options: Any) -> Any:
-            made = helper(*args, **options)
-            self._kept.append(made)
-            return made
+            result = helper(*args, **options)
+            self._kept.append(result)
+            return result
 
         c10d._new_process_group_helper = new_process_group_helper
 
-    def leave_user_calls(self) -> None:
-        """Let ``init_process_group`` be torch's own again."""
+    def restore_init(self) -> None:
+        """Restore torch's ``init_process_group``."""
         for module in (dist, c10d):
             module.init_process_group = self._init  # type: ignore[attr-defined]
 
-    def _check(self, options: dict[str, Any]) -> None:
+    def _check_options(self, options: dict[str, Any]) -> None:
         for name in ("rank", "world_size"):
-            asked, have = options.get(name, -1), getattr(self.spec, name)
-            if asked not in (-1, have):
+            requested, actual = options.get(name, -1), getattr(self.spec, name)
+            if requested not in (-1, actual):
                 raise ValueError(
-                    f"init_process_group({name}={asked}) on a rank whose {name} is {have}. "
+                    f"init_process_group({name}={requested}) on a rank whose {name} is {actual}. "
                     f"Leave {name} out, or start as many ranks as the script wants."
                 )
 
 
-# -- the store that the group meets in --------------------------------------------------------
+# -- the store for the rendezvous -------------------------------------------------------------
 
-#: How often to look whether a key has come [s]. torch's own FileStore looks every 10 ms.
-PERIOD = 0.001
-
-
-#: A file that is gone, perhaps cleaned away, is waited for this long [s].
-GONE = 1.0
+#: Interval of polls for a key [s]. torch's own FileStore polls every 10 ms.
+POLL_INTERVAL = 0.001
 
 
-def _values(spec: Spec, name: str) -> Any:
+#: Timeout for a store's file that was removed, perhaps by a cleaning program [s].
+FILE_TIMEOUT = 1.0
+
+
+def _backing_store(spec: Spec, name: str) -> Any:
     if spec.hosts > 1:
         return load("distkit_hosts.remote.store").StoreClient(spec.folder, name)
     store = dist.FileStore(f"{spec.folder}/{name}", spec.world_size)
-    store.set_timeout(timedelta(seconds=GONE))
+    store.set_timeout(timedelta(seconds=FILE_TIMEOUT))
     return store
 
 
-class PatientStore(dist.Store):
-    """A store that waits in Python, where an interrupt reaches it.
+class InterruptibleStore(dist.Store):
+    """A store that waits in Python, so that an interrupt can end the wait.
 
-    torch's stores wait in C++ for up to 30 minutes and hear no signal: a ``new_group`` that
-    not every member calls could only be ended together with its process.
+    torch's stores wait in C++ for up to 30 minutes without handling signals: a ``new_group`` that
+    not every member calls would only end with its process.
 
     Args:
-        place: where the values are: a FileStore, or what has its methods.
+        backing: the store of the values: a FileStore, or an object with its methods.
     """
 
-    timeout: timedelta  # torch's own, which its type hints lack
+    timeout: timedelta  # missing in torch's type hints
 
-    def __init__(self, place: Any) -> None:
+    def __init__(self, backing: Any) -> None:
         super().__init__()
-        self._place = place
+        self._backing = backing
         self.set_timeout(timedelta(minutes=30))
 
     # the names and arguments of dist.Store, which torch's C++ calls
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
-        self._place.set(key, value)
+        self._backing.set(key, value)
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
         self.wait([key])
-        return bytes(self._place.get(key))
+        return bytes(self._backing.get(key))
 
     def add(self, key: str, num: int) -> int:
-        """Count."""
-        return int(self._place.add(key, num))
+        """Add to a counter, and return its value."""
+        return int(self._backing.add(key, num))
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         """Replace a value if it is the expected one."""
-        return bytes(self._place.compare_set(key, expected_value, desired_value))
+        return bytes(self._backing.compare_set(key, expected_value, desired_value))
 
     def check(self, keys: list[str]) -> bool:
-        """True if all of these are there."""
-        return bool(self._place.check(keys))
+        """Return True if all keys exist."""
+        return bool(self._backing.check(keys))
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""
-        return bool(self._place.delete_key(key))
+        return bool(self._backing.delete_key(key))
 
     def num_keys(self) -> int:
-        """The number of values."""
-        return int(self._place.num_keys())
+        """Return the number of values."""
+        return int(self._backing.num_keys())
 
     deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
 
@@ -234,17 +235,17 @@ class PatientStore(dist.Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """True if it has append as well: no file store has."""
+        """Return False: file stores have no ``append``."""
         return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all of these are there.
+        """Wait until all keys exist.
 
         Raises:
-            DistStoreError: they have not come in time.
+            DistStoreError: the timeout has passed.
         """
         end = time.monotonic() + (timeout or self.timeout).total_seconds()
-        while not self._place.check(keys):
+        while not self._backing.check(keys):
             if time.monotonic() > end:
                 raise dist.DistStoreError(f"{keys} did not come within {timeout or self.timeout}")
-            time.sleep(PERIOD)
+            time.sleep(POLL_INTERVAL)

@@ -1,8 +1,8 @@
-"""The rank's side: what runs in each forked process.
+"""A rank: the program of each forked process.
 
 A rank has a lifeline (a :class:`Channel` to the process that started the cluster), a process
-group, and :func:`execute`, which runs one function. When the lifeline breaks, the rank and
-everything it started are gone at once.
+group, and :meth:`Rank.execute`, which runs one function. When the lifeline closes, the rank and its
+descendants end at once.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped, OnRank
 from distkit.recording.witness import RollCall, Witness
 
-#: The notebook's backend for matplotlib, and the one that takes its place on ranks.
+#: matplotlib's backend in notebooks, and its replacement on ranks.
 INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
 
-#: A cell hears a signal within this time [s], unless it waits in C++.
-HEARS = 0.3
+#: Time in which a cell handles a signal, unless it waits in C++ [s].
+SIGNAL_TIMEOUT = 0.3
 
-#: Sends a message about the run to the kernel: a kind, and what.
+#: Sends a message about the run to the kernel: its kind and content.
 Emit = Callable[[str, Any], None]
 
 
 class Rank:
-    """This process as a rank. There is one: ``Rank.here``.
+    """This process as a rank. ``Rank.here`` is its only instance.
 
     Args:
-        spec: what it is told about itself.
-        lifeline: to the process that started it.
-        runs_cells: it runs ``%%ranks`` cells, one after the other, and keeps their variables;
-            otherwise it runs one function, and a release ends the process.
+        spec: its specification.
+        lifeline: channel to the process that started it.
+        runs_cells: it runs ``%%ranks`` cells sequentially, and keeps their variables; otherwise it
+            runs one function, and a release ends the process.
     """
 
     here: Rank
@@ -76,7 +76,7 @@ class Rank:
         Rank.here = self
         self.spec, self.lifeline, self.outbox = spec, lifeline, Outbox(lifeline)
         self._runs_cells, self.group = runs_cells, Group(spec)
-        #: The variables of cells; an engine's own, so that %px sees them.
+        #: The variables of cells; also the engine's namespace, so that %px uses them.
         self.namespace: dict[str, Any] = {
             "torch": torch,
             "dist": torch.distributed,
@@ -87,17 +87,17 @@ class Rank:
         self._pid = os.getpid()
         self._box_file = Path(spec.folder, f"{spec.name}.box")
         self._box = BlackBox(self._box_file)
-        self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; words may come early
+        self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; permits may come early
         self._running: int | None = None  # number of the run whose function is executing
-        self._released = 0  # number of the latest run that the kernel has ended
-        self._let_go = threading.Event()  # the run that executes is released
+        self._released_run = 0  # number of the latest run that the kernel has released
+        self._release_event = threading.Event()  # the executing run is released
         self._idle = threading.Event()  # no function is executing
-        #: What the function has raised: the end of its variables may hang, so they are kept.
-        self._raised: BaseException | None = None
+        #: The function's exception, kept because destroying its variables may hang.
+        self._error: BaseException | None = None
         self._close_record: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Take over the kernel's surroundings, and watch the lifeline from now on."""
+        """Set up the environment and the GPU, and start to read the lifeline."""
         spec = self.spec
         os.environ.clear()
         os.environ.update(spec.environ)
@@ -113,36 +113,36 @@ class Rank:
         tap.on_gloo = spec.backend == "gloo"
         if spec.device != "cpu":
             gpu.take(spec)
-            tap.remove()  # it is to be outside: a receive is over when its copy has come back
+            tap.remove()  # reinstalled outside of the staging, so a receive includes its copy
             if tap.on_gloo:
                 gpu.stage_messages()
             tap.on_gpu = True
             tap.install()
-        self.group.adopt_user_calls()
+        self.group.intercept_init()
         self.outbox.capture(f"{spec.folder}/{spec.name}.out")
         builtins.input = _no_keyboard
-        interpreter.look_after_children(self._forget)
+        interpreter.install_child_hooks(self._reset_child)
         interpreter.explain_launchers(spec.rank)
-        self.lifeline.listen(self._handle, partial(os.killpg, 0, signal.SIGKILL))
+        self.lifeline.listen(self._handle_command, partial(os.killpg, 0, signal.SIGKILL))
 
-    def _forget(self) -> None:
-        """In a child process: this is no rank any more."""
+    def _reset_child(self) -> None:
+        """Remove the rank's state in a child process."""
         self.lifeline.close_here()
-        self.group.leave_user_calls()
+        self.group.restore_init()
 
     # -- the lifeline -----------------------------------------------------------
 
-    def _handle(self, message: tuple[Any, ...]) -> None:
-        """Act on the kernel's message: "go" with a number of permits or None, or "release"."""
-        word, run, *permits = message
-        if word == "go":
+    def _handle_command(self, message: tuple[Any, ...]) -> None:
+        """Handle the kernel's command: "go" with a number of permits or None, or "release"."""
+        command, run, *permits = message
+        if command == "go":
             self._gates[run].allow(*permits)
-        elif not (self._runs_cells and self._pull(run)):
-            self._leave(run)
+        elif not (self._runs_cells and self._raise_in_cell(run)):
+            self._report_and_exit(run)
 
-    def _leave(self, run: int) -> None:
-        """Report where the function is, and end this process, unless it has raised."""
-        if self._raised is not None:  # which is being described
+    def _report_and_exit(self, run: int) -> None:
+        """Report the function's position, and end this process, unless it has raised."""
+        if self._error is not None:  # it is being described
             return
         self._close_record()
         error = released_in(threading.main_thread().ident or 0)
@@ -150,55 +150,55 @@ class Rank:
         self.outbox.drain()
         os.killpg(0, signal.SIGKILL)
 
-    def _pull(self, run: int) -> bool:
-        """Have the cell raise; False if it does not, since it waits in C++."""
-        self._released = run
-        self._let_go.set()
+    def _raise_in_cell(self, run: int) -> bool:
+        """Raise Released in the cell; return False if it does not end because it waits in C++."""
+        self._released_run = run
+        self._release_event.set()
         if run != self._running:
             return True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        return self._idle.wait(HEARS)
+        return self._idle.wait(SIGNAL_TIMEOUT)
 
     @property
     def _is_released(self) -> bool:
-        return self._running == self._released
+        return self._running == self._released_run
 
     @contextmanager
     def _interruptible(self, run: int) -> Iterator[None]:
-        """Let signals and the kernel end the function."""
+        """Let signals and the kernel interrupt the block."""
 
         def on_signal(*_: Any) -> None:
             raise Released if self._is_released else KeyboardInterrupt(SIGINT)
 
-        before = signal.signal(signal.SIGINT, on_signal)
+        previous = signal.signal(signal.SIGINT, on_signal)
         self._running = run
         self._idle.clear()
         try:
-            if self._is_released:  # the word was quicker than the call
+            if self._is_released:  # the release arrived before the call
                 raise Released
             yield
         finally:
             self._running = None
             self._idle.set()
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous)
 
     # -- one run ----------------------------------------------------------------
 
-    def show(self, picture: bytes) -> None:
-        """Have the notebook show a PNG picture."""
+    def show(self, image: bytes) -> None:
+        """Show a PNG image in the notebook."""
         if self._running is not None:
-            self.outbox.emit(self._running, "figure", picture)
+            self.outbox.emit(self._running, "figure", image)
 
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
-        """Run one pickled ``(fn, args, kwargs)`` and report how it went; never raises."""
+        """Run one pickled ``(fn, args, kwargs)`` and report the outcome; never raises."""
         emit = partial(self.outbox.emit, options["run"])
-        with self.outbox.printing(options["run"]), self._watching_the_network(emit):
+        with self.outbox.printing(options["run"]), self._monitoring_links(emit):
             outcome = self._perform(payload, options, emit)
         emit("outcome", outcome)
 
     def _perform(self, payload: bytes, options: dict[str, Any], emit: Emit) -> Outcome:
         outcome, run, life = Outcome(self.spec.rank, intact=True), options["run"], options["life"]
-        self._raised = None
+        self._error = None
         try:
             self.group.alone = life > 0
             if not self.group.alone:
@@ -206,7 +206,7 @@ class Rank:
             with (
                 self._recording(options, emit, outcome),
                 self._interruptible(run),
-                interpreter.outside_of_loops(),
+                interpreter.without_event_loop(),
                 self._kvstore(options, emit),
             ):
                 if options.get("seed") is not None:
@@ -216,8 +216,8 @@ class Rank:
                     tap.rest()
                     if FIGURES in sys.modules:
                         sys.modules[FIGURES].show()
-                except Dropped as asked:
-                    value, outcome.remark = None, str(asked)
+                except Dropped as reason:
+                    value, outcome.remark = None, str(reason)
                 outcome.result_type = type(value).__name__
                 raw = options.get("raw", False)
                 outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
@@ -227,15 +227,17 @@ class Rank:
         return outcome
 
     def _describe(self, error: BaseException) -> Failure:
-        self._raised = error
-        told = describe(error, released=isinstance(error, Released))
-        said = told.text + interpreter.hint(error) + gpu.hint(error, self.spec)
-        return replace(told, text=said, frames=told.frames or interpreter.called(error))
+        self._error = error
+        failure = describe(error, released=isinstance(error, Released))
+        text = failure.text + interpreter.hint(error) + gpu.hint(error, self.spec)
+        return replace(
+            failure, text=text, frames=failure.frames or interpreter.frame_of_call(error)
+        )
 
     def _call(self, payload: bytes, run: int) -> tuple[Any, list[str]]:
-        """The function's result, and the copies of the notebook's containers that it has filled.
+        """Call the function; return its result, and the names of containers that it has extended.
 
-        The latter only if it returns nothing: then they are lost.
+        The names only if it returns None, since the copies of the containers are lost then.
         """
         fn, args, kwargs = cloudpickle.loads(payload)
         if isinstance(fn, Cell):
@@ -243,16 +245,16 @@ class Rank:
         if isinstance(fn, Path):
             recorder.make_users(str(fn))
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
-        held = {name: (one, len(one)) for name, one in captured(fn, args, kwargs)}
-        if not self.group.alone:  # a replacement comes alone
+        sizes = {name: (c, len(c)) for name, c in captured(fn, args, kwargs)}
+        if not self.group.alone:  # a replacement starts alone
             self.group.enter(run)
         try:
             value = fn(*args, **kwargs)
         finally:
-            sys.settrace(None)  # a call that is traced is the user's
+            sys.settrace(None)  # a trace function is the user's
             if os.getpid() != self._pid:
                 _end_child()
-        return value, [n for n, (one, size) in held.items() if value is None and len(one) > size]
+        return value, [n for n, (c, size) in sizes.items() if value is None and len(c) > size]
 
     def _run_cell(self, cell: Cell) -> Any:
         if self.spec.rank not in cell.ranks:
@@ -261,7 +263,7 @@ class Rank:
 
     @contextmanager
     def _kvstore(self, options: dict[str, Any], emit: Emit) -> Iterator[None]:
-        """In a cluster with servers: let the function create its KVStore."""
+        """Let the function create its KVStore, in a cluster with servers."""
         if options["node"] is None:
             yield
             return
@@ -283,10 +285,10 @@ class Rank:
             return
         tap.install()
         run = options["run"]
-        mine = Recorder(
+        run_recorder = Recorder(
             self.spec.rank, keep=partial(self._box.note, run), stepped=options.get("step", False)
         )
-        flusher = Flusher(mine, emit)
+        flusher = Flusher(run_recorder, emit)
         self._close_record = flusher.close
         witness = tap.witness = self._witness(run, emit)
 
@@ -296,16 +298,16 @@ class Rank:
 
         tap.groups.on_group = on_group
         tap.on_threads = partial(emit, "threads")
-        if mine.stepped:
+        if run_recorder.stepped:
             gate = self._gates[run]
-            gate.arrived = mine.hurry
+            gate.arrived = run_recorder.hurry
             tap.before.append(lambda op, nbytes: gate.wait())
-        strikes = [] if (made := options.get("trouble")) is None else [OnRank(made, self.spec.rank)]
-        tap.before += strikes
-        recorder.set_current(mine)
+        faults = [] if (spec := options.get("trouble")) is None else [OnRank(spec, self.spec.rank)]
+        tap.before += faults
+        recorder.set_current(run_recorder)
         try:
             yield
-            outcome.missed = [text for strike in strikes for text in strike.missed()]
+            outcome.missed = [text for fault in faults for text in fault.missed()]
         finally:
             tap.before.clear()
             tap.groups.on_group = tap.witness = None
@@ -315,27 +317,30 @@ class Rank:
             outcome.unwaited, outcome.collectives = tap.unwaited.calls(), dict(tap.collectives)
             recorder.set_current(None)
             flusher.close()
-            outcome.dropped, outcome.without_values = mine.dropped, mine.without_values
-            outcome.unseen = dict(mine.unseen)
+            outcome.dropped, outcome.without_values = (
+                run_recorder.dropped,
+                run_recorder.without_values,
+            )
+            outcome.unseen = dict(run_recorder.unseen)
             tap.forget()
 
     @contextmanager
-    def _watching_the_network(self, emit: Emit) -> Iterator[None]:
-        """Tell which machines this rank does not reach, when that changes."""
-        over = threading.Event()
+    def _monitoring_links(self, emit: Emit) -> Iterator[None]:
+        """Report changes of the machines that this rank cannot reach."""
+        done = threading.Event()
         if self.spec.hosts > 1:
-            companions.load("distkit_hosts.links").watch(partial(emit, "unreached"), over)
+            companions.load("distkit_hosts.links").watch(partial(emit, "unreached"), done)
         yield
-        over.set()
+        done.set()
 
     def _witness(self, run: int, emit: Emit) -> Witness:
-        """Whoever looks at this run's collectives before they go to the backend."""
+        """Create the check of this run's collectives before they go to the backend."""
         spec, rollcall = self.spec, None
-        if spec.backend == "gloo" and spec.hosts == 1:  # it is in memory that all ranks see
+        if spec.backend == "gloo" and spec.hosts == 1:  # it needs shared memory
             rollcall = RollCall(Path(spec.folder), run, spec.rank)
-        self._let_go.clear()
-        witness = Witness(emit, rollcall, self._let_go.wait)
-        witness.meet(WORLD, list(range(spec.world_size)))  # new_group may be the first call
+        self._release_event.clear()
+        witness = Witness(emit, rollcall, self._release_event.wait)
+        witness.meet(WORLD, list(range(spec.world_size)))  # since new_group may be the first call
         return witness
 
 
@@ -347,7 +352,7 @@ def _no_keyboard(prompt: object = "") -> str:
 
 
 def _end_child() -> None:
-    """End a process that the function has forked, and that has come to the function's end."""
+    """End a child process that the function forked and that has reached the function's end."""
     failed = sys.exc_info()[0] is not None
     if failed:
         traceback.print_exc()
@@ -370,4 +375,4 @@ def _dump_result(value: Any) -> bytes:
 
 
 class _Unpicklable(TypeError):
-    """Told apart by name on the other side."""
+    """Recognised by its name in the kernel."""

@@ -1,1 +1,1 @@
-"""One run of a program: its handle, its outcome, stepping, the watch over deadlocks."""
+"""One run of a program: its interface, outcome, stepping and deadlock detection."""
