@@ -1,12 +1,12 @@
-"""The narrow waist of distkit: what happened on the ranks, as plain data.
+"""Events: the plain data that all parts of distkit exchange.
 
 Recorders, simulators and files *produce* events; views, diagnosis, export and
 statistics *consume* them. Nothing here imports torch, so a saved trace opens anywhere.
 
-An :class:`Event` is one transition of one operation on one rank. An operation
+An :class:`Event` is one state transition of one operation on one rank. An operation
 that was called, handed to the backend and completed leaves three events with
-the same ``(rank, seq)``: *scheduled*, *started*, *completed*. A pause before it is then
-a *scheduled* without a *started*, and a hang a *started* without a *completed*.
+the same ``(rank, seq)``: *scheduled*, *started*, *completed*. An operation that a stepper holds
+back has no *started* event, and one that hangs has no *completed* event.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["Event", "Message", "Op", "Span", "State", "Summary"]
 
 WORLD = "world"
 
-#: How the dtype of a tensor that holds only some of its elements begins.
+#: Prefix of the dtype of a sparse tensor.
 SPARSE = "sparse "
 
 
-class _Word(str, Enum):
+class _StringEnum(str, Enum):
     """A string enum that prints as its value."""
 
-    __hash__ = str.__hash__  # Enum's own is slow, and not that of an equal string
+    __hash__ = str.__hash__  # Enum's hash is slower and differs from that of an equal string
 
     def __str__(self) -> str:
         return str(self.value)
 
 
-class Op(_Word):
-    """The operation, in the field's own terms."""
+class Op(_StringEnum):
+    """The kind of an operation, named as in torch.distributed."""
 
     SEND = "send"
     RECV = "recv"
@@ -47,18 +47,18 @@ class Op(_Word):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
-    NEW_GROUP = "new_group"  # every rank of the world calls it, members or not
-    # a key-value store: the method and the keys are attributes
+    NEW_GROUP = "new_group"  # called by every rank of the world, member or not
+    # dist.Store: the method and the keys are attributes
     STORE_WAIT = "store_wait"
     STORE_SET = "store_set"
-    # the parameter server: requests, each answered by one reply
+    # parameter server: requests with one reply each
     REGISTER = "register"
     INIT = "init"
     PUSH = "push"
     PULL = "pull"
-    # computation marked by the user, see distkit.mark
+    # computation marked with distkit.mark
     MARK = "mark"
-    # the buffer of a receive that is still open was used; ``match`` is that receive's seq
+    # use of a buffer while an asynchronous operation owns it; ``match`` is that operation's seq
     TOUCH = "touch"
 
 
@@ -69,23 +69,23 @@ STORES = frozenset({Op.STORE_WAIT, Op.STORE_SET})
 COLLECTIVES = frozenset(Op) - P2P - REQUESTS - COMPUTATION - STORES
 
 
-class State(_Word):
+class State(_StringEnum):
     """The state of an operation, as in PyTorch's flight recorder."""
 
     SCHEDULED = "scheduled"  # called by the user's line
     STARTED = "started"  # handed to the backend
-    BLOCKED = "blocked"  # the rank's thread waits for it, noted when that takes a while
-    COMPLETED = "completed"  # done: a receive buffer or a reduced tensor holds its new value
-    FAILED = "failed"  # ended with an error, or released by severing its connections
+    BLOCKED = "blocked"  # the rank's thread waits for it; recorded for long waits only
+    COMPLETED = "completed"  # the output tensors hold their new values
+    FAILED = "failed"  # raised an error, or was released by closing its connections
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A bounded picture of a tensor's values: whole tensors never enter an event.
+    """Bounded summary of a tensor's values: events never contain whole tensors.
 
     ``values`` are at most 64 numbers at equal strides through the flattened
     tensor of ``size`` elements; ``norm`` (Euclidean), ``min`` and ``max`` are over
-    the whole tensor, or over a strided sample of it when ``sampled``.
+    the whole tensor, or over a strided sample of it if ``sampled``.
     """
 
     values: tuple[float, ...]
@@ -97,9 +97,9 @@ class Summary:
 
 
 class Attributes(dict[str, Any]):
-    """Facts about an operation that most others do not have, by name. They do not change.
+    """Immutable mapping of the attributes that only some operations have.
 
-    The values are text, numbers, truth values, or tuples of them.
+    The values are strings, numbers, booleans, or tuples of them.
 
     >>> Attributes(key="w", version=3) == {"key": "w", "version": 3}
     True
@@ -113,44 +113,44 @@ class Attributes(dict[str, Any]):
     def __reduce__(self) -> tuple[type[Attributes], tuple[dict[str, Any]]]:
         return Attributes, (dict(self),)
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _raise_immutable(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError("attributes of an event do not change; use dataclasses.replace(event, ...)")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    update = pop = popitem = setdefault = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = _raise_immutable
+    update = pop = popitem = setdefault = clear = _raise_immutable
 
 
 NO_ATTRIBUTES = Attributes()
 
-#: The attributes that name a line: where a page was called, and where ``wait()`` of a request.
+#: Attributes that hold a source line: of a reference implementation's caller, and of ``wait()``.
 LINES = "caller", "waits_at"
 
-#: The attribute that names several: those that led to a wait, the innermost first.
+#: Attribute that holds the call stack of a wait as source lines, innermost first.
 STACK = "stack"
 
-#: What is said of a call beside its name.
-_ASIDE = frozenset(
+#: Attributes that the label leaves out.
+_NOT_IN_LABEL = frozenset(
     {*LINES, STACK, "device", "stream", "memory", "device_seconds"}
     | {"sends", "receives", "zeroes_gradient", "lost"}
 )
 
 
-def label_of(it: Any) -> str:
-    """An operation's attributes in words, as a picture shows them. Nothing reads them back.
+def label_of(operation: Any) -> str:
+    """Return an operation's attributes as display text, which is never parsed.
 
     >>> label_of(Event(2, 0, Op.PUSH, State.STARTED, 0.0, attributes={"key": "w"}))
     'w'
     """
-    facts = it.attributes
-    if not _ASIDE.isdisjoint(facts):
-        facts = {name: value for name, value in facts.items() if name not in _ASIDE}
+    facts = operation.attributes
+    if not _NOT_IN_LABEL.isdisjoint(facts):
+        facts = {name: value for name, value in facts.items() if name not in _NOT_IN_LABEL}
     match facts:
         case {"label": name} | {"reduction": name} | {"function": name}:
             return str(name)
         case {"key": key, "version": version}:
-            late = zip(facts.get("workers", ()), facts.get("late", ()), strict=True)
-            givers = ", ".join(f"{w} ({n} late)" if n else str(w) for w, n in late)
-            return f"update {key_name(key)} → v{version}{' ← ' * bool(givers)}{givers}"
+            delays = zip(facts.get("workers", ()), facts.get("late", ()), strict=True)
+            workers = ", ".join(f"{w} ({n} late)" if n else str(w) for w, n in delays)
+            return f"update {key_name(key)} → v{version}{' ← ' * bool(workers)}{workers}"
         case {"key": key}:
             return key_name(key) + ": refused" * ("refused" in facts)
         case {"step": step}:
@@ -158,21 +158,21 @@ def label_of(it: Any) -> str:
         case {"mode": mode}:
             return " ".join([mode, *(f"{k}={v}" for k, v in facts.items() if k != "mode")])
         case {"method": method, "keys": keys, **ranks}:
-            return f"{method} {_shown((*keys, *ranks.values()))}"
+            return f"{method} {_format_value((*keys, *ranks.values()))}"
         case {"watched": _}:
-            told = (facts.get(name) for name in ("watched", "name", "checksum"))
-            return " ".join(map(str, filter(None, told)))
+            values = (facts.get(name) for name in ("watched", "name", "checksum"))
+            return " ".join(map(str, filter(None, values)))
         case {"keys": _} | {"members": _}:
-            return " ".join(map(_shown, facts.values()))
+            return " ".join(map(_format_value, facts.values()))
     return " ".join(name if value is True else f"{name} {value}" for name, value in facts.items())
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return ", ".join(map(key_name, value)) if isinstance(value, tuple) else str(value)
 
 
 def key_name(key: object) -> str:
-    """A key as a picture names it: a string of digits is no number.
+    """Return a key as display text; a string of digits is quoted, unlike a number.
 
     >>> key_name("w"), key_name(7), key_name("7")
     ('w', '7', "'7'")
@@ -182,17 +182,16 @@ def key_name(key: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One transition of one operation on one rank.
+    """One state transition of one operation on one rank.
 
     ``time`` is in seconds on a monotonic clock common to the host's processes,
     ``nbytes`` in bytes, ``peer`` a global rank (the other end of a point-to-point
     call or of a request, the root of a rooted collective), ``shape`` and ``dtype``
-    those of the tensor touched. ``tag`` is that of a point-to-point call, ``where`` the user's
-    ``file:line``. ``match`` ties a request to its reply when the transport
-    numbers its messages; otherwise matches are found by :attr:`distkit.Trace.matches`.
+    describe the tensor. ``tag`` is the tag of a point-to-point call, ``where`` the user's
+    ``file:line``. ``match`` links a request to its reply if the transport
+    numbers its messages; otherwise :attr:`distkit.Trace.matches` finds the matches.
 
-    ``attributes`` are the facts that only some operations have; ``label`` is made of them, for
-    people to read:
+    ``attributes`` holds what only some operations have; ``label`` is its text for display:
 
     ===============================  ============================================================
     operation                        attributes
@@ -202,28 +201,28 @@ class Event:
                                      the parameter's ``name`` or the weights' ``checksum`` and the
                                      ``norms`` of the ``layers``, which the first such mark names
     mark of a destroyed group        ``destroyed``: its name; ``open``: calls on it not waited for
-    mark of a server: an update      ``key``, the ``version`` made, the ``workers`` whose gradients
+    mark of a server's update        ``key``, the new ``version``, the ``workers`` whose gradients
                                      it applies, and how ``late`` each of them is, in updates
-    collective                       ``reduction`` (not for sum), ``gradients`` (True: sent by a
+    collective                       ``reduction`` (unless sum), ``gradients`` (True: sent by a
                                      backward pass), ``function`` (``broadcast_object_list`` …)
-                                     ``sends``, ``receives`` (the rows of an all_to_all for and from
-                                     each rank, where they are not all the same)
-                                     ``zeroes_gradient`` (True: its backward loses the source's)
-    new_group                        ``members`` (not for all); ``lost``: how many groups of the
-                                     same line and members the program has lost and not destroyed
+                                     ``sends``, ``receives`` (rows of an all_to_all to and from
+                                     each rank, if they are uneven)
+                                     ``zeroes_gradient`` (True: backward zeroes the source's)
+    new_group                        ``members`` (unless all); ``lost``: number of groups of the
+                                     same line and members left unreferenced but not destroyed
     touch                            ``function``: what used the buffer; ``writes``, if it wrote
-    store_wait, store_set            ``method``, ``keys``, and of a barrier ``ranks``
-    register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` where
-                                     they are not as usual
+    store_wait, store_set            ``method``, ``keys``, and for a barrier ``ranks``
+    register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
+                                     differ from the defaults
     init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
                                      push's ``clock``; a reply's ``refused`` or ``dropped``
-    any, while scheduled             ``caller``: the line that called the page of ``where``, a
-                                     function such as ``ring_all_reduce``; of stepped runs
-    any, while blocked               ``waits_at``: the line of ``wait()``, if it is another one;
-                                     ``stack``: the lines that led there, the innermost first
+    any, while scheduled             ``caller``: the line that called the reference implementation
+                                     at ``where``, such as ``ring_all_reduce``; stepped runs only
+    any, while blocked               ``waits_at``: the line of ``wait()``, if it differs;
+                                     ``stack``: the call stack as source lines, innermost first
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
-                                     bytes of the rank's tensors there at that time; once completed
-                                     ``device_seconds``: how long the GPU itself was at it;
+                                     bytes that the rank's tensors occupy there; once completed
+                                     ``device_seconds``: the time that the GPU took;
                                      ``unread``, if the program might have changed its tensors
     ===============================  ============================================================
 
@@ -259,9 +258,9 @@ class Event:
 class Span:
     """One operation from start to completion, derived from its events.
 
-    ``start`` is when it went to the backend, or was called if it has not gone there yet.
-    ``end`` is None while it has not completed: then the rank is still in it.
-    ``before`` and ``after`` summarise the tensor's values at start and end.
+    ``start`` is the time at which it went to the backend, or of the call until then.
+    ``end`` is None until it completes.
+    ``before`` and ``after`` summarize the tensor's values at start and end.
     """
 
     rank: int
@@ -286,7 +285,7 @@ class Span:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from start to end, None while it has not ended."""
+        """Seconds from start to end, None until it ends."""
         return None if self.end is None else self.end - self.start
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from distkit.errors import OWN, NotPicklableError
-from distkit.recording.recorder import make_users
+from distkit.recording.recorder import add_user_file
 
 #: The standard library and distkit itself, which the ranks have.
 _LIBRARIES = (str(Path(threading.__file__).parent), *OWN)
@@ -39,7 +39,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if kwargs:
             raise TypeError("a script's arguments are words: run('train.py', '--steps', '10')")
         fn = _script(Path(fn))
-        make_users(str(fn))  # treat its lines as the user's in any folder
+        add_user_file(str(fn))  # treat its lines as the user's in any folder
         args = tuple(map(str, args))
     elif not callable(fn):
         raise TypeError(

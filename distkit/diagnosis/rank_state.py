@@ -24,13 +24,13 @@ from distkit.events import (
     Op,
     Span,
     State,
-    _Word,
+    _StringEnum,
 )
 from distkit.trace.awaiting import Awaited, Awaiting, Keys, concerns
 from distkit.trace.calls import Channel, at, call, channel_of, keys, never_meet, seen
 
 
-class Doing(_Word):
+class Doing(_StringEnum):
     """The activity of a rank."""
 
     RUNNING = "running"

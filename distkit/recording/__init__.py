@@ -1,1 +1,1 @@
-"""Recording on a rank: what it calls, in what order, and what comes of it."""
+"""Recording of a rank's communication: its calls, their order and their outcome."""

@@ -1,7 +1,7 @@
-"""The black box: a rank's latest events in a small file that outlives a crash.
+"""Black box: a rank's latest events in a small file that survives a crash.
 
-Events leave a rank some milliseconds after they happen; of a process that aborts, the most
-interesting ones would be lost. A copy of each goes into a memory-mapped ring: a write to memory.
+Events leave a rank some milliseconds after they happen, so a process that aborts would lose its
+last ones. A copy of each event is written to a memory-mapped ring buffer.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import msgspec
 from distkit.events import Op, State
 from distkit.recording.plain import decode, encode
 
-#: So many events are kept, each in so many bytes (longer ones are left out).
+#: Number of events kept, and bytes per event; longer ones are skipped.
 SLOTS, SIZE = 256, 512
 
-#: The errors of a damaged box: the process ended while it wrote an entry.
-DAMAGED = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
+#: Raised by an incomplete entry: the process ended while writing it.
+DECODE_ERRORS = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
 
-#: The run, the event's number in it from 1, and the bytes that follow: the row without values.
+#: Run, number of the event in it (from 1), and length of the row that follows, without values.
 _HEAD = struct.Struct("<QQI")
 
 
 class BlackBox:
-    """Writes the latest events of a rank into a file.
+    """Ring buffer of a rank's latest events, in a memory-mapped file.
 
     Args:
-        path: of the file.
+        path: the file to create.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,11 +48,11 @@ class BlackBox:
 
 
 def rows_in(memory: bytes, run: int, after: int) -> list[tuple[Any, ...]]:
-    """The rows of a run beyond the first ``after``, as far as a box's content still has them."""
+    """Return the rows of a run that follow its first ``after``, as far as they are still there."""
     found = []
     for at in range(0, len(memory), SIZE):
-        which, number, size = _HEAD.unpack_from(memory, at)
-        if which == run and number > after:
+        entry_run, number, size = _HEAD.unpack_from(memory, at)
+        if entry_run == run and number > after:
             begin = at + _HEAD.size
             seq, op, state, *rest = decode(memory[begin : begin + size])
             found.append((number, (seq, Op(op), State(state), *rest)))

@@ -1,8 +1,8 @@
-"""What a GPU does, and when, without waiting for it.
+"""Timing and tensor values of GPU operations, recorded without synchronizing the GPU.
 
-A call puts work into a *stream* of the GPU and returns. So the tap puts *events* into the stream,
-before and after the work, and asks later whether the GPU has come there. Values are summarized on
-the GPU, in the same stream; the numbers go to host memory while the program goes on.
+A call puts work into a *stream* of the GPU and returns. The tap records *events* in the stream
+before and after the work, and later queries whether the GPU has reached them. Values are
+summarized on the GPU, in the same stream, and copied to host memory asynchronously.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 
 from distkit.recording.plain import Values
 
-#: Held while the GPU is asked. A capture of a CUDA graph holds it until its end: it would fail if
-#: another thread asked the GPU for anything.
-asking = threading.Lock()
+#: Held during event queries, and by the capture of a CUDA graph from begin to end: the capture
+#: would fail if another thread queried an event.
+event_query_lock = threading.Lock()
 
 
 class Device:
-    """A GPU, as torch's module for its kind knows it."""
+    """A GPU, accessed through torch's module for its type."""
 
     def __init__(self, device: torch.device) -> None:
         self._torch, self._device = torch.get_device_module(device), device
@@ -37,39 +37,39 @@ class Device:
 
     @property
     def facts(self) -> tuple[tuple[str, Any], ...]:
-        """Attributes of a call that is made now."""
+        """Event attributes of a call made now."""
         return ("device", str(self._device)), ("stream", self.stream)
 
     @property
     def memory(self) -> int:
-        """The bytes that tensors of this process have there."""
+        """Bytes that this process's tensors occupy on the device."""
         return int(self._torch.memory_allocated(self._device))
 
     def event(self) -> Any:
-        """An event behind all that is in this thread's current stream."""
+        """Record an event in this thread's current stream."""
         event = self._torch.Event(enable_timing=True)
         self._torch.current_stream(self._device).record_event(event)
         return event
 
     def wait_for(self, event: Any) -> None:
-        """Have what this thread puts into its stream from now on come after an event."""
+        """Make this thread's current stream wait for an event."""
         self._torch.current_stream(self._device).wait_event(event)
 
     def captures(self) -> bool:
-        """True if this thread's calls go into a CUDA graph, and nothing happens yet."""
+        """Return whether this thread's calls are being captured into a CUDA graph."""
         return bool(self._torch.is_current_stream_capturing())
 
 
 device_of = cache(Device)
 
 
-class Later:
-    """A summary of values that are on their way from the GPU.
+class DeferredSummary:
+    """Summary of values that are still being copied from the GPU.
 
     Args:
-        flat: what to summarize, (k,), float64.
-        stride: every how many of these are shown.
-        size: of the whole tensor, of which ``flat`` may be a sample.
+        flat: the values to summarize, (k,), float64.
+        stride: distance between the values shown.
+        size: number of elements of the whole tensor, of which ``flat`` may be a sample.
     """
 
     def __init__(self, flat: torch.Tensor, stride: int, size: int) -> None:
@@ -83,19 +83,19 @@ class Later:
         self._event = device.event()
 
     def take(self) -> Values | None:
-        """Summary's fields, as those that ``summarize`` returns; None if not yet."""
-        if not _has_come(self._event):
+        """Return Summary's fields as ``summarize`` does; None if the copy is not finished."""
+        if not _is_reached(self._event):
             return None
-        *values, square, least, most = self._numbers.tolist()
+        *values, square, minimum, maximum = self._numbers.tolist()
         norm = math.sqrt(square) if square >= 0 else math.nan
-        return tuple(values), norm, least, most, self._size, self._sampled
+        return tuple(values), norm, minimum, maximum, self._size, self._sampled
 
 
 class Clock:
-    """The time of a device's events on the host's clock.
+    """Converts the times of a device's events to the host's clock.
 
-    The GPU comes to an event after the host has put it there, and before the host sees that: each
-    bounds how far the two clocks are apart, and one that an idle GPU came to at once is exact.
+    The GPU reaches an event after the host records it and before the host observes that. Both
+    bound the offset of the clocks, which is exact if the GPU was idle.
 
     >>> class At:
     ...     def __init__(self, ms): self.ms = ms
@@ -108,61 +108,61 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._latest: Any = None  # event, at …
-        self._at = 0.0  # [s] on the device's clock
-        self._ahead = -math.inf  # the host's clock, of that one
+        self._latest: Any = None  # latest begin event
+        self._at = 0.0  # its time on the device's clock [s]
+        self._offset = -math.inf  # host's clock minus device's clock [s]
 
     def time(self, begin: Any, called: float, end: Any, seen: float) -> float:
-        """When ``end`` was, on the host's clock [s].
+        """Return the time of ``end`` on the host's clock [s].
 
         Args:
-            begin: an event before it, which the host has put there at ``called`` [s].
-            called: on the host's clock.
-            end: the GPU has come to it.
-            seen: when the host saw that [s].
+            begin: an earlier event.
+            called: time at which the host recorded ``begin`` [s].
+            end: an event that the GPU has reached.
+            seen: time at which the host observed that [s].
         """
         since = self._latest.elapsed_time(begin) / 1e3 if self._latest is not None else 0.0
         self._latest, self._at = begin, self._at + since
         ended = self._at + begin.elapsed_time(end) / 1e3
-        self._ahead = min(max(self._ahead, called - self._at), seen - ended)
-        return max(called, float(ended + self._ahead))
+        self._offset = min(max(self._offset, called - self._at), seen - ended)
+        return max(called, float(ended + self._offset))
 
 
-class Flight:
-    """An operation that its caller has waited for, and that the GPU is still at.
+class InFlight:
+    """An operation that the host considers done while the GPU still executes it.
 
     Args:
-        device: where.
-        work: torch's, which may know how long the backend's own kernels took.
-        begin: an event before the operation, which the host has put there at ``called`` [s].
-        called: on the host's clock.
+        device: the GPU.
+        work: torch's ``Work``, which may know the duration of the backend's kernels.
+        begin: an event before the operation.
+        called: time at which the host recorded ``begin`` [s].
     """
 
     def __init__(self, device: Device, work: Any, begin: Any, called: float) -> None:
         self.stream, self.seconds, self._device, self._work = device.stream, 0.0, device, work
-        self._begin, self._called, self._end = begin, called, device.event()
+        self._begin, self._called_at, self._end = begin, called, device.event()
 
-    def joins(self) -> None:
-        """This thread's current stream waits until it is over, and its values are read."""
+    def synchronize_stream(self) -> None:
+        """Make this thread's current stream wait for its end and for the copy of its values."""
         self._device.wait_for(self._end)
         self.stream = self._device.stream
 
-    def landed(self) -> float | None:
-        """When it was over, on the host's clock [s]; None if it is not."""
-        if not _has_come(self._end):
+    def poll(self) -> float | None:
+        """Return the time of its end on the host's clock [s]; None if it has not ended."""
+        if not _is_reached(self._end):
             return None
         self.seconds = self._begin.elapsed_time(self._end) / 1e3
         if self._work is not None:
             with suppress(RuntimeError):  # only NCCL knows, if TORCH_NCCL_ENABLE_TIMING is set
                 self.seconds = self._work._get_duration() / 1e3
-        return self._device.clock.time(self._begin, self._called, self._end, time.monotonic())
+        return self._device.clock.time(self._begin, self._called_at, self._end, time.monotonic())
 
 
-def _has_come(event: Any) -> bool:
-    """True if the GPU has come to an event, and may be asked."""
-    if not asking.acquire(blocking=False):
+def _is_reached(event: Any) -> bool:
+    """Return whether the GPU has reached an event; False while queries are not allowed."""
+    if not event_query_lock.acquire(blocking=False):
         return False
     try:
         return bool(event.query())
     finally:
-        asking.release()
+        event_query_lock.release()

@@ -1,8 +1,8 @@
-"""Signatures of torch's ``c10d`` operators: the tensor, the peer, the group, and its name.
+"""Signatures of torch's ``c10d`` operators, and the process groups of a rank.
 
-Torch knows the members of the groups that its own functions have made. A program may also make a
-``ProcessGroup`` by hand, as fault-tolerant trainers do: nobody knows which ranks of the run belong
-to it, and its calls are only counted.
+Torch knows the members of the groups that its own functions create. A program may also construct a
+``ProcessGroup`` directly, as fault-tolerant trainers do. The ranks of such a group are unknown, so
+its calls are only counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distkit.recording.recorder import dense_parts
 class Call:
     """The signature of one c10d operator: the position of each of its arguments.
 
-    ``inputs`` is what it reads: None where it only writes, such as the buffer of a receive.
+    ``inputs`` is None if the operator only writes its tensors, such as the buffer of a receive.
     """
 
     op: Op
@@ -41,12 +41,12 @@ class Call:
     tag: int | None = None
     waits: int | None = None  # position of async_op
     reduces: bool = False
-    limit: int | None = None  # position of a time limit that it keeps by itself
-    blocks: bool = False  # perhaps until it is over, as under dk.algorithms.use_algorithm
+    limit: int | None = None  # position of the timeout
+    blocks: bool = False  # may return only when complete, as under dk.algorithms.use_algorithm
     copies: bool = False  # the backend works on a copy, and writes the tensors by operators
 
 
-#: Every operator that communicates.
+#: All operators that communicate.
 CALLS = {
     "send": Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
     "recv_": Call(Op.RECV, None, 0, 1, peer=2, tag=3),
@@ -72,15 +72,15 @@ CALLS = {
 
 
 def reduction(frame: FrameType) -> str:
-    """The reduction that the calling ``dist.*`` function was asked for; "" for sum.
+    """Return the name of the reduction, read from the caller's frame; "" for sum.
 
-    The operator gets it as an opaque object; the function's own frame has it in clear, or that
-    of the functional operator, whose second argument is its name.
+    The c10d operator receives it as an opaque object. A ``dist.*`` function has it as a local
+    variable, a functional operator as the name in its second argument.
     """
     if is_functional(frame):
         given = frame.f_locals.get("args", ())
-        word = given[1] if len(given) > 1 and isinstance(given[1], str) else "sum"
-        return "" if word.lower() == "sum" else word.lower()
+        name = given[1] if len(given) > 1 and isinstance(given[1], str) else "sum"
+        return "" if name.lower() == "sum" else name.lower()
     if frame.f_code.co_filename != c10d.__file__:
         return ""
     op = frame.f_locals.get("op", dist.ReduceOp.SUM)
@@ -88,72 +88,75 @@ def reduction(frame: FrameType) -> str:
     return "" if kind == dist.ReduceOp.SUM else str(kind).rpartition(".")[2].lower()
 
 
-def of_objects(frame: FrameType | None) -> str:
-    """The name of the ``dist.*_object*`` function that this call is a part of; "" if of none.
+def object_function(frame: FrameType | None) -> str:
+    """Return the name of the enclosing ``dist.*_object*`` function; "" if there is none.
 
-    Between the two there may be frames of the program: of a mode that watches torch's functions.
+    Frames of the program may lie in between, such as those of a TorchFunctionMode.
     """
     while frame is not None:
         code = frame.f_code
-        if "_object" in code.co_name and code.co_filename in _TORCHS:
+        if "_object" in code.co_name and code.co_filename in _TORCH_FILES:
             return code.co_name
         frame = frame.f_back
     return ""
 
 
-def loses_gradient(frame: FrameType | None) -> bool:
-    """True for a broadcast of torch.distributed.nn.functional whose backward zeroes the source's.
+def zeroes_source_gradient(frame: FrameType | None) -> bool:
+    """Return whether this broadcast's backward zeroes the source's gradient (pytorch#130515).
 
-    It compares the source, a rank of the world, with this rank's number in the group
-    (pytorch#130515).
+    torch.distributed.nn.functional compares the source's global rank with the rank in the group.
     """
-    while frame is not None and frame.f_code.co_filename in _TORCHS:
+    while frame is not None and frame.f_code.co_filename in _TORCH_FILES:
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename != _WITH_GRADIENTS:
+    if frame is None or frame.f_code.co_filename != _FUNCTIONAL_FILE:
         return False
     ctx = frame.f_locals.get("ctx")
-    src, mine = getattr(ctx, "src", None), getattr(ctx, "rank", None)
+    src, rank = getattr(ctx, "src", None), getattr(ctx, "rank", None)
     needed = getattr(ctx, "needs_input_grad", ())
-    return src is not None and src == dist.get_rank() and mine not in (None, src) and any(needed)
+    return src is not None and src == dist.get_rank() and rank not in (None, src) and any(needed)
 
 
 def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """What an all_to_all sends to each rank and awaits from each, in rows; () if it is even."""
+    """Return the rows that an all_to_all sends to and receives from each rank; () if even."""
     outputs, inputs, *rest = args
     if isinstance(inputs, torch.Tensor):
-        awaited, sent = rest[1], rest[2]
-        if not (awaited or sent):
+        received, sent = rest[1], rest[2]
+        if not (received or sent):
             return ()
-        size = len(awaited or sent)
-        sent, awaited = (
+        size = len(received or sent)
+        sent, received = (
             given or [len(tensor) // size] * size
-            for given, tensor in ((sent, inputs), (awaited, outputs))
+            for given, tensor in ((sent, inputs), (received, outputs))
         )
     else:
-        alike = len({t.shape[1:] for t in (*inputs, *outputs)}) == 1
-        sent, awaited = (
-            [len(t) if alike and t.dim() else t.numel() for t in some] for some in (inputs, outputs)
+        same_row = len({t.shape[1:] for t in (*inputs, *outputs)}) == 1
+        sent, received = (
+            [len(t) if same_row and t.dim() else t.numel() for t in side]
+            for side in (inputs, outputs)
         )
-    return ("sends", tuple(sent)), ("receives", tuple(awaited))
+    return ("sends", tuple(sent)), ("receives", tuple(received))
 
 
 def is_functional(frame: FrameType) -> bool:
-    """True if an operator such as ``torch.ops._c10d_functional.all_reduce`` makes this call."""
+    """Return whether an operator such as ``torch.ops._c10d_functional.all_reduce`` calls."""
     return frame.f_code.co_filename == _OPS
 
 
 _OPS = torch._ops.__file__
-_WITH_GRADIENTS = str(Path(c10d.__file__).parent / "nn" / "functional.py")
-_TORCHS = {c10d.__file__, c10d_logger.__file__}  # the latter wraps every function of the former
+_FUNCTIONAL_FILE = str(Path(c10d.__file__).parent / "nn" / "functional.py")
+_TORCH_FILES = {
+    c10d.__file__,
+    c10d_logger.__file__,
+}  # the latter wraps every function of the former
 
 
 def is_async(call: Call, args: tuple[Any, ...]) -> bool:
-    """True if the caller asked not to wait."""
+    """Return whether the call was made with ``async_op=True``."""
     return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
 
 
 def tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
-    """The tensors of an argument: one, a list, or a list of lists."""
+    """Return the tensors of an argument: a tensor, a list, or a list of lists."""
     if position is None:
         return []
     found = args[position]
@@ -164,8 +167,8 @@ def tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
     return list(found)
 
 
-def described(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
-    """Shape and dtype of the first tensor, and the bytes of all: those that a backend sends."""
+def describe(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
+    """Return shape and dtype of the first tensor, and the bytes of all that a backend sends."""
     if not touched:
         return (), "", 0
     first = touched[0]
@@ -188,42 +191,42 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's memory, as long as there is one."""
+    """Return the identity of a tensor's storage, valid while the storage lives."""
     return int(dense_parts(tensor)[-1].untyped_storage()._cdata)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A group as a rank knows it: its name, and the global ranks of its members by place."""
+class GroupInfo:
+    """Name of a group, and the global ranks of its members in group order."""
 
     name: str
     members: tuple[int, ...]
 
-    def rank(self, place: int) -> int | None:
-        """The global rank of a member, None if there is none."""
-        return self.members[place] if 0 <= place < len(self.members) else None
+    def rank(self, group_rank: int) -> int | None:
+        """Return the global rank of a member, None if there is none."""
+        return self.members[group_rank] if 0 <= group_rank < len(self.members) else None
 
 
 class Groups:
-    """The groups that a rank communicates in, during one run."""
+    """The process groups that a rank uses during one run."""
 
     def __init__(self) -> None:
         #: Called with the name and the members of each group when it is first seen.
         self.on_group: Callable[[str, list[int]], None] | None = None
-        self._known: weakref.WeakKeyDictionary[Any, Known] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, GroupInfo] = weakref.WeakKeyDictionary()
         self._used = set[str]()
 
-    def add(self, group: Any) -> Known | None:
-        """Keep what torch knows of a group, until it is destroyed."""
+    def add(self, group: Any) -> GroupInfo | None:
+        """Register a group until it is destroyed; None if torch does not know its members."""
         ranks = c10d._world.pg_group_ranks.get(group)
         if ranks is None:
             return None
         name = WORLD if group is dist.group.WORLD else str(group.group_name)
-        known = self._known[group] = Known(name, tuple(sorted(ranks, key=ranks.__getitem__)))
+        known = self._known[group] = GroupInfo(name, tuple(sorted(ranks, key=ranks.__getitem__)))
         return known
 
-    def known(self, script: Any) -> Known | None:
-        """The group that an operator is called with; None for one that the program made by hand."""
+    def known(self, script: Any) -> GroupInfo | None:
+        """Return an operator's group; None if the program constructed it directly."""
         group = dist.ProcessGroup.unbox(script)
         known = self._known.get(group) or self.add(group)
         if known is not None and known.name not in self._used:
@@ -232,39 +235,39 @@ class Groups:
                 self.on_group(known.name, [*known.members])
         return known
 
-    def rank(self, name: str, place: int) -> int | None:
-        """The global rank of a member of a group that was communicated in."""
+    def rank(self, name: str, group_rank: int) -> int | None:
+        """Return the global rank of a member of a group in use."""
         return next(
-            (known.rank(place) for known in self._known.values() if known.name == name), None
+            (known.rank(group_rank) for known in self._known.values() if known.name == name), None
         )
 
 
-# A group that is not destroyed keeps its connections, threads and memory, though the program may
-# have lost sight of it: torch itself holds on to it.
+# A group that is not destroyed keeps its connections, threads and memory even without references
+# in the program, because torch itself holds one.
 
 
-class MadeGroups:
-    """The groups that a run has made, by the line that made them and by their members."""
+class CreatedGroups:
+    """The groups that a run has created, by source line and members."""
 
     def __init__(self) -> None:
-        self._made: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
+        self._created: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
 
     def add(self, group: weakref.ref[Any], where: str, members: Any) -> int:
-        """Note a new group, and count those that the same line has made and the program lost.
+        """Register a new group; return how many of the same line and members were leaked.
 
         Args:
-            group: the new group, to which only torch and the caller refer.
-            where: the line.
-            members: its ranks, as the line names them.
+            group: the new group, referenced only by torch and the caller.
+            where: the source line that created it.
+            members: its ranks, as passed to ``new_group``.
         """
-        earlier = self._made[where, members]
-        lost = sum(
-            made() in c10d._world.pg_map and _references(made) <= held for made, held in earlier
+        earlier = self._created[where, members]
+        leaked = sum(
+            ref() in c10d._world.pg_map and _ref_count(ref) <= count for ref, count in earlier
         )
-        earlier.append((group, _references(group) - 1))
-        return lost
+        earlier.append((group, _ref_count(group) - 1))
+        return leaked
 
 
-def _references(made: weakref.ref[Any]) -> int:
-    group = made()
+def _ref_count(ref: weakref.ref[Any]) -> int:
+    group = ref()
     return sys.getrefcount(group)

@@ -1,8 +1,7 @@
-"""Operations between call and end; collectives with ``async_op=True`` that nobody waits for.
+"""Pending operations, and collectives with ``async_op=True`` that the program never waits for.
 
-The completion of the latter says nothing: the backend completes them either way. So each ``Work``
-that a program was given is remembered until the program waits for it, asks for its future, or
-sees it completed.
+The backend completes the latter in any case. So each ``Work`` that is returned to the program is
+tracked until the program waits for it, requests its future, or observes its completion.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from torch import overrides
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op, State
-from distkit.recording.device import Device, Flight, Later
+from distkit.recording.device import DeferredSummary, Device, InFlight
 from distkit.recording.recorder import Recorder, is_standard, is_users
 
-#: A program that sets a time limit up to this [ms] handles it: it is not released before.
-PATIENT = 60_000
+#: A program that sets a timeout of at most this long [ms] handles it: its wait is not interrupted.
+MAX_USER_TIMEOUT = 60_000
 
 
 def is_limit(given: timedelta | int | None) -> bool:
-    """True if this time limit is one that the program means to reach; int in milliseconds."""
+    """Return whether the program is expected to handle this timeout; int in milliseconds."""
     if isinstance(given, timedelta):
         given = given // timedelta(milliseconds=1)
-    return given is not None and 0 < given <= PATIENT
+    return given is not None and 0 < given <= MAX_USER_TIMEOUT
 
 
 def hook(undo: ExitStack, holder: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Have ``instead(stock, …)`` called for a function, if it exists, until ``undo`` is closed."""
+    """Replace a function, if it exists, by ``instead(stock, …)`` until ``undo`` is closed."""
     if (stock := getattr(holder, name, None)) is not None:
 
         @wraps(stock)
@@ -52,7 +51,7 @@ def hook(undo: ExitStack, holder: Any, name: str, instead: Callable[..., Any]) -
 
 
 class Pending:
-    """A started operation: completes once, by ``wait`` or by its future, whichever is first."""
+    """An operation in progress: ``wait`` or its future completes it, whichever is first."""
 
     __slots__ = (
         "_lock",
@@ -61,7 +60,7 @@ class Pending:
         "device",
         "done",
         "fields",
-        "flight",
+        "in_flight",
         "look",
         "op",
         "outputs",
@@ -83,21 +82,21 @@ class Pending:
         self.recorder, self.seq, self.op, self.fields = recorder, seq, op, fields
         self.outputs, self.look, self.device = outputs, look, device
         self._lock, self.done = threading.Lock(), False
-        self.begin: Any = None  # an event in the device's stream, put there at …
-        self.called = 0.0
+        self.begin: Any = None  # an event in the device's stream
+        self.called = 0.0  # time at which the host recorded it [s]
         self.work: Any = None
-        self.flight: tuple[Flight, Any] | None = None  # the device is at it; the values after it
+        self.in_flight: tuple[InFlight, Any] | None = None  # with its deferred values
 
-    def leaves(self) -> None:
-        """It goes to a backend that works in the device's stream, and waits there."""
+    def record_begin(self) -> None:
+        """Record its begin in the device's stream, where the backend executes it."""
         if self.device is not None:
             self.called, self.begin = time.monotonic(), self.device.event()
 
     def complete(self, peer: int | None = None) -> None:
-        """Note that it is done; ``peer`` is who sent, where that was open."""
-        now = time.monotonic()  # before looking at the values, which takes a while
+        """Record its completion; ``peer`` is the sender if a receive accepts any source."""
+        now = time.monotonic()  # before summarizing the values, which takes time
         with self._lock:
-            if self.done or self.flight is not None:
+            if self.done or self.in_flight is not None:
                 return
             if peer is not None:
                 self.fields = peer, *self.fields[1:]
@@ -107,43 +106,43 @@ class Pending:
             elif self.begin is None:
                 self._end(now, values, *self._memory(values))
             else:
-                self.flight = Flight(self.device, self.work, self.begin, self.called), values
+                self.in_flight = InFlight(self.device, self.work, self.begin, self.called), values
                 self.outputs = []
-                self.recorder.flying.append(self)
+                self.recorder.in_flight.append(self)
 
-    def lands(self) -> bool:
-        """Note the end of its flight, if the device says that it is over."""
+    def poll(self) -> bool:
+        """Record its completion if the device has finished it; return whether it is done."""
         with self._lock:
-            if self.done or self.flight is None:
+            if self.done or self.in_flight is None:
                 return True
-            flight, values = self.flight
-            at = flight.landed()
+            in_flight, values = self.in_flight
+            at = in_flight.poll()
             if at is not None:
-                self._end(at, values, ("device_seconds", flight.seconds), *self._memory(values))
-                self.work = self.flight = None  # it may be kept for as long as its work is
+                self._end(at, values, ("device_seconds", in_flight.seconds), *self._memory(values))
+                self.work = self.in_flight = None  # this object may live as long as its work
             return at is not None
 
-    def joins(self, *, read: bool = True) -> None:
-        """The program's stream waits for it; without ``read``, one that we do not know does.
+    def synchronize_stream(self, *, read: bool = True) -> None:
+        """Make the program's stream wait for it; without ``read``, an unknown stream waits.
 
-        Its values were put to be read in a stream of the backend's, and the program may change the
-        tensors next: then they are given up, unless they are there.
+        Its values are read in a stream of the backend. If the program may change the tensors
+        before, values that have not arrived are discarded.
         """
         with self._lock:
-            if self.done or self.flight is None:
+            if self.done or self.in_flight is None:
                 return
-            flight, _ = self.flight
+            in_flight, _ = self.in_flight
             if read:
-                flight.joins()
+                in_flight.synchronize_stream()
             elif self.look:
-                self.flight = flight, None
+                self.in_flight = in_flight, None
                 *call, where, known, match = self.fields
                 self.fields = (*call, where, (*known, ("unread", True)), match)
 
     def is_in_this_stream(self) -> bool:
-        """True if this thread's current stream waits for it."""
-        flight, device = self.flight, self.device
-        return flight is not None and device is not None and flight[0].stream == device.stream
+        """Return whether this thread's current stream waits for it."""
+        in_flight, device = self.in_flight, self.device
+        return in_flight is not None and device is not None and in_flight[0].stream == device.stream
 
     def _end(self, at: float, values: Any, *facts: tuple[str, Any]) -> None:
         self.done = True
@@ -153,10 +152,10 @@ class Pending:
 
     @staticmethod
     def _memory(values: object) -> list[tuple[str, int]]:
-        return [("memory", values.memory)] if isinstance(values, Later) else []
+        return [("memory", values.memory)] if isinstance(values, DeferredSummary) else []
 
     def fail(self) -> None:
-        """Note that it ended with an error."""
+        """Record that it ended with an error."""
         with self._lock:
             if not self.done:
                 self.done = True
@@ -164,8 +163,8 @@ class Pending:
                 self.recorder.put(self.seq, self.op, State.FAILED, now, self.fields)
 
     @contextmanager
-    def waited_for(self) -> Iterator[None]:
-        """Inside, its caller waits for it; an exception is its end."""
+    def waiting(self) -> Iterator[None]:
+        """Wrap the wait for it; an exception marks it as failed."""
         try:
             yield
         except BaseException:
@@ -175,10 +174,10 @@ class Pending:
             self.recorder.wait_ends()
 
 
-# -- those that nobody waits for ------------------------------------------------------------
+# -- collectives that the program does not wait for -----------------------------------------
 
-#: What a program can do with a Work, beside wait(), to know that it is over.
-LOOKS = (
+#: Methods of Work, besides wait(), by which a program learns that it is complete.
+COMPLETION_QUERIES = (
     "get_future",
     "is_completed",
     "is_success",
@@ -187,15 +186,15 @@ LOOKS = (
     "block_current_stream",
 )
 
-#: A run reports at most so many calls.
-_MOST = 100
+#: Maximum number of calls that a run reports.
+_MAX_REPORTED = 100
 
-_BETWEEN = (c10d.__file__, overrides.__file__, str(Path(__file__).parent))
+_WRAPPER_FILES = (c10d.__file__, overrides.__file__, str(Path(__file__).parent))
 
 
 @cache
 def _wrappers() -> frozenset[CodeType]:
-    """The code of all that is wrapped around torch's functions, whichever package it is from."""
+    """Return the code of all decorators of torch's functions, from whichever package."""
     found = set()
     for function in vars(c10d).values():
         while type(function) is FunctionType and hasattr(function, "__wrapped__"):
@@ -205,40 +204,40 @@ def _wrappers() -> frozenset[CodeType]:
 
 
 def is_given_to_users(frame: FrameType) -> bool:
-    """True if what a function of torch.distributed returns goes to the user's own code."""
+    """Return whether a function of torch.distributed returns to the user's own code."""
     for outer, _ in walk_stack(frame):
         code = outer.f_code
         file = code.co_filename
-        if not (file.startswith(_BETWEEN) or code in _wrappers() or is_standard(file)):
+        if not (file.startswith(_WRAPPER_FILES) or code in _wrappers() or is_standard(file)):
             return is_users(file)
     return False
 
 
-class Unwaited:
-    """The asynchronous collectives of a run that its program has not waited for."""
+class UnwaitedCollectives:
+    """Tracks the asynchronous collectives of a run that its program has not waited for."""
 
     def __init__(self) -> None:
         # by id of the work: the work, the call's number, and its group
-        self._given: dict[int, tuple[weakref.ref[Any], int, str]] = {}
-        self._latest: deque[Any] = deque(maxlen=8)  # keeps a work until its caller has it
-        self._lost: list[int] = []  # of works that are gone
+        self._open: dict[int, tuple[weakref.ref[Any], int, str]] = {}
+        self._recent: deque[Any] = deque(maxlen=8)  # keeps a work alive until its caller holds it
+        self._collected: list[int] = []  # numbers of calls whose work was garbage-collected
 
     def add(self, work: Any, pending: Pending) -> None:
-        """A call has returned ``work`` to the user's code."""
+        """Track a call that has returned ``work`` to the user's code."""
         key, seq, group = id(work), pending.seq, pending.fields[1]
-        self._latest.append(work)
-        self._given[key] = weakref.ref(work, lambda _: self._gone(key, seq)), seq, group
+        self._recent.append(work)
+        self._open[key] = weakref.ref(work, lambda _: self._on_collected(key, seq)), seq, group
 
-    def _gone(self, key: int, seq: int) -> None:
-        if self._given.pop(key, None) is not None and len(self._lost) < _MOST:
-            self._lost.append(seq)
+    def _on_collected(self, key: int, seq: int) -> None:
+        if self._open.pop(key, None) is not None and len(self._collected) < _MAX_REPORTED:
+            self._collected.append(seq)
 
     def forget(self, work: Any) -> None:
-        """The program waits for it."""
-        if self._given.pop(id(work), None) is not None and work in self._latest:
-            self._latest.remove(work)
+        """Stop tracking a work that the program waits for."""
+        if self._open.pop(id(work), None) is not None and work in self._recent:
+            self._recent.remove(work)
 
     def calls(self, group: str = WORLD) -> list[int]:
-        """The numbers of the calls that were not waited for; on one group, of those still held."""
-        held = [seq for _, seq, its in list(self._given.values()) if group in (WORLD, its)]
-        return sorted([*(self._lost if group == WORLD else ()), *held])[:_MOST]
+        """Return the seqs of the calls not waited for; for one group, of works still alive."""
+        held = [seq for _, seq, name in list(self._open.values()) if group in (WORLD, name)]
+        return sorted([*(self._collected if group == WORLD else ()), *held])[:_MAX_REPORTED]

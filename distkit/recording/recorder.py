@@ -1,7 +1,7 @@
-"""The rank's notebook: what this process did, kept in a bounded buffer until it is sent on.
+"""Bounded event buffer of one rank.
 
-One :class:`Recorder` per rank and run. The tap writes torch.distributed's calls into it,
-:func:`mark` the computation in between, the parameter server its messages.
+There is one :class:`Recorder` per rank and run. The tap records torch.distributed's calls in it,
+:func:`mark` the computation in between, and the parameter server its messages.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from distkit.recording.plain import Row, Values, encode_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distkit.recording.device import Later
+    from distkit.recording.device import DeferredSummary
     from distkit.recording.pending import Pending
 
-#: A summary shows at most this many values, and looks at every element only of smaller tensors.
+#: Maximum number of values in a summary; tensors of more than EXACT elements are sampled.
 VALUES, EXACT = 64, 65_536
 _SAMPLE = 4096
 
-#: Looking at values may take this much processor time [s], and then this share of the time: beyond,
-#: events come without values, so that recording stays cheap in a training loop of any length.
-ALLOWANCE, SHARE = 0.005, 0.005
+#: CPU time for summarizing values [s], plus this fraction of the run time. Beyond it, events have
+#: no values, which keeps recording cheap in long training loops.
+BUDGET, BUDGET_RATE = 0.005, 0.005
 
-#: So many kinds of what was not recorded are told apart.
-MOST_UNSEEN = 100
+#: Maximum number of distinct reasons for missing records.
+MAX_UNSEEN = 100
 
-#: So many calls that differ in what they say are remembered.
-MOST_SHARED = 1000
+#: Maximum number of distinct field tuples kept for sharing.
+MAX_SHARED_FIELDS = 1000
 
-#: In a long run, collected events leave this often [s].
-SLOWEST = 0.2
+#: Period of flushes in a long run [s].
+MAX_PERIOD = 0.2
 
-#: So many lines of the user's that led to a wait are noted.
-MOST_LINES = 8
+#: Maximum number of user frames recorded for a wait.
+MAX_STACK = 8
 
-#: A wait that takes this long is noted [s].
-PATIENCE = 0.1
+#: Duration after which a wait is recorded as blocked [s].
+BLOCKED_AFTER = 0.1
 
-#: An event waits this long for values that are on their way from a GPU [s], then goes without.
-HELD = 0.1
+#: Time for which an event is held back until its values arrive from the GPU [s].
+MAX_VALUES_DELAY = 0.1
 
 Facts = dict[str, Any] | tuple[tuple[str, Any], ...]
 
@@ -81,28 +81,28 @@ class Waitable(Protocol):
 
 @dataclass(slots=True)
 class Wait:
-    """The wait of a thread: for the first of ``operations`` that is not done.
+    """The wait of a thread for the first of ``operations`` that is not done.
 
-    ``still`` tells whether it waits at all, where nobody says when the wait is over. ``limited``:
-    the program has set a time limit, and means to go on after it.
+    ``still`` returns whether the thread is still waiting, if the end of the wait is not observable.
+    ``limited`` means that the program has set a timeout and is expected to handle it.
     """
 
     operations: Sequence[Waitable]
     since: float
     limited: bool = False
     still: Callable[[], bool] | None = None
-    noted: int = -1  # the operation that the wait was noted for
+    noted: int = -1  # seq of the operation for which the wait was recorded
 
 
 class Recorder:
     """Collects the events of one rank.
 
     Args:
-        rank: the rank that all events carry.
-        limit: how many unsent events are kept; more are counted in ``dropped``.
-        keep: where a copy of each row but a call's goes at once, with its number from 1.
-        stepped: somebody goes through the run step by step: every value is looked at, and
-            what happens is told at once.
+        rank: the rank of all events.
+        limit: maximum number of unsent events; further ones are counted in ``dropped``.
+        keep: called at once with the number (from 1) and row of each event that is not scheduled.
+        stepped: whether the run is stepped through: all values are summarized, and events are
+            sent immediately.
     """
 
     def __init__(
@@ -114,28 +114,28 @@ class Recorder:
         stepped: bool = False,
     ) -> None:
         self.rank, self.limit, self.dropped, self.stepped = rank, limit, 0, stepped
-        self._keep, self._number = keep, itertools.count(1)
+        self._copy_to, self._number = keep, itertools.count(1)
         self.without_values = 0
-        #: What was not recorded, or is not judged, and how often.
+        #: Number of records missing, or not checked, by reason.
         self.unseen: Counter[str] = Counter()
         self.waits: dict[int, Wait] = {}  # by thread
-        self.hurry: Callable[[], None] = lambda: None  # have it sent now
+        self.request_flush: Callable[[], None] = lambda: None  # replaced by the flusher
         self._rows: list[Row] = []
         self._fields: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._seq = itertools.count()
-        self._idle: tuple[int, int, float] | None = None  # where the main thread waits for others
-        self.flying: list[Pending] = []  # that a GPU is still at: waited for in a stream
-        self._late = False  # values may still be to come
-        self._began, self._looked = time.monotonic(), 0.0
-        self._loaded = {"cpu"}  # kinds of devices whose kernels a first look has loaded
+        self._idle: tuple[int, int, float] | None = None  # where the main thread joins others
+        self.in_flight: list[Pending] = []  # operations that a GPU still executes
+        self._has_deferred = False  # some values may not have arrived
+        self._created, self._cpu_time = time.monotonic(), 0.0
+        self._warm_device_types = {"cpu"}  # a first summary has loaded their kernels
 
     def next_seq(self) -> int:
-        """A number for the next operation."""
+        """Return the number of the next operation."""
         return next(self._seq)
 
     def shared(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Equal fields, seen before if they were: those of a loop are packed and sent once."""
-        if len(self._fields) > MOST_SHARED:
+        """Return the first equal tuple of fields, so that a loop's fields are packed only once."""
+        if len(self._fields) > MAX_SHARED_FIELDS:
             self._fields.clear()
         return self._fields.setdefault(fields, fields)
 
@@ -154,9 +154,9 @@ class Recorder:
         where: str = "",
         attributes: Facts = (),
         match: str | None = None,
-        summary: Values | Later | None = None,
+        summary: Values | DeferredSummary | None = None,
     ) -> None:
-        """Note one transition, now."""
+        """Record a state transition that happens now."""
         fields = peer, group, nbytes, shape, dtype, tag, where, attributes, match
         self.put(seq, op, state, time.monotonic(), fields, summary)
 
@@ -167,53 +167,55 @@ class Recorder:
         state: State,
         at: float,
         fields: tuple[Any, ...],
-        summary: Values | Later | None = None,
+        summary: Values | DeferredSummary | None = None,
     ) -> None:
-        """Like :meth:`record`, for those in a hurry: ``fields`` from peer to match, in order."""
+        """Record a transition on the fast path; ``fields`` are those from peer to match."""
         if len(self._rows) >= self.limit:
             self.dropped += 1
             return
         row = seq, op, state, at, fields, summary
         self._rows.append(row)
         if summary is not None and type(summary) is not tuple:
-            self._late = True
+            self._has_deferred = True
         number = next(self._number)
-        if self._keep is not None and state is not State.SCHEDULED:  # it has started right after
-            self._keep(number, row)
+        if self._copy_to is not None and state is not State.SCHEDULED:  # *started* follows
+            self._copy_to(number, row)
 
-    def miss(self, what: str) -> None:
-        """Count something that the trace lacks; what it says is bounded, and in one line."""
+    def count_missing(self, what: str) -> None:
+        """Count something missing from the trace, by the first line of its description."""
         line = what.partition("\n")[0][:200]
-        if line in self.unseen or len(self.unseen) < MOST_UNSEEN:
+        if line in self.unseen or len(self.unseen) < MAX_UNSEEN:
             self.unseen[line] += 1
 
     def can_look(self) -> bool:
-        """True if one more operation's values may be looked at; counts those that may not."""
-        if self.stepped or self._looked <= ALLOWANCE + SHARE * (time.monotonic() - self._began):
+        """Return whether the budget allows to summarize values; count the refusals."""
+        if self.stepped or self._cpu_time <= BUDGET + BUDGET_RATE * (
+            time.monotonic() - self._created
+        ):
             return True
         self.without_values += 1
         return False
 
-    def look(self, *tensors: Tensor) -> Values | Later | None:
-        """Summarize tensors, on the clock of the budget that :meth:`can_look` keeps.
+    def look(self, *tensors: Tensor) -> Values | DeferredSummary | None:
+        """Summarize tensors and charge the CPU time to the budget of :meth:`can_look`.
 
-        A first look at a GPU is free: it loads the kernels, for longer than any budget.
+        The first summary per device type is free, because it loads the kernels.
         """
-        began = time.thread_time()  # on a busy machine the others' time does not count
+        began = time.thread_time()  # excludes the time of other processes
         torch = sys.modules["torch"]
         try:
             with torch._C.DisableTorchFunction():
                 if torch._C._len_torch_dispatch_stack():
-                    return _unnoticed(*tensors)
+                    return _summarize_without_modes(*tensors)
                 return summarize(*tensors)
-        except Exception as error:  # the program is not to fail because we look
-            self.miss(f"values: {type(error).__name__}: {error}")
+        except Exception as error:  # recording must not make the program fail
+            self.count_missing(f"values: {type(error).__name__}: {error}")
             return None
         finally:
             kind = tensors[0].device.type if tensors else "cpu"
-            if kind in self._loaded:
-                self._looked += time.thread_time() - began
-            self._loaded.add(kind)
+            if kind in self._warm_device_types:
+                self._cpu_time += time.thread_time() - began
+            self._warm_device_types.add(kind)
 
     # -- waiting ------------------------------------------------------------------
 
@@ -223,21 +225,19 @@ class Recorder:
         limited: bool = False,
         still: Callable[[], bool] | None = None,
     ) -> None:
-        """This thread waits for these operations."""
+        """Record that this thread waits for these operations."""
         self.waits[threading.get_ident()] = Wait(operations, time.monotonic(), limited, still)
         if self.stepped:
-            self.hurry()
+            self.request_flush()
 
     def wait_ends(self) -> None:
-        """This thread goes on."""
+        """Record that this thread no longer waits."""
         self.waits.pop(threading.get_ident(), None)
 
     def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
-        """The wait of the whole rank: ``(seqs, since, now)``; None if it goes on.
+        """Return the wait of the whole rank as ``(seqs, since, now)``; None if it is not blocked.
 
-        There are as many operations as threads that communicate.
-
-        A wait that takes long is noted as an event, once.
+        There is one operation per communicating thread. A long wait is recorded as an event, once.
         """
         now, main = time.monotonic(), threading.main_thread().ident or 0
         waits = dict(self.waits)
@@ -250,17 +250,17 @@ class Recorder:
         idle = self._idle_since(now, bool(autograd)) if main not in waits else 0.0
         if not found or (main not in found and idle is None):
             return None
-        those = [waits[thread] for thread in found]
-        if any(w.limited for w in those) or any(t.ident not in found for t in busy_threads()):
-            return None  # it may go on without the others
-        return tuple(sorted(found.values())), max(idle or 0.0, *(w.since for w in those)), now
+        blocked = [waits[thread] for thread in found]
+        if any(w.limited for w in blocked) or any(t.ident not in found for t in busy_threads()):
+            return None  # it may continue without the other ranks
+        return tuple(sorted(found.values())), max(idle or 0.0, *(w.since for w in blocked)), now
 
     def _note_blocked(self, wait: Wait, now: float, thread: int) -> int | None:
-        """Note the operation that a thread has been waiting for; None if it goes on.
+        """Record and return the operation that a thread is blocked in; None if it is not.
 
-        The lines that led to it are looked up only here: a wait that is short costs nothing.
+        The stack is read only here, so short waits cost nothing.
         """
-        if now - wait.since < PATIENCE and not self.stepped:
+        if now - wait.since < BLOCKED_AFTER and not self.stepped:
             return None
         open_now = next((o for o in wait.operations if not o.done), None)
         if open_now is None or not (wait.still is None or wait.still()):
@@ -268,21 +268,21 @@ class Recorder:
         if wait.noted != open_now.seq:
             wait.noted = open_now.seq
             *call, where, facts, match = fields = open_now.fields
-            told = _told_of_wait(sys._current_frames(), thread, where)
-            # what waits for a store is told apart by its facts; and it may have gone on meanwhile
+            stack = _wait_attributes(sys._current_frames(), thread, where)
+            # stores have a dict of facts; the thread may have continued meanwhile
             if isinstance(facts, tuple) and self.waits.get(thread) is wait:
-                fields = *call, where, (*facts, *told), match
+                fields = *call, where, (*facts, *stack), match
             self.put(open_now.seq, open_now.op, State.BLOCKED, wait.since, fields)
         return open_now.seq
 
     def _idle_since(self, now: float, autograd: bool) -> float | None:
-        """Since when the main thread is known to wait for another thread; None if it does not.
+        """Return since when the main thread has waited for another thread; None if it does not.
 
-        In a backward pass it waits for autograd's threads, of which Python does not know.
+        In a backward pass it waits for autograd's threads, which Python does not list.
         """
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or not (
-            waits_for_a_thread(frame)
+            is_waiting_for_thread(frame)
             or (autograd and frame.f_code.co_name == "_engine_run_backward")
         ):
             self._idle = None
@@ -291,47 +291,47 @@ class Recorder:
             self._idle = id(frame), frame.f_lasti, now
         return self._idle[2]
 
-    def land(self) -> None:
-        """Note the ends of operations that the GPU has come to."""
-        for operation in list(self.flying):
-            if operation.lands():
-                self.flying.remove(operation)
+    def poll(self) -> None:
+        """Record the completions of operations that the GPU has finished."""
+        for operation in list(self.in_flight):
+            if operation.poll():
+                self.in_flight.remove(operation)
 
     def drain(self, last: bool = False) -> list[Row]:
-        """Take the rows recorded since the last call; all of them at last.
+        """Remove and return the rows recorded since the last call; all rows if ``last``.
 
-        Not those behind one whose values are on their way, for a while.
+        Otherwise stops at a row whose values are still expected from the GPU.
         """
         rows = self._rows
         if not rows:
             return []
-        taken = rows[:] if not self._late else self._with_values(rows[:], last)
-        del rows[: len(taken)]  # appends of other threads stay
+        taken = rows[:] if not self._has_deferred else self._with_values(rows[:], last)
+        del rows[: len(taken)]  # keeps what other threads have appended
         return taken
 
     def _with_values(self, rows: list[Row], last: bool) -> list[Row]:
-        """Those whose values are there, up to the first that may still get them."""
+        """Return the rows with their values, up to the first row that may still get some."""
         taken: list[Row] = []
         for row in rows:
             values = row[-1]
             if values is not None and type(values) is not tuple:
                 values = values.take()
-                if values is None and not last and time.monotonic() - row[3] < HELD:
+                if values is None and not last and time.monotonic() - row[3] < MAX_VALUES_DELAY:
                     return taken
                 self.without_values += values is None
                 row = *row[:-1], values
             taken.append(row)
         return taken
 
-    def put_back(self, rows: list[Row]) -> None:
-        """Have rows taken again that could not be sent."""
+    def requeue(self, rows: list[Row]) -> None:
+        """Put back rows that could not be sent."""
         self._rows[:0] = rows
 
 
 def to_event(
     rank: int, row: Row, place: Callable[[str], str] = str, clock: Callable[[float], float] = float
 ) -> Event:
-    """The event of a row; ``place`` and ``clock`` put its line and time into the reader's words."""
+    """Convert a row to an event; ``place`` maps its source lines and ``clock`` its time."""
     seq, op, state, at, (*call, where, facts, match), summary = row
     values = None if summary is None else Summary(*summary)
     attributes = Attributes(facts) if facts else NO_ATTRIBUTES
@@ -347,12 +347,12 @@ _current: Recorder | None = None
 
 
 def current() -> Recorder | None:
-    """The recorder of this process, None when nobody records."""
+    """Return the recorder of this process, None if nothing is recorded."""
     return _current
 
 
 def set_current(recorder: Recorder | None) -> None:
-    """Record into this recorder from now on, or stop recording."""
+    """Set the recorder of this process; None stops recording."""
     global _current
     _current = recorder
 
@@ -364,7 +364,7 @@ def mark(label: str) -> Iterator[None]:
     Outside a recorded run it does nothing.
 
     Args:
-        label: what the picture calls it, such as ``"forward"``.
+        label: text of the span, such as ``"forward"``.
 
     >>> with mark("forward"):
     ...     y = sum(range(10))
@@ -387,14 +387,14 @@ def mark(label: str) -> Iterator[None]:
 # -- values ---------------------------------------------------------------------
 
 
-def summarize(*tensors: Tensor) -> Values | Later | None:
-    """A bounded picture of the values: Summary's fields, as a tuple. None for no elements.
+def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
+    """Return the fields of a Summary of the values, as a tuple; None if there are no elements.
 
-    Several tensors count as one long one, and of a sparse one the stored values. Its cost does
-    not grow with the size: beyond 65,536 elements the statistics come from a strided sample.
-    A GPU's are computed there, and come later.
+    Several tensors are treated as concatenated; a sparse tensor counts with its stored values.
+    The cost is bounded: beyond 65,536 elements the statistics come from a strided sample.
+    Values on a GPU are summarized there and arrive later.
     """
-    import numpy as np  # late: the kernel reads no values
+    import numpy as np  # lazy: the notebook's kernel summarizes no values
 
     strided = sys.modules["torch"].strided
     if any(t.layout is not strided for t in tensors):
@@ -407,20 +407,20 @@ def summarize(*tensors: Tensor) -> Values | Later | None:
     stride = _stride(size, _SAMPLE, width) if sampled else 1
     parts = [_flat(t, stride) for t in tensors if t.numel()]
     if tensors[0].device.type != "cpu":
-        from distkit.recording.device import Later  # late, as numpy
+        from distkit.recording.device import DeferredSummary  # lazy
 
         flat = parts[0] if len(parts) == 1 else sys.modules["torch"].cat(parts)
-        return Later(flat, _stride(len(flat), VALUES, width), size)
+        return DeferredSummary(flat, _stride(len(flat), VALUES, width), size)
     flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
     values = flat[:: _stride(len(flat), VALUES, width)].tolist()
-    with np.errstate(all="ignore"):  # a receive buffer may hold anything before it is filled
+    with np.errstate(all="ignore"):  # an unfilled receive buffer may hold any values
         square = float(flat.dot(flat)) * (size / len(flat))
     norm = math.sqrt(square) if square >= 0 else math.nan
     return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The dense tensors that a tensor is made of, its values last: itself, or what a sparse has."""
+    """Return a dense tensor itself, or a sparse tensor's indices and (last) its values."""
     torch = sys.modules["torch"]
     if tensor.layout is torch.strided:
         return (tensor,)
@@ -432,30 +432,30 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return *index, t.values()
 
 
-def _unnoticed(*tensors: Tensor) -> Values | Later | None:
-    """Same as :func:`summarize`, invisible to modes by which the program watches its operations."""
+def _summarize_without_modes(*tensors: Tensor) -> Values | DeferredSummary | None:
+    """Summarize tensors with the program's dispatch modes disabled."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
         return summarize(*tensors)
 
 
-def _stride(size: int, most: int, width: int) -> int:
-    """Every how many elements to look; never the row's length, which would see one column."""
-    stride = max(1, -(-size // most))
+def _stride(size: int, limit: int, width: int) -> int:
+    """Return a sampling stride coprime to the row length, so that it covers all columns."""
+    stride = max(1, -(-size // limit))
     while stride > 1 and math.gcd(stride, width) > 1:
         stride += 1
     return stride
 
 
 def _flat(tensor: Tensor, stride: int) -> Any:
-    """Every stride-th element as a flat numpy array of floats; a GPU's as a tensor there."""
+    """Return every stride-th element as a flat numpy array of floats; on a GPU, as a tensor."""
     t = tensor.detach() if tensor.requires_grad else tensor
     if stride > 1:
         t = t.reshape(-1)[::stride]
     torch = sys.modules["torch"]
     if t.device.type != "cpu" or t.dtype not in (torch.float64, torch.float32):
-        t = (t.real if t.is_complex() else t).to(torch.float64)  # numpy's fast paths take those
+        t = (t.real if t.is_complex() else t).to(torch.float64)  # for numpy's fast paths
     if t.device.type != "cpu":
         return t.reshape(-1)
     return sys.modules["numpy"].from_dlpack(_Capsule(t)).reshape(-1)
@@ -463,7 +463,7 @@ def _flat(tensor: Tensor, stride: int) -> Any:
 
 @dataclass(slots=True)
 class _Capsule:
-    """A tensor for numpy; ``t.numpy()`` would forbid its program to resize the storage later."""
+    """DLPack view of a tensor for numpy; ``t.numpy()`` would make its storage unresizable."""
 
     tensor: Tensor
 
@@ -471,12 +471,12 @@ class _Capsule:
         return sys.modules["torch"]._C._to_dlpack(self.tensor)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # the host's memory
+        return 1, 0  # kDLCPU
 
 
-# -- places ---------------------------------------------------------------------
+# -- source lines -----------------------------------------------------------------
 
-#: Frames of these are machinery; those of other files of algorithms/ and of demos.py are shown.
+#: Files whose frames are hidden; frames of demos.py and of other files of algorithms/ are shown.
 MACHINERY = (
     f"{OWN[0]}_hosts/",
     f"{OWN[1]}/distkit_hosts/",
@@ -493,48 +493,49 @@ MACHINERY = (
     ),
 )
 _LIBRARY = str(Path(threading.__file__).parent) + "/"
-_made_users: set[str] = set()
+_user_files: set[str] = set()
 
 
 def user_line(depth: int = 1) -> str:
-    """``file:line`` of the innermost frame that is neither torch's nor distkit's machinery."""
-    return next(_users_lines(sys._getframe(depth)), "")
+    """Return ``file:line`` of the innermost user frame."""
+    return next(_user_lines(sys._getframe(depth)), "")
 
 
 def line_of_main() -> str:
-    """The line that the main thread is in; the GPU part of a backward pass has its own thread."""
-    return next(_users_lines(sys._current_frames().get(threading.main_thread().ident or 0)), "")
+    """Return the main thread's user line, for threads of autograd, which have none."""
+    return next(_user_lines(sys._current_frames().get(threading.main_thread().ident or 0)), "")
 
 
-def _users_lines(frame: FrameType | None) -> Iterator[str]:
-    """The user's lines that led to a frame, the innermost first."""
+def _user_lines(frame: FrameType | None) -> Iterator[str]:
+    """Yield the user's lines of a stack, innermost first."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
 
 
-def _told_of_wait(
+def _wait_attributes(
     frames: dict[int, FrameType], thread: int, where: str
 ) -> tuple[tuple[str, Any], ...]:
-    """Where a thread waits for a call of line ``where``, and the lines that led there.
+    """Return the attributes of a thread's wait for the call at line ``where``: line and stack.
 
-    A thread of autograd's has no line of the user's: there it is the main thread's.
+    A thread of autograd has no user frame; the main thread's stack replaces it.
     """
     main = threading.main_thread().ident or 0
     own, mains = (
-        tuple(itertools.islice(_users_lines(frames.get(one)), MOST_LINES)) for one in (thread, main)
+        tuple(itertools.islice(_user_lines(frames.get(ident)), MAX_STACK))
+        for ident in (thread, main)
     )
     if not own:
         return ((STACK, mains),) if mains[:1] == (where,) else ()
-    elsewhere = (("waits_at", own[0]),) if own[0] != where else ()
-    return *elsewhere, (STACK, own)
+    wait_line = (("waits_at", own[0]),) if own[0] != where else ()
+    return *wait_line, (STACK, own)
 
 
 def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An operation's fields with the ``caller`` of the page that it is in, if it is in one.
+    """Add the attribute ``caller`` to the fields of a call made by a reference implementation.
 
-    That is the innermost line of the user's that is on no page of distkit's own.
+    The caller is the innermost user line outside distkit.
     """
     *before, where, facts, match = fields
     for frame, line in walk_stack(sys._getframe(1)) if where.startswith(OWN) else ():
@@ -544,52 +545,49 @@ def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
     return fields
 
 
-def make_users(filename: str) -> None:
-    """Take a source file for the user's, wherever it is: a script or function of it is run."""
-    if filename not in _made_users and not filename.startswith(MACHINERY):
-        _made_users.add(filename)
+def add_user_file(filename: str) -> None:
+    """Treat a source file as user code, wherever it is: a script or function of it is run."""
+    if filename not in _user_files and not filename.startswith(MACHINERY):
+        _user_files.add(filename)
         is_users.cache_clear()
 
 
 @cache
 def is_users(filename: str) -> bool:
-    """True if a source file is the user's, or a page to read: no library, no machinery."""
+    """Return whether a source file is user code or a reference implementation."""
     if filename.startswith((*MACHINERY, "<frozen", "<string>", "<eval_with_key>")):
         return False
-    if "/torchinductor_" in filename:  # what torch.compile has written
+    if "/torchinductor_" in filename:  # generated by torch.compile
         return False
-    if filename.startswith(OWN) or filename in _made_users:
+    if filename.startswith(OWN) or filename in _user_files:
         return True
     return "-packages/" not in filename and not filename.startswith(_LIBRARY)
 
 
 def is_standard(filename: str) -> bool:
-    """True if a source file is one of Python's own library."""
+    """Return whether a source file belongs to Python's standard library."""
     return filename.startswith(_LIBRARY) and "-packages/" not in filename
 
 
 def busy_threads() -> list[threading.Thread]:
-    """The threads, besides the main one, that run a function of the user's, or will."""
+    """Return the threads, except the main one, that run or will run user code."""
     frames = sys._current_frames()
-    del frames[threading.get_ident()]  # its own holds them all, till the next garbage collection
+    del frames[threading.get_ident()]  # avoids a reference cycle through this frame
 
     def is_busy(thread: threading.Thread) -> bool:
-        begun = getattr(thread, "function", None) or getattr(thread, "_target", None)
-        code = getattr(begun, "__code__", None)
+        target = getattr(thread, "function", None) or getattr(thread, "_target", None)
+        code = getattr(target, "__code__", None)
         if code is not None and is_users(code.co_filename):
             return True
         frame = frames.get(thread.ident or 0)
-        outwards = walk_stack(frame) if frame is not None else ()
-        return any(is_users(outer.f_code.co_filename) for outer, _ in outwards)
+        stack = walk_stack(frame) if frame is not None else ()
+        return any(is_users(outer.f_code.co_filename) for outer, _ in stack)
 
     return [t for t in threading.enumerate() if t is not threading.main_thread() and is_busy(t)]
 
 
-def waits_for_a_thread(frame: FrameType) -> bool:
-    """True if this is the innermost frame of a thread in join(), wait(), get() or result().
-
-    One with a time limit goes on by itself.
-    """
+def is_waiting_for_thread(frame: FrameType) -> bool:
+    """Return whether this frame waits in join(), wait(), get() or result() without a timeout."""
     if frame.f_code.co_filename != threading.__file__:
         return False
     limit = frame.f_locals.get("timeout")
@@ -597,13 +595,13 @@ def waits_for_a_thread(frame: FrameType) -> bool:
 
 
 class Flusher:
-    """A thread that hands on what the recorder collected, every ``period`` seconds.
+    """A thread that sends the recorder's events every ``period`` seconds.
 
     Args:
-        emit: called with ``"rows"`` and (their number, the rows packed), then with ``"waits"``
-            and what :meth:`Recorder.blocked` said, unless that was None; it must not raise.
-        period: seconds between two looks at first; it doubles up to :data:`SLOWEST`.
-        pack: packs the rows, which come again if it raises.
+        emit: called with ``"rows"`` and (number of rows, packed rows), then with ``"waits"``
+            and the result of :meth:`Recorder.blocked`, unless None; it must not raise.
+        period: initial period [s]; it doubles up to :data:`MAX_PERIOD`.
+        pack: packs the rows; if it raises, they are packed again later.
     """
 
     def __init__(
@@ -615,33 +613,33 @@ class Flusher:
         pack: Callable[[list[Row]], Any] = encode_rows,
     ) -> None:
         self._recorder, self._emit, self._period, self._pack = recorder, emit, period, pack
-        self._over, self._flushing = False, threading.Lock()
-        self._bell = threading.Semaphore(0)
-        recorder.hurry = self._bell.release
+        self._is_closing, self._flushing = False, threading.Lock()
+        self._wakeup = threading.Semaphore(0)
+        recorder.request_flush = self._wakeup.release
         self._thread = threading.Thread(target=self._work, name="distkit-flusher", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
-        while not self._over:
+        while not self._is_closing:
             try:
-                # all ranks at the same moments: one update of a live view, one pause of a step
-                self._bell.acquire(timeout=self._period - time.monotonic() % self._period)
+                # aligned across ranks: one update of a live view, one pause of a step
+                self._wakeup.acquire(timeout=self._period - time.monotonic() % self._period)
                 self.flush()
-            except Exception:  # the program has broken what this needs: next time, or at its end
+            except Exception:  # the program has broken something needed here: retry later
                 continue
-            self._period = min(2 * self._period, SLOWEST)
+            self._period = min(2 * self._period, MAX_PERIOD)
 
     def flush(self, last: bool = False) -> None:
-        """Send what has been collected, now."""
+        """Send the collected events now."""
         with self._flushing:
-            if self._recorder.flying:
-                self._recorder.land()
-            blocked = self._recorder.blocked()  # what happened before is among the rows
+            if self._recorder.in_flight:
+                self._recorder.poll()
+            blocked = self._recorder.blocked()  # before the rows, which then include its event
             rows = self._recorder.drain(last)
             try:
                 packed = self._pack(rows)
             except Exception:
-                self._recorder.put_back(rows)
+                self._recorder.requeue(rows)
                 raise
             if rows:
                 self._emit("rows", (len(rows), packed))
@@ -649,8 +647,8 @@ class Flusher:
                 self._emit("waits", blocked)
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
-        self._over = True
-        self._bell.release()
+        """Send the remaining events and stop the thread."""
+        self._is_closing = True
+        self._wakeup.release()
         self._thread.join()
         self.flush(last=True)

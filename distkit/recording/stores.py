@@ -1,7 +1,7 @@
-"""Recording of stores, which pass no operator of ``c10d``.
+"""Recording of ``dist.Store``, whose calls do not pass through ``c10d`` operators.
 
-``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key: they
-are waits like those for a message.
+``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key, so
+they can hang like a receive.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from distkit.recording import recorder as _recorder
 from distkit.recording.pending import Pending, hook, is_limit
 from distkit.recording.recorder import MACHINERY, Recorder, user_line
 
-#: The methods of a store that wait for a key, and those after which somebody need not wait.
+#: The methods of a store that wait for keys, and those that set one.
 _WAITS = ("get", "wait", "multi_get", "barrier")
 _SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
 
-#: Takes a call through the gates, as the tap does.
-HandOver = Callable[[Recorder, Pending, list[Any], float], None]
+#: Records the start of a call, as the tap does.
+RecordStart = Callable[[Recorder, Pending, list[Any], float], None]
 
 
 class Stores:
     """The hooks of ``dist.Store``."""
 
-    def __init__(self, hand_over: HandOver) -> None:
-        self._hand_over = hand_over
-        self._inside = threading.local()  # of a call that is noted
+    def __init__(self, record_start: RecordStart) -> None:
+        self._record_start = record_start
+        self._inside = threading.local()  # marks a call that is being recorded
 
     def install(self, undo: ExitStack) -> None:
-        """Note what programs do with stores, until ``undo`` is closed."""
+        """Hook the methods of stores until ``undo`` is closed."""
         for name in (*_WAITS, *_SETS):
-            hook(undo, dist.Store, name, partial(self._noting, name))
+            hook(undo, dist.Store, name, partial(self._hook, name))
 
-    def _noting(
+    def _hook(
         self, name: str, method: Callable[..., Any], store: Any, *args: Any, **kwargs: Any
     ) -> Any:
         recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
@@ -56,7 +56,7 @@ class Stores:
             self._inside.call = False
 
     def _is_internal(self, recorder: Recorder, caller: str) -> bool:
-        """True if this is a part of something else: of making a group, or of another store."""
+        """Return whether another recorded call, or a wrapping store, makes this call."""
         within = getattr(self._inside, "call", False) or threading.get_ident() in recorder.waits
         return within or caller == c10d.__file__ or caller.startswith(MACHINERY)
 
@@ -78,10 +78,10 @@ class Stores:
         fields = (None, WORLD, 0, (), "", None, user_line(3), facts, None)
         op = Op.STORE_WAIT if waits else Op.STORE_SET
         pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
-        self._hand_over(recorder, pending, [], time.monotonic())
-        with pending.waited_for():
+        self._record_start(recorder, pending, [], time.monotonic())
+        with pending.waiting():
             if waits:
-                limit = next((one for one in given if isinstance(one, timedelta)), store.timeout)
+                limit = next((arg for arg in given if isinstance(arg, timedelta)), store.timeout)
                 recorder.wait_begins(pending, limited=is_limit(limit))
             result = method(store, *args, **kwargs)
         pending.complete()

@@ -1,10 +1,10 @@
-"""The tap: records every torch.distributed call by hooking torch's dispatcher.
+"""Tap: records every torch.distributed call by hooking torch's dispatcher.
 
 Every communication of torch (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2,
 DTensor, functional and compiled collectives) passes through the operators of the ``c10d`` library.
-The tap puts a Python function in front of each, at the dispatch key ``BackendSelect``: below
-autograd, inference mode, tensor subclasses and modes, above every backend. It notes the call and
-forwards it to the real backend. Computation is not touched and pays nothing.
+The tap registers a Python function for each at the dispatch key ``BackendSelect``: below
+autograd, inference mode, tensor subclasses and modes, above all backends. It records the call and
+redispatches it to the backend. Computation is not intercepted.
 """
 
 from __future__ import annotations
@@ -30,142 +30,151 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
-from distkit.recording.device import asking, device_of
+from distkit.recording.device import device_of, event_query_lock
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
     Call,
+    CreatedGroups,
     Groups,
-    MadeGroups,
-    described,
+    describe,
     is_async,
     is_functional,
-    loses_gradient,
-    of_objects,
+    object_function,
     reduction,
     splits,
     storage_of,
     tensors,
+    zeroes_source_gradient,
 )
-from distkit.recording.pending import LOOKS, Pending, Unwaited, hook, is_given_to_users, is_limit
+from distkit.recording.pending import (
+    COMPLETION_QUERIES,
+    Pending,
+    UnwaitedCollectives,
+    hook,
+    is_given_to_users,
+    is_limit,
+)
 from distkit.recording.recorder import Facts, Recorder, line_of_main, user_line, with_caller
 from distkit.recording.stores import Stores
-from distkit.recording.witness import Witness, before_backward, noting_model
+from distkit.recording.witness import CallContext, before_backward, register_model
 
-#: What returns before its message has gone or come.
+#: Functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
 
-#: So often a run that is over asks the GPU whether it is [s].
-LOOK = 0.001
+#: Period for polling the GPU at the end of a run [s].
+POLL_INTERVAL = 0.001
 
-#: Where the hooks sit: no key that any operator of c10d uses itself.
+#: Dispatch key of the hooks; no c10d operator has a kernel of its own there.
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
 
-#: Tensors without data, by which torch finds out shapes: nothing is communicated.
+#: Dispatch key of meta tensors, which are not communicated.
 _META = torch._C.DispatchKey.Meta
 
-# torch's own: the tap's looks at a Work are not the program's
+# the original methods, so that the tap's queries of a Work do not count as the program's
 _is_completed, _get_future = dist.Work.is_completed, dist.Work.get_future
 
 
 class Tap:
-    """Puts the recording hooks in place, and takes them away again.
+    """Installs and removes the recording hooks.
 
-    While installed, calls are recorded into :func:`distkit.recording.recorder.current`; when
-    that is None they are only forwarded.
+    While installed, calls are recorded into :func:`distkit.recording.recorder.current`; if
+    that is None, they are only redispatched.
     """
 
     def __init__(self) -> None:
-        #: Called before a communication goes to the backend; may wait, or raise.
+        #: Called before a communication goes to the backend; may block or raise.
         self.before: list[Callable[[Op, int], None]] = []
-        #: Called with a group whose collectives several threads of this rank call.
+        #: Called with a group on which several threads of this rank call collectives.
         self.on_threads: Callable[[str], None] = lambda group: None
-        #: Whether collectives are gloo's; NCCL's wait in streams.
+        #: Whether gloo carries the collectives; NCCL's are executed in streams.
         self.on_gloo = False
-        #: Whether this process computes on a GPU, and may wait for that.
+        #: Whether this process computes on a GPU.
         self.on_gpu = False
-        #: Looks at each collective before it goes to the backend.
-        self.witness: Witness | None = None
+        #: Examines each collective before it goes to the backend.
+        self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
-        self._stores = Stores(self._hand_over)
-        self._undo: ExitStack | None = None  # takes the hooks away
-        self.forget()
+        self._stores = Stores(self._record_start)
+        self._undo: ExitStack | None = None  # removes the hooks
+        self.reset()
 
     def install(self) -> None:
-        """Hook every c10d operator that this torch has; a second time it does nothing."""
+        """Hook every c10d operator of this torch version; does nothing if already installed."""
         if self._undo is not None:
             return
         undo = self._undo = ExitStack()
         for name, call in CALLS.items():
             if (operator := getattr(torch.ops.c10d, name, None)) is not None:
-                _hook_operator(undo, operator.default, partial(self._called, call))
-        _hook_operator(undo, torch.ops._c10d_functional.wait_tensor.default, self._wait_tensor)
-        hook(undo, c10d, "_warn_not_in_group", self._noting_stranger)
-        hook(undo, dist.Work, "wait", self._waiting)
-        hook(undo, dist.Work, "get_future", self._giving_future)
-        hook(undo, c10d, "_new_group_with_tag", self._making_group)
+                _hook_operator(undo, operator.default, partial(self._operator_hook, call))
+        _hook_operator(undo, torch.ops._c10d_functional.wait_tensor.default, self._wait_tensor_hook)
+        hook(undo, c10d, "_warn_not_in_group", self._not_in_group_hook)
+        hook(undo, dist.Work, "wait", self._wait_hook)
+        hook(undo, dist.Work, "get_future", self._get_future_hook)
+        hook(undo, c10d, "_new_group_with_tag", self._new_group_hook)
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
-            hook(undo, c10d, name, self._destroying)
+            hook(undo, c10d, name, self._destroy_hook)
         hook(undo, torch.autograd, "_engine_run_backward", self._buffers.after)
-        hook(undo, torch.autograd, "backward", self._looking)
-        hook(undo, DistributedDataParallel, "__init__", noting_model)
+        hook(undo, torch.autograd, "backward", self._backward_hook)
+        hook(undo, DistributedDataParallel, "__init__", register_model)
         if self.on_gpu:
             self._watch_gpu(undo)
-        for name in LOOKS:
-            hook(undo, dist.Work, name, self._noticing)
+        for name in COMPLETION_QUERIES:
+            hook(undo, dist.Work, name, self._query_hook)
         self._stores.install(undo)
 
     def remove(self) -> None:
-        """Restore stock torch."""
+        """Restore torch's functions."""
         if self._undo is not None:
             self._undo.close()
             self._undo = None
 
     def settle(self) -> None:
-        """Note completions whose notice is still on its way, when a run ends."""
+        """At the end of a run, record completions whose callbacks have not run yet."""
         for work, pending in list(self._pending.values()):
             if pending.op in P2P and pending.begin is None:
                 continue
-            future = _future_of(work)  # it is done a moment before the work
+            future = _future_of(work)  # done slightly before the work
             if _is_completed(work) or (future is not None and future.done()):
                 self._settle(work, pending)
 
-    def forget(self) -> None:
-        """Know nothing of what was called so far."""
+    def reset(self) -> None:
+        """Discard the state of the previous run."""
         self._buffers.clear()
-        #: The groups that this rank communicates in.
+        #: The groups that this rank uses.
         self.groups = Groups()
-        #: A call has failed: gloo may have closed connections, the group is not what it was.
+        #: Whether a call has failed: gloo may have closed connections of the group.
         self.broken = False
-        #: How many collectives were called on each group, by the group's name.
+        #: Number of collectives called on each group, by its name.
         self.collectives: Counter[str] = Counter()
         #: Asynchronous collectives that the program has not waited for.
-        self.unwaited = Unwaited()
-        self._made = MadeGroups()
+        self.unwaited = UnwaitedCollectives()
+        self._created_groups = CreatedGroups()
         self._pending: dict[int, tuple[Any, Pending]] = {}
-        self._threads: dict[str, int] = {}  # by group, who called a collective; 0 for several
-        self._limited: set[str] = set()  # groups that the program gave a short time limit
-        self._backward = -1  # the backward pass that the latest call belongs to
-        self._sent: list[tuple[Any, Pending]] = []  # by its reducer, and noted at its end
-        # with a device at them, by works that the program may wait for
-        self._afloat: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
+        self._threads: dict[str, int] = {}  # by group: the thread calling collectives; 0: several
+        self._limited: set[str] = set()  # groups with a short timeout
+        self._backward = -1  # the backward pass of the latest call
+        self._sent_in_backward: list[tuple[Any, Pending]] = []  # by DDP's reducer
+        # executing on a device, by works that the program may wait for
+        self._on_device: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
 
     # -- one call ---------------------------------------------------------------
 
-    def _called(self, call: Call, redispatch: Callable[..., Any], keys: Any, *args: Any) -> Any:
-        """An operator of c10d is called."""
+    def _operator_hook(
+        self, call: Call, redispatch: Callable[..., Any], keys: Any, *args: Any
+    ) -> Any:
+        """Record a call of a c10d operator and redispatch it."""
         recorder = _recorder.current()
         if recorder is None or keys.has(_META):
             return redispatch(keys - _KEY, *args)
-        recorder.wait_ends()  # under dk.algorithms.use_algorithm this is a call within a call
-        called, pending = time.monotonic(), self._noted(recorder, call, args)
+        recorder.wait_ends()  # under dk.algorithms.use_algorithm calls are nested
+        called, pending = time.monotonic(), self._record_call(recorder, call, args)
         if pending is None:
             return redispatch(keys - _KEY, *args)
         _check_peer(call, args, pending)
-        read = _read_by(call, args, pending) if pending.look else []
-        self._hand_over(recorder, pending, read, called)
+        read = _read_tensors(call, args, pending) if pending.look else []
+        self._record_start(recorder, pending, read, called)
         if not (self.on_gloo or pending.device is None):
-            pending.leaves()
+            pending.record_begin()
         if call.blocks or pending.begin is not None:
             limit = None if call.limit is None else args[call.limit]
             recorder.wait_begins(pending, limited=is_limit(limit))
@@ -178,45 +187,45 @@ class Tap:
         finally:
             recorder.wait_ends()
         try:
-            self._follow(recorder, call, args, pending, result)
+            self._track_completion(recorder, call, args, pending, result)
         except Exception as error:
-            recorder.miss(f"the end of {call.op}: {type(error).__name__}: {error}")
+            recorder.count_missing(f"the end of {call.op}: {type(error).__name__}: {error}")
         return result
 
-    def _noted(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> Pending | None:
-        """The function that the user's line has called; None if unknown.
+    def _record_call(self, recorder: Recorder, call: Call, args: tuple[Any, ...]) -> Pending | None:
+        """Return the call as a pending operation; None if it cannot be recorded.
 
-        A program goes on as without us when we fail to read its call, and the trace says so.
+        If inspection fails, the program continues, and the trace lists the call as missing.
         """
         try:
-            with DisableTorchFunction():  # a subclass does not hear of our looks
-                return self._read(recorder, call, args, _caller(sys._getframe(1)))
+            with DisableTorchFunction():  # invisible to tensor subclasses
+                return self._inspect(recorder, call, args, _caller(sys._getframe(1)))
         except Exception as error:
-            recorder.miss(f"{call.op}: {type(error).__name__}: {error}")
+            recorder.count_missing(f"{call.op}: {type(error).__name__}: {error}")
             return None
 
-    def _read(
+    def _inspect(
         self, recorder: Recorder, call: Call, args: tuple[Any, ...], caller: FrameType
     ) -> Pending | None:
         thread, in_backward = threading.get_ident(), torch._C._current_graph_task_id() >= 0
         group = self.groups.known(args[call.group])
         if group is None:
-            recorder.miss("calls on process groups made by hand are not recorded")
+            recorder.count_missing("calls on process groups made by hand are not recorded")
             return None
         outputs = tensors(args, call.outputs)
         touched = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
         if call.op not in P2P:
             self.collectives[group.name] += 1
-            if not in_backward:  # autograd has threads of its own
-                self._note_thread(group.name, thread)
+            if not in_backward:  # autograd uses its own threads
+                self._check_thread(group.name, thread)
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
-        shape, dtype, nbytes = described(touched)
+        shape, dtype, nbytes = describe(touched)
         device = None if not touched or touched[0].is_cpu else device_of(touched[0].device)
         facts = _facts(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
             facts = (*facts, *splits(args))
-        elif call.op is Op.BROADCAST and loses_gradient(caller):
+        elif call.op is Op.BROADCAST and zeroes_source_gradient(caller):
             facts = (*facts, ("zeroes_gradient", True))
         if device is not None:
             facts = (*facts, *device.facts)
@@ -228,48 +237,51 @@ class Tap:
         fields = peer, group.name, nbytes, shape, dtype, tag, where, facts, None
         pending = Pending(recorder, seq, call.op, recorder.shared(fields), outputs, look, device)
         if self._buffers.active:
-            reads, writes = _read_by(call, args, pending), _written_by(call, args, pending)
+            reads, writes = (
+                _read_tensors(call, args, pending),
+                _written_tensors(call, args, pending),
+            )
             self._buffers.look(str(call.op), reads, writes)
         return pending
 
-    def _note_thread(self, group: str, thread: int) -> None:
-        """Tell of a group whose collectives several threads of this rank call: no order holds."""
+    def _check_thread(self, group: str, thread: int) -> None:
+        """Report a group on which several threads call collectives: their order is undefined."""
         if self._threads.setdefault(group, thread) not in (thread, 0):
-            self._threads[group] = 0  # once is enough
+            self._threads[group] = 0  # report once
             self.on_threads(group)
 
-    def _hand_over(
+    def _record_start(
         self, recorder: Recorder, pending: Pending, read: list[torch.Tensor], called: float
     ) -> None:
-        """Note the call, pass the gates, and note that it goes to the backend."""
+        """Record the call, run the ``before`` hooks, and record that it goes to the backend."""
         seq, op, fields = pending.seq, pending.op, pending.fields
         values = recorder.look(*read) if read else None
         if recorder.stepped:
             recorder.put(seq, op, State.SCHEDULED, called, with_caller(fields), values)
         else:
             recorder.put(seq, op, State.SCHEDULED, called, fields)
-        for pass_by in self.before:
-            pass_by(op, fields[2])
+        for callback in self.before:
+            callback(op, fields[2])
         recorder.put(seq, op, State.STARTED, time.monotonic(), fields, values)
-        if self.witness is not None:
+        if self.call_context is not None:
             try:
-                self.witness.look(pending, limited=fields[1] in self._limited)
+                self.call_context.before_call(pending, limited=fields[1] in self._limited)
             except Exception as error:
-                recorder.miss(f"a look at {op}: {type(error).__name__}: {error}")
+                recorder.count_missing(f"context of {op}: {type(error).__name__}: {error}")
 
-    def _follow(
+    def _track_completion(
         self, recorder: Recorder, call: Call, args: tuple[Any, ...], pending: Pending, result: Any
     ) -> None:
-        """Arrange that the completion is noted."""
+        """Arrange for the completion to be recorded."""
         script = result[-1] if isinstance(result, (tuple, list)) else result
         if not isinstance(script, torch.ScriptObject):
-            pending.complete()  # monitored_barrier has no Work: it has finished
+            pending.complete()  # monitored_barrier returns no Work when it has finished
             return
         if ("captured", True) in pending.fields[-2]:
-            pending.complete()  # it is in a graph, and happens when that is replayed
+            pending.complete()  # part of a CUDA graph; executed when the graph is replayed
             return
         work = pending.work = dist.Work.unbox(script)
-        if work is None:  # NCCL's synchronous collectives work in the caller's stream
+        if work is None:  # NCCL's synchronous collectives run in the caller's stream
             pending.complete()
             return
         caller = _caller(sys._getframe(1))
@@ -277,83 +289,88 @@ class Tap:
         background = call.op not in P2P and (is_async(call, args) or not python)
         self._pending[id(work)] = work, pending
         if python and (background or caller.f_code.co_name in _REQUESTS):
-            self._leave_open(call, args, work, pending, caller)
+            self._track_async(call, args, work, pending, caller)
         functional = is_functional(caller)
         in_stream = pending.begin is not None
-        if background and not (in_stream and functional):  # there wait_tensor has the stream wait
-            self._in_background(recorder, work, pending, python if in_stream else functional)
+        if background and not (in_stream and functional):  # for those, wait_tensor synchronizes
+            self._track_background(recorder, work, pending, python if in_stream else functional)
         if not (python or functional) and torch._C._current_graph_task_id() < 0:
-            recorder.wait_begins(pending, still=_same_call(caller))  # in C++, unseen
+            recorder.wait_begins(pending, still=_still_in(caller))  # waits in C++
 
-    def _leave_open(
+    def _track_async(
         self, call: Call, args: tuple[Any, ...], work: Any, pending: Pending, caller: FrameType
     ) -> None:
-        """The caller goes on; what becomes of ``work`` matters if the caller is the user."""
+        """Track a call that returns ``work`` before completion, if the caller is user code."""
         if not is_given_to_users(caller):
             return
         if call.op not in P2P:
             self.unwaited.add(work, pending)
-        if pending.fields[2]:  # else it has no values
-            reads, writes = _read_by(call, args, pending), _written_by(call, args, pending)
+        if pending.fields[2]:  # it transfers bytes
+            reads, writes = (
+                _read_tensors(call, args, pending),
+                _written_tensors(call, args, pending),
+            )
             self._buffers.add(work, pending, reads, writes, [] if call.copies else reads)
 
-    def _in_background(self, recorder: Recorder, work: Any, pending: Pending, apart: bool) -> None:
-        """Note a completion that C++ waits for, as DDP's reducer does at the end of backward.
+    def _track_background(
+        self, recorder: Recorder, work: Any, pending: Pending, separate: bool
+    ) -> None:
+        """Record a completion that C++ waits for, as DDP's reducer does at the end of backward.
 
-        The work's future tells, on a thread of the backend; the thread needs Python's lock for
-        that, while the main thread wants it back. A small model's only bucket is noted more
-        cheaply, right after the reducer has waited; a second bucket brings the futures in.
+        The work's future calls back on a thread of the backend, which competes with the main
+        thread for the GIL. The only bucket of a small model is recorded more cheaply, right after
+        the reducer has waited; futures are used from the second bucket on.
 
-        On a device a future runs at once, in a stream that only follows the backend's. The reducer
-        makes the program's stream wait at the end of backward: there the values of all buckets are
-        read without a race.
+        On a device, the future's callback runs at once, in a stream that follows the backend's.
+        The reducer makes the program's stream wait at the end of backward, and there the values of
+        all buckets are read without a race.
 
         Args:
-            recorder: of this rank.
-            work: the call's.
+            recorder: the recorder of this rank.
+            work: the work that the call returned.
             pending: the call.
-            apart: its end is waited for apart from the reducer's.
+            separate: whether it is waited for independently of the reducer.
         """
         backward = torch._C._current_graph_task_id()
-        if apart or backward < 0:
-            self._by_future(work, pending)
+        if separate or backward < 0:
+            self._complete_by_future(work, pending)
             return
         is_first = backward != self._backward
         if is_first:
-            self._backward, self._sent = backward, []
-            self._after_backward(recorder, 2)  # the reducer's callback comes between the two
-        self._sent.append((work, pending))
+            self._backward, self._sent_in_backward = backward, []
+            self._after_backward(recorder, 2)  # the reducer's callback runs between the two turns
+        self._sent_in_backward.append((work, pending))
         if pending.begin is None and not is_first:
-            for sent in self._sent:
-                self._by_future(*sent)
-            self._sent = []
+            for sent in self._sent_in_backward:
+                self._complete_by_future(*sent)
+            self._sent_in_backward = []
 
-    def _looking(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """A backward pass of the program's, after which the witness looks at the gradients."""
+    def _backward_hook(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Run a backward pass and examine the gradients afterwards."""
         before_backward()
         backward(*args, **kwargs)
-        if self.witness is not None and torch._C._current_graph_task_id() < 0:
-            self.witness.look_at_gradients()
+        if self.call_context is not None and torch._C._current_graph_task_id() < 0:
+            self.call_context.after_backward()
 
     def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:
-            if turns == 1:  # next, the reducer waits for all that this backward has sent
+            if turns == 1:  # next, the reducer waits for all buckets of this backward
                 recorder.wait_begins(*(p for _, p in self._pending.values() if not p.done))
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
             return
         recorder.wait_ends()
-        for work, pending in self._sent:
-            is_over = pending.begin is not None or _is_completed(work)
-            (self._settle if is_over else self._by_future)(work, pending)
-        self._sent = []
+        for work, pending in self._sent_in_backward:
+            done = pending.begin is not None or _is_completed(work)
+            (self._settle if done else self._complete_by_future)(work, pending)
+        self._sent_in_backward = []
 
-    def _by_future(self, work: Any, pending: Pending) -> None:
-        if (future := _future_of(work)) is not None:  # else waiting for it tells
+    def _complete_by_future(self, work: Any, pending: Pending) -> None:
+        if (future := _future_of(work)) is not None:  # else recorded by the wait
             future.add_done_callback(lambda done: self._settle(work, pending, done))
 
     def _settle(self, work: Any, pending: Pending, future: Any = None) -> None:
-        """Note how a work has ended."""
+        """Record the outcome of a work."""
         try:
             if (future := future or _future_of(work)) is not None:
                 future.value()
@@ -362,44 +379,44 @@ class Tap:
         else:
             pending.complete()
             if pending.begin is not None:
-                self._afloat[work] = pending
+                self._on_device[work] = pending
         self._pending.pop(id(work), None)
 
-    def _waiting(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
-        """Work.wait that notes the completion before the user's code goes on."""
+    def _wait_hook(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run Work.wait and record the completion before returning to the user's code."""
         self._stop_watching(work)
         found = self._pending.pop(id(work), None)
         if found is not None:
             limit = next(iter((*args, *kwargs.values())), None)
             return self._wait_for([found], is_limit(limit), partial(wait, work, *args, **kwargs))
-        result = wait(work, *args, **kwargs)  # it is over, or was begun in an earlier cell
-        if (pending := self._afloat.pop(work, None)) is not None:
-            pending.joins()
+        result = wait(work, *args, **kwargs)  # already recorded, or started in an earlier cell
+        if (pending := self._on_device.pop(work, None)) is not None:
+            pending.synchronize_stream()
         return result
 
-    def _noticing(self, look: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
-        """A method of Work, beside wait(), by which the program learns that it is over."""
-        result = look(work, *args, **kwargs)
-        if look is not _is_completed or result:
+    def _query_hook(self, query: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a method of Work, other than wait(), that reveals its completion."""
+        result = query(work, *args, **kwargs)
+        if query is not _is_completed or result:
             self._stop_watching(work)
         return result
 
     def _stop_watching(self, work: Any) -> None:
-        """The program waits for a work, and may want its memory back."""
+        """Stop tracking a work that the program waits for."""
         self._buffers.remove(work)
         self.unwaited.forget(work)
 
-    def _giving_future(self, get_future: Callable[..., Any], work: Any) -> Any:
-        """Who has a work's future, as DDP's hooks, may change its tensors in any stream."""
-        if (pending := self._afloat.pop(work, None)) is not None:
-            pending.joins(read=False)
+    def _get_future_hook(self, get_future: Callable[..., Any], work: Any) -> Any:
+        """Get a work's future; its holder may then change the tensors in any stream."""
+        if (pending := self._on_device.pop(work, None)) is not None:
+            pending.synchronize_stream(read=False)
         return get_future(work)
 
     def _wait_for(
-        self, open_now: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
+        self, waited: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
     ) -> Any:
-        """Wait for operations, and note that and their ends."""
-        pendings = [pending for _, pending in open_now]
+        """Wait for operations; record the wait and their completions."""
+        pendings = [pending for _, pending in waited]
         recorder = pendings[0].recorder
         limited = limited or any(p.fields[1] in self._limited for p in pendings)
         recorder.wait_begins(*pendings, limited=limited)
@@ -412,84 +429,83 @@ class Tap:
             raise
         finally:
             recorder.wait_ends()
-        for work, pending in open_now:
+        for work, pending in waited:
             pending.complete(self._source(work, pending))
         return result
 
     def _source(self, work: Any, pending: Pending) -> int | None:
-        """The sender of the message that a receive from any source got."""
+        """Return the sender of the message that a receive from any source matched."""
         peer, group = pending.fields[:2]
         if pending.op is not Op.RECV or peer is not None:
             return None
         return self.groups.rank(group, work._source_rank())
 
-    def rest(self, limit: float = math.inf) -> None:
-        """Wait until the GPU has done what its callers have waited for in its streams.
-
-        Or until ``limit`` seconds are over.
-        """
+    def wait_for_gpu(self, limit: float = math.inf) -> None:
+        """Wait for the GPU to finish the operations in flight, for at most ``limit`` seconds."""
         recorder = _recorder.current()
-        if recorder is None or not recorder.flying:
+        if recorder is None or not recorder.in_flight:
             return
-        recorder.wait_begins(*recorder.flying)
+        recorder.wait_begins(*recorder.in_flight)
         try:
             end = time.monotonic() + limit
-            while recorder.flying and time.monotonic() < end:
-                recorder.land()
-                time.sleep(LOOK)
+            while recorder.in_flight and time.monotonic() < end:
+                recorder.poll()
+                time.sleep(POLL_INTERVAL)
         finally:
             recorder.wait_ends()
 
     def _watch_gpu(self, undo: ExitStack) -> None:
-        """Notice where this process waits for its GPU, and when a CUDA graph is captured."""
-        hook(undo, torch.cuda, "synchronize", partial(self._waiting_for_gpu, all_streams=True))
-        hook(undo, torch.cuda.Stream, "synchronize", self._waiting_for_gpu)
-        hook(undo, torch.cuda.CUDAGraph, "capture_begin", _not_asking)
-        hook(undo, torch.cuda.CUDAGraph, "capture_end", _asking_again)
-        with warnings.catch_warnings():  # one has a kernel there, which only chooses a key
+        """Hook the functions that synchronize with the GPU or capture a CUDA graph."""
+        hook(undo, torch.cuda, "synchronize", partial(self._synchronize_hook, all_streams=True))
+        hook(undo, torch.cuda.Stream, "synchronize", self._synchronize_hook)
+        hook(undo, torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
+        hook(undo, torch.cuda.CUDAGraph, "capture_end", _capture_end)
+        with warnings.catch_warnings():  # overrides a kernel that only selects a dispatch key
             warnings.simplefilter("ignore")
             for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
-                _hook_operator(undo, operator.default, self._to_host)
+                _hook_operator(undo, operator.default, self._to_host_hook)
 
-    def _to_host(
+    def _to_host_hook(
         self,
         redispatch: Callable[..., Any],
         keys: Any,
         tensor: torch.Tensor | complex,
         **how: Any,
     ) -> Any:
-        """An operator that waits for the GPU if it brings a tensor from there to the host."""
-        if not isinstance(tensor, torch.Tensor):  # a number, of which torch has made a tensor
+        """Run an operator that synchronizes with the GPU if it copies a tensor to the host."""
+        if not isinstance(tensor, torch.Tensor):  # a wrapped number
             return torch.tensor(tensor, dtype=how.get("dtype"), device=how.get("device"))
         stays = str(how.get("device", "cpu")) != "cpu" or how.get("non_blocking")
         if stays or tensor.is_cpu:
             return redispatch(keys - _KEY, tensor, **how)
-        return self._waiting_for_gpu(redispatch, keys - _KEY, tensor, **how)
+        return self._synchronize_hook(redispatch, keys - _KEY, tensor, **how)
 
-    def _waiting_for_gpu(
+    def _synchronize_hook(
         self, wait: Callable[..., Any], *args: Any, all_streams: bool = False, **kwargs: Any
     ) -> Any:
-        """A call that returns when the GPU has done what is in this thread's stream, or in all."""
+        """Run a call that waits for the work in this thread's stream, or in all streams."""
         recorder = _recorder.current()
-        flying = [] if recorder is None else list(recorder.flying)
+        in_flight = [] if recorder is None else list(recorder.in_flight)
         if not all_streams:
-            flying = [p for p in flying if p.is_in_this_stream()]
-        if recorder is None or not flying:
+            in_flight = [p for p in in_flight if p.is_in_this_stream()]
+        if recorder is None or not in_flight:
             return wait(*args, **kwargs)
-        recorder.wait_begins(*flying)
+        recorder.wait_begins(*in_flight)
         try:
             return wait(*args, **kwargs)
         finally:
             recorder.wait_ends()
 
-    def _wait_tensor(self, redispatch: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
-        """Functional collectives are waited for by one of their tensors, in C++."""
-        found = self._open_for(tensor) if _recorder.current() is not None else []
+    def _wait_tensor_hook(
+        self, redispatch: Callable[..., Any], keys: Any, tensor: torch.Tensor
+    ) -> Any:
+        """Record the wait for a functional collective, by one of its output tensors."""
+        found = self._pop_pending(tensor) if _recorder.current() is not None else []
         wait = partial(redispatch, keys - _KEY, tensor)
         return self._wait_for(found, False, wait) if found else wait()
 
-    def _open_for(self, tensor: torch.Tensor) -> list[tuple[Any, Pending]]:
-        """Take the open operations that fill this tensor's memory."""
+    def _pop_pending(self, tensor: torch.Tensor) -> list[tuple[Any, Pending]]:
+        """Remove and return the pending operations that write this tensor's storage."""
         if not self._pending or tensor.is_meta:
             return []
         storage = storage_of(tensor)
@@ -498,13 +514,13 @@ class Tap:
             for key, (_, pending) in list(self._pending.items())
             if any(storage_of(t) == storage for t in pending.outputs)
         ]
-        taken = (self._pending.pop(key, None) for key in found)
-        return [pair for pair in taken if pair is not None]
+        removed = (self._pending.pop(key, None) for key in found)
+        return [pair for pair in removed if pair is not None]
 
-    def _making_group(
+    def _new_group_hook(
         self, make: Callable[..., Any], ranks: list[int] | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """new_group, noted: every rank of the world has to call it, or those that do wait."""
+        """Record ``new_group``, which blocks until every rank of the world calls it."""
         recorder = _recorder.current()
         if recorder is None or kwargs.get("use_local_synchronization"):
             return make(ranks, *args, **kwargs)
@@ -513,84 +529,84 @@ class Tap:
         where = user_line(2)
         fields = (None, WORLD, 0, (), "", None, where, facts, None)
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
-        self._hand_over(recorder, pending, [], time.monotonic())
+        self._record_start(recorder, pending, [], time.monotonic())
         limit = kwargs.get("timeout", args[0] if args else None)
         recorder.wait_begins(pending, limited=is_limit(limit))
-        with pending.waited_for():
-            made = make(ranks, *args, **kwargs)
-        if isinstance(made, dist.ProcessGroup):
-            self.groups.add(made)
-            given = is_given_to_users(sys._getframe(1))
-            if given and (lost := self._made.add(weakref.ref(made), where, members)):
+        with pending.waiting():
+            group = make(ranks, *args, **kwargs)
+        if isinstance(group, dist.ProcessGroup):
+            self.groups.add(group)
+            is_users = is_given_to_users(sys._getframe(1))
+            if is_users and (lost := self._created_groups.add(weakref.ref(group), where, members)):
                 pending.fields = (*fields[:-2], (*facts, ("lost", lost)), None)
             if is_limit(limit):
-                self._limited.add(made.group_name)
+                self._limited.add(group.group_name)
         pending.complete()
-        return made
+        return group
 
-    def _destroying(self, unregister: Callable[..., Any], name: str = WORLD) -> None:
-        """The end of a group, or of all groups, noted with what is open on it."""
+    def _destroy_hook(self, unregister: Callable[..., Any], name: str = WORLD) -> None:
+        """Record the destruction of a group, or of all, with its unfinished calls."""
         recorder = _recorder.current()
         if recorder is not None:
             facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
-            if still := self._open_on(name):
-                facts["open"] = still
+            if unfinished := self._unfinished(name):
+                facts["open"] = unfinished
             about: dict[str, Any] = {"attributes": facts, "where": user_line(2)}
             seq = recorder.next_seq()
             for state in (State.STARTED, State.COMPLETED):
                 recorder.record(seq, Op.MARK, state, **about)
         unregister(*([name] if name != WORLD else []))
 
-    def _open_on(self, group: str) -> tuple[int, ...]:
-        """The calls on a group, or on any if it is the world, that were not waited for."""
+    def _unfinished(self, group: str) -> tuple[int, ...]:
+        """Return the seqs of unfinished calls on a group; on all groups for the world."""
         messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.done]
-        named = [p.seq for p in messages if group in (WORLD, p.fields[1])]
-        return tuple(sorted([*named, *self.unwaited.calls(group)]))
+        seqs = [p.seq for p in messages if group in (WORLD, p.fields[1])]
+        return tuple(sorted([*seqs, *self.unwaited.calls(group)]))
 
-    def _noting_stranger(self, warn: Callable[[str], None], name: str) -> None:
-        """Torch's warning that the rank does not belong to the group, noted as a failed call."""
+    def _not_in_group_hook(self, warn: Callable[[str], None], name: str) -> None:
+        """Record torch's warning that the rank is not in the group as a failed call."""
         recorder = _recorder.current()
-        fitting = [call.op for call in CALLS.values() if str(call.op) in name]
-        if recorder is not None and fitting:
-            op = max(fitting, key=len)  # "all_reduce_coalesced" has "reduce" in it, too
+        candidates = [call.op for call in CALLS.values() if str(call.op) in name]
+        if recorder is not None and candidates:
+            op = max(candidates, key=len)  # "all_reduce_coalesced" also contains "reduce"
             fields = (None, "", 0, (), "", None, user_line(2), None, None)
             Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             warn(name)
         file, _, line = user_line(2).rpartition(":")
-        for warning in said:  # torch would name the line in this file
+        for warning in caught:  # replaces the line of this file by the user's
             warnings.warn_explicit(warning.message, warning.category, file, int(line or 0))
 
 
 def _hook_operator(undo: ExitStack, operator: Any, instead: Callable[..., Any]) -> None:
-    """Have ``instead(redispatch, keys, …)`` called for an operator, until ``undo`` is closed."""
+    """Replace an operator by ``instead(redispatch, keys, …)`` until ``undo`` is closed."""
     library = torch.library.Library(operator.namespace, "IMPL")
     undo.callback(library._destroy)
     hooked = partial(instead, operator._handle.redispatch_boxed)
     library.impl(operator, hooked, "BackendSelect", with_keyset=True)
 
 
-def _not_asking(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A capture that nobody disturbs by asking the GPU whether it has come to an event."""
-    asking.acquire()
+def _capture_begin(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Begin a capture, with event queries disabled until it ends."""
+    event_query_lock.acquire()
     try:
         return capture_begin(*args, **kwargs)
     except BaseException:
-        asking.release()
+        event_query_lock.release()
         raise
 
 
-def _asking_again(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _capture_end(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return capture_end(*args, **kwargs)
     finally:
-        with suppress(RuntimeError):  # it had not begun
-            asking.release()
+        with suppress(RuntimeError):  # the capture had not begun
+            event_query_lock.release()
 
 
 def _future_of(work: Any) -> Any:
-    """The future of a work; None for gloo's reduce_scatter, which has none."""
+    """Return the future of a work; None for gloo's reduce_scatter, which has none."""
     try:
         return _get_future(work)
     except RuntimeError:
@@ -598,36 +614,36 @@ def _future_of(work: Any) -> Any:
 
 
 def _caller(hook: FrameType) -> FrameType:
-    """The frame that has called a hook; its own in a thread of C++, as autograd has for a GPU."""
+    """Return the frame that called a hook, or the hook's own in a C++ thread of autograd."""
     return hook.f_back or hook
 
 
 def _facts(call: Call, caller: FrameType, in_backward: bool) -> Facts:
-    """A reduction, and what a call is a part of."""
+    """Return a call's reduction or enclosing function, and whether backward made it."""
     name = "reduction" if call.reduces else "function"
-    value = reduction(caller) if call.reduces else of_objects(caller)
+    value = reduction(caller) if call.reduces else object_function(caller)
     found: Facts = ((name, value),) if value else ()
     if in_backward and not is_functional(caller):
         return *found, ("gradients", True)
     return found
 
 
-def _read_by(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:
-    """The tensors that this rank's call reads; what it only writes may hold anything before."""
+def _read_tensors(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:
+    """Return the tensors that this rank's call reads."""
     if call.op is Op.BROADCAST and pending.fields[0] != pending.recorder.rank:
         return []
     return tensors(args, call.inputs)
 
 
-def _written_by(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:
-    """The tensors that this rank's call changes."""
+def _written_tensors(call: Call, args: tuple[Any, ...], pending: Pending) -> list[torch.Tensor]:
+    """Return the tensors that this rank's call writes."""
     is_root = pending.fields[0] == pending.recorder.rank
     reads_only = {Op.SEND: True, Op.BROADCAST: is_root, Op.REDUCE: not is_root}
     return [] if reads_only.get(call.op) else tensors(args, call.outputs)
 
 
 def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
-    """Refuse a message to or from a rank that does not exist: gloo would wait for it for ever."""
+    """Raise for a peer that does not exist; gloo would wait for it forever."""
     if call.op in P2P and call.peer is not None and pending.fields[0] is None:
         last = dist.ProcessGroup.unbox(args[call.group]).size() - 1
         raise ValueError(
@@ -635,8 +651,8 @@ def _check_peer(call: Call, args: tuple[Any, ...], pending: Pending) -> None:
         )
 
 
-def _same_call(frame: FrameType) -> Callable[[], bool]:
-    """Tells later whether a thread is still in the C++ function that this line has called."""
+def _still_in(frame: FrameType) -> Callable[[], bool]:
+    """Return a function that checks whether this thread is still in the frame's current call."""
     ident, at = threading.get_ident(), frame.f_lasti
 
     def still() -> bool:

@@ -36,7 +36,7 @@ def test_the_recorder_never_synchronizes(ranks: int) -> None:
             for _ in range(20):
                 recorder._looked = -60.0  # it looks at all values
                 dist.all_reduce(x)
-                recorder.land()
+                recorder.poll()
         finally:
             torch.cuda.set_sync_debug_mode("default")
         return float(x[0])

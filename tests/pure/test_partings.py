@@ -12,7 +12,7 @@ from simulated import Simulation, Step, line
 from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.program import Program
 from distkit.events import Event, Op, State
-from distkit.recording.witness import SLOTS, RollCall
+from distkit.recording.witness import SLOTS, CollectiveFingerprint
 from distkit.trace.trace import Trace
 
 LOOP = """\
@@ -258,7 +258,7 @@ def test_silent_excepts_and_no_sync_are_ways_out():
     assert exits == ["except OSError", "with net.no_sync()"]
 
 
-# -- the roll call ------------------------------------------------------------------------
+# -- fingerprints of collectives ------------------------------------------------------------
 
 
 def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=None, group="world"):
@@ -267,11 +267,11 @@ def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=None, gro
 
 
 @pytest.fixture
-def rolls():
+def fingerprints():
     with tempfile.TemporaryDirectory() as folder:
-        made = [RollCall(Path(folder), 1, rank) for rank in range(3)]
-        for roll in made:
-            roll.meet("world", [0, 1, 2])
+        made = [CollectiveFingerprint(Path(folder), 1, rank) for rank in range(3)]
+        for fingerprint in made:
+            fingerprint.add_group("world", [0, 1, 2])
         yield made
 
 
@@ -289,10 +289,10 @@ def rolls():
         ),
     ],
 )
-def test_a_contradiction_is_seen_by_who_comes_later(rolls, op, one, other):
-    assert rolls[0].fits(op, one)
-    assert rolls[1].fits(op, one)
-    assert not rolls[2].fits(op, other)
+def test_a_contradiction_is_seen_by_who_comes_later(fingerprints, op, one, other):
+    assert fingerprints[0].check(op, one)
+    assert fingerprints[1].check(op, one)
+    assert not fingerprints[2].check(op, other)
 
 
 @pytest.mark.parametrize(
@@ -312,18 +312,18 @@ def test_a_contradiction_is_seen_by_who_comes_later(rolls, op, one, other):
         ),
     ],
 )
-def test_what_may_differ_is_not_compared(rolls, op, one, other):
-    assert rolls[0].fits(op, one) and rolls[1].fits(op, other)
+def test_what_may_differ_is_not_compared(fingerprints, op, one, other):
+    assert fingerprints[0].check(op, one) and fingerprints[1].check(op, other)
 
 
-def test_who_is_far_ahead_or_of_another_run_is_not_compared(rolls, tmp_path):
+def test_who_is_far_ahead_or_of_another_run_is_not_compared(fingerprints, tmp_path):
     for _ in range(SLOTS + 1):
-        assert rolls[0].fits(Op.ALL_REDUCE, call())
-    assert rolls[1].fits(Op.BARRIER, call(0)), "its entry is gone"
-    folder = rolls[0]._folder
-    next_run = RollCall(folder, 2, 1)
-    next_run.meet("world", [0, 1, 2])
-    assert next_run.fits(Op.BARRIER, call(0))
-    unknown = RollCall(tmp_path / "gone", 1, 0)
-    unknown.meet("world", [0, 1, 2])
-    assert unknown.fits(Op.BARRIER, call(0)) and unknown.fits(Op.SEND, call(group="other"))
+        assert fingerprints[0].check(Op.ALL_REDUCE, call())
+    assert fingerprints[1].check(Op.BARRIER, call(0)), "its entry is gone"
+    folder = fingerprints[0]._folder
+    next_run = CollectiveFingerprint(folder, 2, 1)
+    next_run.add_group("world", [0, 1, 2])
+    assert next_run.check(Op.BARRIER, call(0))
+    unknown = CollectiveFingerprint(tmp_path / "gone", 1, 0)
+    unknown.add_group("world", [0, 1, 2])
+    assert unknown.check(Op.BARRIER, call(0)) and unknown.check(Op.SEND, call(group="other"))

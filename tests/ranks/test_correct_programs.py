@@ -34,7 +34,7 @@ def test_a_correct_program_is_never_accused(chance: Random) -> None:
 
 def eagerly(rounds: Program) -> None:
     """On each rank: call every wait of a millisecond a wait."""
-    recorder.PATIENCE, recorder.SLOWEST = 0.001, 0.002
+    recorder.BLOCKED_AFTER, recorder.MAX_PERIOD = 0.001, 0.002
     play(rounds)
 
 

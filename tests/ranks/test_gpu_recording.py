@@ -61,8 +61,8 @@ def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
         standin.stop()
         standin.heard.clear()
         dist.all_reduce(x, group=group)
-        recorder.land()
-        assert [p.done for p in recorder.flying][-1:] == [False]
+        recorder.poll()
+        assert [p.done for p in recorder.in_flight][-1:] == [False]
         heard, still = list(standin.heard), time.monotonic() - stopped
         standin.go()
         return heard, still
@@ -161,7 +161,9 @@ def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
         def sees(gradient: torch.Tensor) -> torch.Tensor:
             """Look after the last bucket is sent, and before the reducer waits."""
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: seen.append([p.flight is None for _, p in tap.tap._sent]))
+            engine.queue_callback(
+                lambda: seen.append([p.in_flight is None for _, p in tap.tap._sent_in_backward])
+            )
             return gradient.expand(2, 64)
 
         layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))).to("pretend")
@@ -186,7 +188,7 @@ def test_a_capture_keeps_other_threads_from_asking_the_gpu() -> None:
         def query(self) -> bool:
             return True
 
-    begin, end = partial(tap._not_asking, lambda: None), partial(tap._asking_again, lambda: None)
+    begin, end = partial(tap._capture_begin, lambda: None), partial(tap._capture_end, lambda: None)
     begin()
     assert not device._has_come(Come())
     end()

@@ -11,7 +11,7 @@ from typing import Any
 from distkit._format import joined
 from distkit.cluster.gpus import Gpus, examine
 from distkit.cluster.plan import COMFORTABLE, RANK_BYTES
-from distkit.events import _Word
+from distkit.events import _StringEnum
 
 Json = dict[str, Any]
 
@@ -86,7 +86,7 @@ def gpus(machine: Json) -> Gpus:
 # -- checks ---------------------------------------------------------------------------------------
 
 
-class Level(_Word):
+class Level(_StringEnum):
     """How bad it is."""
 
     OK = "ok"

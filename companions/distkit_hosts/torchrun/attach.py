@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
             del sys.path[0]  # the script's own folder is searched first instead
-            recorder.make_users(words[0])
+            recorder.add_user_file(words[0])
             run_script(Path(words[0]), words[1:])
     except BaseException as error:
         ended(error)

@@ -33,7 +33,7 @@ from distkit.recording.blackbox import BlackBox
 from distkit.recording.plain import Row, encode_rows
 from distkit.recording.recorder import Flusher, Recorder, is_users
 from distkit.recording.tap import tap
-from distkit.recording.witness import Witness, told
+from distkit.recording.witness import CallContext, describe_exception
 from distkit_hosts.launched import Launched, recognise
 from distkit_hosts.torchrun.line import Line
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
@@ -117,7 +117,9 @@ class Attached:
             self._box = BlackBox(self._beside[0])
             self._fault = self._beside[1].open("wb")
             self._recorder = Recorder(place.rank, keep=partial(self._box.note, 1))
-            self._line = Line(self._set_stepped, lambda: self._recorder.hurry(), self._release)
+            self._line = Line(
+                self._set_stepped, lambda: self._recorder.request_flush(), self._release
+            )
             about["line"] = self._line.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)
         except OSError as error:
@@ -145,7 +147,7 @@ class Attached:
             os.environ.setdefault(*TIMING)
         tap.install()
         # nothing is compared before the backend sees it: the ranks may be on any hosts
-        tap.witness = Witness(self._note, None, lambda: None)
+        tap.call_context = CallContext(self._note, None, lambda: None)
         tap.groups.on_group = self._on_group
         tap.on_threads = partial(self._note, "threads")
         _recorder.set_current(self._recorder)
@@ -209,7 +211,7 @@ class Attached:
         if isinstance(error, KeyboardInterrupt):
             self._end = "released", "", ""
         elif not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self._end = "raised", *told(error)
+            self._end = "raised", *describe_exception(error)
 
     def _excepthook(
         self,
@@ -247,7 +249,7 @@ class Attached:
             return
         tap.settle()
         if self._end[0] == "returned":
-            tap.rest(_LANDS)
+            tap.wait_for_gpu(_LANDS)
         unwaited = tap.unwaited.calls()
         _recorder.set_current(None)
         self._flusher.close()

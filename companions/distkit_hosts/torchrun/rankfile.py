@@ -220,7 +220,7 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
     if len(record.rows) < MOST_ROWS:  # those that had not been written when the box was read
         try:
             record.rows += blackbox.rows_in(box, 1, len(record.rows))
-        except blackbox.DAMAGED:
+        except blackbox.DECODE_ERRORS:
             record.notes.setdefault("unseen", []).append({"a damaged black box": 1})
     return record
 

@@ -48,7 +48,7 @@ from distkit.recording.blackbox import BlackBox
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped, OnRank
-from distkit.recording.witness import RollCall, Witness
+from distkit.recording.witness import CallContext, CollectiveFingerprint
 
 #: matplotlib's backend in notebooks, and its replacement on ranks.
 INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
@@ -213,7 +213,7 @@ class Rank:
                     seeds.set_all(seeds.for_rank(options["seed"], self.spec.rank, life))
                 try:
                     value, outcome.grown = self._call(payload, run)
-                    tap.rest()
+                    tap.wait_for_gpu()
                     if FIGURES in sys.modules:
                         sys.modules[FIGURES].show()
                 except Dropped as reason:
@@ -243,7 +243,7 @@ class Rank:
         if isinstance(fn, Cell):
             fn, args = self._run_cell, (fn,)
         if isinstance(fn, Path):
-            recorder.make_users(str(fn))
+            recorder.add_user_file(str(fn))
             fn, args, kwargs = interpreter.run_script, (fn, args), {}
         sizes = {name: (c, len(c)) for name, c in captured(fn, args, kwargs)}
         if not self.group.alone:  # a replacement starts alone
@@ -290,17 +290,17 @@ class Rank:
         )
         flusher = Flusher(run_recorder, emit)
         self._close_record = flusher.close
-        witness = tap.witness = self._witness(run, emit)
+        call_context = tap.call_context = self._call_context(run, emit)
 
         def on_group(name: str, members: list[int]) -> None:
             emit("group", (name, members))
-            witness.meet(name, members)
+            call_context.add_group(name, members)
 
         tap.groups.on_group = on_group
         tap.on_threads = partial(emit, "threads")
         if run_recorder.stepped:
             gate = self._gates[run]
-            gate.arrived = run_recorder.hurry
+            gate.arrived = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
         faults = [] if (spec := options.get("trouble")) is None else [OnRank(spec, self.spec.rank)]
         tap.before += faults
@@ -310,7 +310,7 @@ class Rank:
             outcome.missed = [text for fault in faults for text in fault.missed()]
         finally:
             tap.before.clear()
-            tap.groups.on_group = tap.witness = None
+            tap.groups.on_group = tap.call_context = None
             self._gates.clear()
             tap.settle()
             outcome.intact = not tap.broken
@@ -322,7 +322,7 @@ class Rank:
                 run_recorder.without_values,
             )
             outcome.unseen = dict(run_recorder.unseen)
-            tap.forget()
+            tap.reset()
 
     @contextmanager
     def _monitoring_links(self, emit: Emit) -> Iterator[None]:
@@ -333,13 +333,13 @@ class Rank:
         yield
         done.set()
 
-    def _witness(self, run: int, emit: Emit) -> Witness:
+    def _witness(self, run: int, emit: Emit) -> CallContext:
         """Create the check of this run's collectives before they go to the backend."""
         spec, rollcall = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # it needs shared memory
-            rollcall = RollCall(Path(spec.folder), run, spec.rank)
+            rollcall = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
         self._release_event.clear()
-        witness = Witness(emit, rollcall, self._release_event.wait)
+        witness = CallContext(emit, rollcall, self._release_event.wait)
         witness.meet(WORLD, list(range(spec.world_size)))  # since new_group may be the first call
         return witness
 

@@ -320,7 +320,7 @@ class Conductor:
 
     def _read_files(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; return the end of its log."""
-        with suppress(OSError, *blackbox.DAMAGED):
+        with suppress(OSError, *blackbox.DECODE_ERRORS):
             box = files.with_suffix(".box").read_bytes()
             rows = blackbox.rows_in(box, self.number, self.live.rows[rank])
             self.live.add(rank, len(rows), encode_rows(rows))

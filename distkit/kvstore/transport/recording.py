@@ -117,7 +117,7 @@ class Asking:
             fields = _fields(fields[0], tensor, fields[-2], fields[-1], fields[-3])
         rec.put(self.seq, self.op, state, time.monotonic(), fields, _values(rec, tensor))
         if rec.stepped:
-            rec.hurry()
+            rec.request_flush()
 
 
 def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
