@@ -1,7 +1,7 @@
-"""Records of calls without their ends: which rank is behind, and what cannot be judged. Pure.
+"""Records of calls without completions: ranks that are behind, and limits of the record. Pure.
 
-That a rank has made fewer calls than others is a fact of the record, not yet a mistake: in a job
-that goes on, some rank is always the last.
+A rank that has made fewer calls than others is not necessarily wrong: in a running job, some rank
+is always last.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from distkit.events import Span
 from distkit.trace.calls import CUT, call
 from distkit.trace.log import grouped
 
-_MOST = 5  # so many findings, the causes first
+_MAX_FINDINGS = 5  # maximum number of findings, causes first
 
 
-#: A finding, and the ranks that have gone on.
+#: A finding, and the ranks that are ahead.
 Gap = tuple[Finding, list[int]]
 
 
 def behind(facts: Evidence) -> list[Finding]:
-    """The ranks that are behind: first those that wait for no other."""
+    """Find the ranks that are behind; those that wait for no other come first."""
     gaps = [*_collectives(facts), *_messages(facts)]
     waiting = {rank for _, ahead in gaps for rank in ahead}
     gaps.sort(key=lambda gap: sum(rank in waiting for rank in gap[0].culprits))
-    return [finding for finding, _ in gaps[:_MOST]]
+    return [finding for finding, _ in gaps[:_MAX_FINDINGS]]
 
 
-def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
-    """What the record cannot tell, and what to do about it.
+def not_judged_findings(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
+    """Find what cannot be judged from the record, and the remedies.
 
     Args:
         facts: the record.
-        found: what was found in it.
+        found: the findings so far.
     """
     limits = facts.trace.info.limits
     rule = rules.not_judged
@@ -48,19 +48,19 @@ def unjudged(facts: Evidence, found: list[Finding]) -> Iterator[Finding]:
 
 
 def _dump(facts: Evidence, rank: int) -> str:
-    """How to look at a rank, if its process is known."""
+    """Return how to inspect a rank, if its process is known."""
     known = facts.trace.info.rank(rank)
     return rules.behind.say("dump", pid=known.pid, host=known.host) if known.pid else ""
 
 
 def _collectives(facts: Evidence) -> Iterator[Gap]:
-    """The groups in which some ranks have made fewer calls than others."""
+    """Find the groups in which some ranks have made fewer calls than others."""
     for group, calls in facts.calls.items():
         if group not in facts.trace.info.groups:
-            continue  # whom else they were made with is not known
+            continue  # its members are unknown
         counts = {r: len(calls.get(r, ())) for r in facts.members(group) if r in facts.ranks}
         most = max(counts.values())
-        fewer = [r for r, n in counts.items() if n + _lost(facts, r) < most]
+        fewer = [r for r, n in counts.items() if n + _missing_calls(facts, r) < most]
         least = min((counts[r] for r in fewer), default=most)
         some = [r for r in fewer if counts[r] == least]
         ahead = [r for r, n in counts.items() if n > least]
@@ -73,10 +73,12 @@ def _behind(
     facts: Evidence, some: list[int], ahead: list[int], last: list[Span], then: Span
 ) -> Finding:
     rule, n = rules.behind, len(facts.calls[then.group].get(some[0], ()))
-    its, have = ("their", "have") if len(some) > 1 else ("its", "has")
+    their_or_its, have = ("their", "have") if len(some) > 1 else ("their_or_its", "has")
     made = rule.say("made_none", have=have)
     if last:
-        made = rule.say("made", its=its, n=n, call=with_tensor(last[0]), where=last[0].where)
+        made = rule.say(
+            "made", their_or_its=their_or_its, n=n, call=with_tensor(last[0]), where=last[0].where
+        )
     return rule.finding(
         *last,
         then,
@@ -94,11 +96,11 @@ def _behind(
 
 
 def _messages(facts: Evidence) -> Iterator[Gap]:
-    """Sends without their receive, and receives without their send: the first of each pair."""
-    alone = sorted(facts.alone, key=lambda s: (s.rank, s.seq))
-    known = (s for s in alone if s.peer in facts.ranks)
+    """Find the first unmatched send or receive between each pair of ranks."""
+    unmatched = sorted(facts.unmatched, key=lambda s: (s.rank, s.seq))
+    known = (s for s in unmatched if s.peer in facts.ranks)
     for (rank, peer), spans in grouped(known, lambda s: (s.rank, s.peer or 0)).items():
-        if len(spans) > _lost(facts, peer):
+        if len(spans) > _missing_calls(facts, peer):
             finding = rules.message_behind.finding(
                 spans[0],
                 culprits=[peer],
@@ -113,8 +115,8 @@ def _messages(facts: Evidence) -> Iterator[Gap]:
             yield finding, [rank]
 
 
-def _lost(facts: Evidence, rank: int) -> int:
-    """How many calls of a rank the record may have lost."""
+def _missing_calls(facts: Evidence, rank: int) -> int:
+    """Return the maximum number of a rank's calls that the record may lack."""
     info = facts.trace.info
     anyone = info.limits["matching"].calls if "matching" in info.limits else 0
     return anyone + info.unseen.get(rank, {}).get(CUT, 0)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from distkit._format import named
 from distkit.diagnosis import rules
 from distkit.diagnosis.advice import advice, headline
-from distkit.diagnosis.divergence import left_out, minority, not_coming, uneven, unused
-from distkit.diagnosis.facts import ASKED, Evidence
+from distkit.diagnosis.divergence import left_out, not_coming, outliers, uneven, unused
+from distkit.diagnosis.facts import INJECTED, Evidence
 from distkit.diagnosis.findings import (
     Calls,
     Finding,
@@ -48,7 +48,7 @@ def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
 
 def _tag_or_group(facts: Evidence, mine: Span) -> Finding | None:
     """A message between the same two ranks, with another tag or in another group."""
-    for other in facts.alone if mine.op in P2P else ():
+    for other in facts.unmatched if mine.op in P2P else ():
         if not _would_meet(mine, other):
             continue
         send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
@@ -86,12 +86,14 @@ def _taken(facts: Evidence, mine: Span) -> Finding | None:
         return None
     taken = [
         s
-        for s in facts.from_anybody
+        for s in facts.any_source_receives
         if (s.rank, s.peer, s.group, s.tag) == (mine.rank, mine.peer, mine.group, mine.tag)
         and s.seq < mine.seq
     ]
     left = [
-        s for s in facts.alone if s.op is Op.SEND and s.peer == mine.rank and s.rank != mine.peer
+        s
+        for s in facts.unmatched
+        if s.op is Op.SEND and s.peer == mine.rank and s.rank != mine.peer
     ]
     if not taken:
         return None
@@ -111,7 +113,7 @@ def _source(facts: Evidence, mine: Span) -> Finding | None:
     """A receive from one rank, while the message is from another."""
     if mine.op is not Op.RECV or mine.peer is None or _in_conversation(facts, mine):
         return None
-    for send in facts.alone:
+    for send in facts.unmatched:
         if send.op is Op.SEND and send.peer == mine.rank and send.group == mine.group:
             return rules.wrong_source.finding(
                 mine,
@@ -119,7 +121,7 @@ def _source(facts: Evidence, mine: Span) -> Finding | None:
                 culprits=[mine.rank],
                 mine=mine,
                 send=send,
-                over=facts.which_is_over(mine.peer),
+                over=facts.clause_if_gone(mine.peer),
             )
     return None
 
@@ -129,7 +131,7 @@ def _destination(facts: Evidence, mine: Span) -> Finding | None:
     if mine.op not in P2P:
         return None
     wants = Op.RECV if mine.op is Op.SEND else Op.SEND
-    for other in facts.alone:
+    for other in facts.unmatched:
         send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
         meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
         if other.op is wants and meant and not _in_conversation(facts, send):
@@ -139,7 +141,7 @@ def _destination(facts: Evidence, mine: Span) -> Finding | None:
                 culprits=[send.rank],
                 send=send,
                 recv=recv,
-                over=facts.which_is_over(send.peer),
+                over=facts.clause_if_gone(send.peer),
             )
     return None
 
@@ -154,7 +156,9 @@ def _in_conversation(facts: Evidence, mine: Span) -> bool:
         circle.append(rank)
         standing = facts.stuck.get(rank)
         rank = standing.peer if standing is not None and standing.op in P2P else None
-    astray = {s.rank for s in facts.alone if s.op is Op.SEND and s is not facts.stuck.get(s.rank)}
+    astray = {
+        s.rank for s in facts.unmatched if s.op is Op.SEND and s is not facts.stuck.get(s.rank)
+    }
     return rank == mine.rank and not astray.issuperset(circle)
 
 
@@ -175,7 +179,7 @@ def _all_in(facts: Evidence, group: str, other: str, op: Op) -> Finding:
     """Those who are stuck in the same collective of two groups: the fewer are the odd ones."""
     spans = [s for s in facts.stuck.values() if s.op is op and s.group in (group, other)]
     halves = [[s.rank for s in spans if s.group == g] for g in (group, other)]
-    return replace(_wrong_group(facts, *spans), culprits=minority(halves))
+    return replace(_wrong_group(facts, *spans), culprits=outliers(halves))
 
 
 # -- the other end will not come ------------------------------------------------------------
@@ -215,7 +219,7 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
         one_of="one of " * (len(gone) > 1),
         over=facts.over(gone),
         done=done,
-        known=facts.known_of(gone),
+        known=facts.known_reasons(gone),
     )
 
 
@@ -236,7 +240,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     often = mine.where and more > fewer > 0
     if often and rule in (rules.skipped, rules.missing_barrier):
         rule, remedy = rules.uneven_end, uneven(facts, mine)
-    culprits = minority([sorted(here), gone])
+    culprits = outliers([sorted(here), gone])
     if rule is rules.new_group or len(here) == len(gone):
         culprits = tuple(gone)
     return rule.finding(
@@ -247,7 +251,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
         here=Calls(here.values(), facts.call),
         gone=gone,
         over=facts.over(gone),
-        known=facts.known_of(gone),
+        known=facts.known_reasons(gone),
         more=more,
         fewer=fewer,
     )
@@ -264,12 +268,12 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     return rule.finding(
         *here.values(),
         remedy=rule.remedy if inside else uneven(facts, mine, gradients=True),
-        culprits=gone if len(here) == len(gone) else minority([sorted(here), gone]),
+        culprits=gone if len(here) == len(gone) else outliers([sorted(here), gone]),
         missing=gone,
         here=Calls(here.values()),
         gone=gone,
         over=facts.over(gone),
-        known=facts.known_of(gone),
+        known=facts.known_reasons(gone),
     )
 
 
@@ -299,12 +303,12 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
     if mine is None:
         return None
     here = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (mine.op, mine.attributes)}
-    others = [r for r in facts.board.ranks if r not in here]
+    others = [r for r in facts.graph.ranks if r not in here]
     if "ranks" in mine.attributes:
         return _not_at_barrier(facts, here, others), {*here}
-    wanted = facts.board.keys.missing(mine)
-    meant = [similar(key, facts.board.keys.set) for key in wanted]
-    near = [facts.board.keys.set[key] for key in meant if key]
+    wanted = facts.graph.keys.missing(mine)
+    meant = [similar(key, facts.graph.keys.set) for key in wanted]
+    near = [facts.graph.keys.set[key] for key in meant if key]
     theirs = [facts.stuck[rank] for rank in others if rank in facts.stuck]
     rule = rules.missing_key
     finding = rule.finding(
@@ -329,7 +333,7 @@ def _elsewhere_now(facts: Evidence, ranks: list[int]) -> str:
 
 
 def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
-    away = [r for r in others if r not in facts.board.keys.came(here[min(here)])]
+    away = [r for r in others if r not in facts.graph.keys.at_barrier(here[min(here)])]
     return rules.store_barrier.finding(
         *here.values(),
         culprits=away or sorted(here),
@@ -383,7 +387,7 @@ def gone(how: str) -> str:
 
 def search(how: str) -> str:
     """The remedy for a process that has ended."""
-    if ASKED in how:
+    if INJECTED in how:
         return rules.died.say("asked")
     if SILENT in how:
         return STOPPED

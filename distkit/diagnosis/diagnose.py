@@ -1,8 +1,8 @@
-"""Diagnosis of a run in the learner's words: events in, findings out. Pure.
+"""Diagnosis of a run: events in, findings out. Pure.
 
-A rank is stuck when it is blocked, and everything that it waits for is stuck itself or has ended;
-one that still computes may yet come. Each cause is told once: those who only wait because of it
-are named with it.
+A rank is stuck if it is blocked, and every rank that it waits for is stuck itself or has ended; a
+rank that still computes may yet arrive. Each cause is reported once, together with the ranks that
+wait because of it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from distkit._format import named
 from distkit.diagnosis import deadlocks, groups, kvstore, mismatches, rules
-from distkit.diagnosis.behind import behind, unjudged
-from distkit.diagnosis.divergence import in_flight
+from distkit.diagnosis.behind import behind, not_judged_findings
+from distkit.diagnosis.divergence import raised_in_flight
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
-from distkit.diagnosis.lint import remarks
-from distkit.diagnosis.silent import silent
+from distkit.diagnosis.lint import lint_findings
+from distkit.diagnosis.silent import silent_findings
 from distkit.events import Span
 from distkit.trace.log import EventLog, grouped
 
@@ -26,12 +26,11 @@ __all__ = ["Finding", "diagnose"]
 
 
 def diagnose(trace: EventLog) -> list[Finding]:
-    """The mistakes in a trace, complete or not: the most important first.
+    """Return the mistakes in a trace, complete or not, most important first.
 
     Args:
-        trace: live or saved; ``info.ends`` tells how ranks have ended, and ``info.groups``
-            who belongs to which group. Of a trace that has lost events only the failures
-            of ranks are told.
+        trace: live or saved; ``info.ends`` contains how ranks have ended, and ``info.groups`` the
+            members of groups. If the trace has lost events, only failures of ranks are reported.
 
     >>> from distkit.events import Event, Op, State
     >>> states = State.STARTED, State.BLOCKED
@@ -45,38 +44,38 @@ def diagnose(trace: EventLog) -> list[Finding]:
 
 
 class _Diagnosis:
-    """Finds causes one after the other; ``told`` are the stuck ranks that they explain."""
+    """Finds causes one after the other; ``explained_ranks`` are the stuck ranks they explain."""
 
     def __init__(self, facts: Evidence) -> None:
-        self.facts, self.told = facts, set[int]()
-        self._left = set[tuple[int, int]]()  # calls on the way out of an exception
+        self.facts, self.explained_ranks = facts, set[int]()
+        self._leaving_calls = set[tuple[int, int]]()  # calls made while an exception propagates
 
     def findings(self) -> list[Finding]:
-        """The causes, and what the record cannot tell."""
+        """Return the causes, and what cannot be judged from the record."""
         limits = self.facts.trace.info.limits
         if "completions" not in limits:
             found = self._causes("matching" not in limits)
         else:
             found = [f for f, _ in mismatches.collectives(self.facts) if "matching" not in limits]
             found += behind(self.facts)
-        return [*found, *unjudged(self.facts, found)]
+        return [*found, *not_judged_findings(self.facts, found)]
 
     def _causes(self, may_compare: bool) -> list[Finding]:
         if self.facts.trace.dropped or not may_compare:
             return list(self._failures(set()))
-        leaving = list(self._leaving())
+        leaving = list(self._raising_ranks())
         wrong, broken = self._mismatches()
         failures = list(self._failures(broken))
         stuck = list(self._stuck())
         fatal = [f for f in wrong if broken & set(f.lines)]
         others = [f for f in wrong if f not in fatal]
         hangs = [*leaving, *fatal, *failures, *(f for f in others if f.hang), *stuck]
-        found = [*self._stopped(), *hangs, *(f for f in others if not f.hang)]
-        found += silent(self.facts, found)
-        return [*found, *remarks(self.facts, found)]
+        found = [*self._stopped_processes(), *hangs, *(f for f in others if not f.hang)]
+        found += silent_findings(self.facts, found)
+        return [*found, *lint_findings(self.facts, found)]
 
-    def _stopped(self) -> Iterator[Finding]:
-        """Ranks whose processes a signal has stopped: they may yet come, if somebody lets them."""
+    def _stopped_processes(self) -> Iterator[Finding]:
+        """Find ranks whose processes a signal has stopped; they may still be continued."""
         info = self.facts.trace.info
         for rank, how in sorted(info.stopped.items()):
             known = info.rank(rank)
@@ -90,7 +89,7 @@ class _Diagnosis:
             )
 
     def _silence(self, rank: int) -> str:
-        """The time for which a stopped process has sent no heartbeat, if known."""
+        """Return how long a stopped process has sent no heartbeat, in words; "" if unknown."""
         since, until = self.facts.trace.info.silent_since.get(rank), self.facts.trace.info.until
         if since is None or until is None:
             return ""
@@ -98,55 +97,55 @@ class _Diagnosis:
 
     # -- exceptions under way -----------------------------------------------------
 
-    def _leaving(self) -> Iterator[Finding]:
-        """Ranks that wait in a collective while an exception is under way."""
-        for rank, span in sorted(self._untold().items()):
-            finding = in_flight(self.facts, span)
-            if finding is not None and rank not in self.told:
-                self._left.add((rank, span.seq))
-                waiting = self._explain({rank}, also={rank})
+    def _raising_ranks(self) -> Iterator[Finding]:
+        """Find ranks that wait in a collective while an exception propagates."""
+        for rank, span in sorted(self._unexplained().items()):
+            finding = raised_in_flight(self.facts, span)
+            if finding is not None and rank not in self.explained_ranks:
+                self._leaving_calls.add((rank, span.seq))
+                waiting = self._mark_explained({rank}, also={rank})
                 yield self._with_waiting(finding, [r for r in waiting if r != rank], also=[rank])
-        for rank, end in self.facts.ends.items():  # released there: the exception is the cause
+        for rank, end in self.facts.ends.items():  # released there, because of the exception
             last = self.facts.last(rank)
             if end.is_failure and last is not None and self.facts.raising(last)[0]:
-                self._left.add((rank, last.seq))
+                self._leaving_calls.add((rank, last.seq))
 
     # -- mismatches -------------------------------------------------------------
 
     def _mismatches(self) -> tuple[list[Finding], set[int]]:
-        """The mismatches, and the ranks that failed because of them."""
+        """Return the mismatches, and the ranks that failed because of them."""
         found, broken = [], set[int]()
-        together = [*mismatches.collectives(self.facts), *mismatches.messages(self.facts)]
-        for finding, spans in together:
-            if not self._left.isdisjoint((s.rank, s.seq) for s in spans):
+        candidates = [*mismatches.collectives(self.facts), *mismatches.messages(self.facts)]
+        for finding, spans in candidates:
+            if not self._leaving_calls.isdisjoint((s.rank, s.seq) for s in spans):
                 continue
             victims = [s.rank for s in spans if self.facts.ended_in(s)]
-            held = {s.rank for s in spans if self._hangs(finding, s)}
-            waiting = self._explain({*held, *victims}, also=held)
-            found.append(self._with_victims(self._waited(finding, waiting), victims))
+            held = {s.rank for s in spans if self._is_stuck_in(finding, s)}
+            waiting = self._mark_explained({*held, *victims}, also=held)
+            found.append(self._with_victims(self._with_explained_ranks(finding, waiting), victims))
             broken.update(victims)
         return found, broken
 
-    def _hangs(self, finding: Finding, span: Span) -> bool:
-        """True if a rank is stuck in this very call, or behind one where the order broke."""
-        its = self.facts.stuck.get(span.rank)
-        if its is None or finding.rule is rules.different_reduction:
+    def _is_stuck_in(self, finding: Finding, span: Span) -> bool:
+        """Return whether a rank is stuck in this call, or after it in a shifted sequence."""
+        stuck = self.facts.stuck.get(span.rank)
+        if stuck is None or finding.rule is rules.different_reduction:
             return False
-        same = its.group == span.group and its.match is None
-        behind = finding.rule.shifts and same and its.seq > span.seq
-        return its.seq == span.seq or behind
+        same_group = stuck.group == span.group and stuck.match is None
+        is_later = finding.rule.shifts and same_group and stuck.seq > span.seq
+        return stuck.seq == span.seq or is_later
 
     def _with_victims(self, finding: Finding, victims: list[int]) -> Finding:
         if not victims:
             return finding
         how = self.facts.ends[victims[0]].text.partition("\n")[0]
-        message = f"{finding.message} {_capital(named(victims))} failed because of it ({how})."
+        message = f"{finding.message} {_capitalized(named(victims))} failed because of it ({how})."
         return replace(finding, message=message, victims=tuple(victims))
 
     # -- ranks that failed --------------------------------------------------------
 
     def _failures(self, broken: set[int]) -> Iterator[Finding]:
-        """Ranks that raised or died, those in the same way together."""
+        """Find ranks that raised or died, grouped by error."""
         ends = self.facts.ends
         failed = [r for r, end in sorted(ends.items()) if end.is_failure and r not in broken]
         alike = grouped(
@@ -154,22 +153,22 @@ class _Diagnosis:
         )
         for (how, _, where), ranks in sorted(alike.items(), key=lambda item: item[0][0]):
             text = _ADDRESS.sub("", ends[ranks[0]].text)
-            waiting = self._explain(set(ranks))
+            waiting = self._mark_explained(set(ranks))
             failure = deadlocks.failure(self.facts, ranks, how, text, where)
-            yield self._with_waiting(groups.explained(self.facts, failure), waiting)
+            yield self._with_waiting(groups.with_cause(self.facts, failure), waiting)
 
     def _with_waiting(
         self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
     ) -> Finding:
-        """Add those who wait for a rank that failed, with their lines; ``also`` it itself."""
+        """Add the ranks that wait for a failed rank; ``also`` are waiting, without a clause."""
         if not waiting:
-            return self._waited(finding, [*also], in_words=False)
+            return self._with_explained_ranks(finding, [*also], in_message=False)
         spans = [self.facts.stuck[r] for r in waiting]
         cause = finding.message[:-1]
         message = fill("{cause}; {here:wait in}.", cause=cause, here=Calls(spans))
-        remedy = kvstore.way_on(deadlocks.first(finding), spans)
+        remedy = kvstore.remedy_for_waiting(deadlocks.first(finding), spans)
         return replace(
-            self._waited(finding, sorted([*waiting, *also]), in_words=False),
+            self._with_explained_ranks(finding, sorted([*waiting, *also]), in_message=False),
             message=message,
             remedy=remedy,
             lines={**lines_of(*spans), **finding.lines},
@@ -178,7 +177,7 @@ class _Diagnosis:
     # -- ranks that wait ------------------------------------------------------------
 
     def _stuck(self) -> Iterator[Finding]:
-        """Findings for the stuck ranks that no other finding has explained."""
+        """Find causes for the stuck ranks that no other finding has explained."""
         causes = (
             deadlocks.wrong_end,
             kvstore.unanswered,
@@ -188,16 +187,16 @@ class _Diagnosis:
             deadlocks.circle,
         )
         for cause in causes:
-            while (found := cause(self.facts, self._untold())) is not None:
+            while (found := cause(self.facts, self._unexplained())) is not None:
                 finding, core = found
-                waiting = self._explain({*finding.culprits, *core}, also=core)
-                yield self._waited(finding, waiting, told=core)
+                waiting = self._mark_explained({*finding.culprits, *core}, also=core)
+                yield self._with_explained_ranks(finding, waiting, named_ranks=core)
 
-    def _untold(self) -> dict[int, Span]:
-        return {r: s for r, s in self.facts.stuck.items() if r not in self.told}
+    def _unexplained(self) -> dict[int, Span]:
+        return {r: s for r, s in self.facts.stuck.items() if r not in self.explained_ranks}
 
-    def _explain(self, causes: set[int], also: Iterable[int] = ()) -> list[int]:
-        """The stuck ranks that wait for these, directly or not: they need no other cause."""
+    def _mark_explained(self, causes: set[int], also: Iterable[int] = ()) -> list[int]:
+        """Return the stuck ranks that wait for ``causes``, directly or not, and mark them."""
         waiting = set(also)
         reached = causes | waiting
         while more := {
@@ -207,22 +206,22 @@ class _Diagnosis:
         }:
             waiting |= more
             reached |= more
-        waiting -= self.told
-        self.told |= waiting
+        waiting -= self.explained_ranks
+        self.explained_ranks |= waiting
         return sorted(waiting)
 
-    def _waited(
+    def _with_explained_ranks(
         self,
         finding: Finding,
         waiting: list[int],
-        in_words: bool = True,
-        told: Iterable[int] = (),
+        in_message: bool = True,
+        named_ranks: Iterable[int] = (),
     ) -> Finding:
-        """Name the stuck ranks that a finding explains, but for those that it has ``told``."""
-        others = [r for r in waiting if r not in {*finding.lines, *finding.waiting, *told}]
+        """Add the stuck ranks that a finding explains, except those in ``named_ranks``."""
+        others = [r for r in waiting if r not in {*finding.lines, *finding.waiting, *named_ranks}]
         message = finding.message
-        if in_words and others:
-            message = f"{message} {_capital(verb(others, 'wait'))} in turn."
+        if in_message and others:
+            message = f"{message} {_capitalized(verb(others, 'wait'))} in turn."
         return replace(
             finding,
             message=message,
@@ -232,12 +231,12 @@ class _Diagnosis:
         )
 
 
-#: The parts of an error's text that belong to one rank alone: addresses, and its own number.
+#: Parts of an error's text that identify one rank: addresses and its number.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
 
-#: What differs in two ranks' texts of the same error.
+#: Numbers, in which two ranks' texts of the same error may differ.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
-def _capital(text: str) -> str:
+def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]

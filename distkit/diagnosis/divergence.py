@@ -1,7 +1,7 @@
-"""Points where ranks diverge: calls that only some make, loops that some leave early. Pure.
+"""Divergence of ranks: calls that only some make, loops that some leave early. Pure.
 
-The ranks' sequences of calls tell where they part. Which of them is on a way of its own, and why,
-the program's text tells: see :mod:`distkit.diagnosis.program`.
+The sequences of calls show where ranks diverge. The program's text shows which ranks deviate and
+why; see :mod:`distkit.diagnosis.program`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from distkit.trace.log import grouped
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]
 
-_EXITS = 3  # so many ways out of a loop are named
-_FURTHEST = 8  # so many calls may one rank have made more than another
-_LONGEST = 200  # characters of an exception's first line that are shown
+_MAX_EXITS = 3  # maximum number of exits of a loop in a message
+_MAX_SHIFT = 8  # maximum number of calls by which one rank may be ahead
+_MAX_CHARS = 200  # characters of an exception's first line that are shown
 
 
-def minority(classes: list[list[int]]) -> tuple[int, ...]:
-    """The ranks outside the largest class; all of them when none is the largest."""
+def outliers(classes: list[list[int]]) -> tuple[int, ...]:
+    """Return the ranks outside the largest class; all ranks if there is no single largest one."""
     sizes = sorted(map(len, classes))
     most = [c for c in classes if len(c) == sizes[-1]]
     odd = [c for c in classes if c is not most[0]] if len(most) == 1 else classes
     return tuple(sorted(r for c in odd for r in c))
 
 
-def parted(
+def diverged(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Two lines at one position, told apart by the loops and conditions around them."""
+    """Explain two different lines at one position by the loops and conditions around them."""
     sides = grouped(sorted(column), lambda rank: column[rank].where)
     if len(sides) != 2 or "" in sides:
         return None
@@ -49,41 +49,41 @@ def parted(
     found = []
     for inside, outside, mine, theirs in ((one, other, here, there), (other, one, there, here)):
         before = [s.where == mine[0] for s in calls[outside[0]][:nth]]
-        guard = _parting(facts.program, mine, theirs, first=not any(before))
+        guard = _diverging_guard(facts.program, mine, theirs, first=not any(before))
         if guard is not None and guard.place.loops:
             both = inside[0], outside[0]
             did = [sum(s.where == mine[0] for s in calls[rank][:nth]) for rank in both]
             return one_more(facts, column, [inside, outside], did)
         found += [(guard, inside, outside)] if guard is not None else []
     found = [f for f in found if not f[0].leads_away] or found
-    return _only(facts, column, *found[0]) if len(found) == 1 else None
+    return _only_some(facts, column, *found[0]) if len(found) == 1 else None
 
 
-def _parting(program: Program, here: Path, there: Path, *, first: bool) -> Guard | None:
-    """What leads some ranks to a line and others past it: loop, condition or exit.
+def _diverging_guard(program: Program, here: Path, there: Path, *, first: bool) -> Guard | None:
+    """Return the loop, condition or exit that leads some ranks to a line and others past it.
 
-    ``first``: the others have never called it, so that a condition on the rank may be the reason.
+    ``first``: the others have never called it, so a condition on the rank may be the reason.
     """
     guards = program.unshared(here, there)
     by_rank = [g for g in guards if g.by_rank and not g.place.loops]
     inward = [g for g in guards if not g.leads_away]
     best = [*(by_rank[-1:] if first else ()), *inward, *guards]
-    # to a loop that comes later the other ranks have not come yet
+    # the other ranks have not reached a loop that comes later
     fits = (g for g in best if not (g.place.loops and program.follows(g.place.where, there)))
     return next(fits, None)
 
 
-def _only(
+def _only_some(
     facts: Evidence, column: Column, guard: Guard, inside: list[int], outside: list[int]
 ) -> Finding:
-    """Some ranks make a call under a condition, and the others go on without."""
+    """Return the finding for a call that only some ranks make, under a condition."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
     did = [facts.before(r, there[0].where, column[r]) for r in (inside[0], outside[0])]
     rule = rules.only_some
     return rule.finding(
         *column.values(),
         remedy=all_or_none(facts, here[0], guard),
-        culprits=minority([inside, outside]) if len(inside) != len(outside) else inside,
+        culprits=outliers([inside, outside]) if len(inside) != len(outside) else inside,
         here=Calls(here),
         there=Calls(there),
         under="" if guard.leads_away else rule.say("under", guard=guard.place),
@@ -94,12 +94,12 @@ def _only(
 def one_more(
     facts: Evidence, column: Column, sides: Sequence[list[int]], did: Sequence[int]
 ) -> Finding:
-    """Some ranks make a call once more, and the others go on to another one.
+    """Return the finding for a call that some ranks make once more than the others.
 
     Args:
         facts: the run.
-        column: the calls of all of them.
-        sides: those who make the call once more, and the others.
+        column: the calls of all ranks at this position.
+        sides: the ranks that make the call once more, and the others.
         did: how often each side has made the call before.
     """
     here, there = ([column[r] for r in side] for side in sides)
@@ -108,7 +108,7 @@ def one_more(
     return rule.finding(
         *column.values(),
         remedy=uneven(facts, here[0], gradients),
-        culprits=minority([*sides]),
+        culprits=outliers([*sides]),
         here=Calls(here),
         there=Calls(there),
         n=did[0] + 1,
@@ -119,30 +119,30 @@ def one_more(
 def shifted(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Calls that fit by chance: one rank makes more calls than another from here on, and hangs."""
+    """Find calls that match only by chance: one rank makes more calls from here on, and hangs."""
     group = next(iter(column.values())).group
-    if len({s.where for s in column.values()}) < 2 or not _is_held(facts, group):
+    if len({s.where for s in column.values()}) < 2 or not _is_stuck(facts, group):
         return None
     for more in column:
         for fewer in column:
             if more != fewer and _has_more(calls[more][nth:], calls[fewer][nth:]):
-                return parted(facts, calls, nth, column)
+                return diverged(facts, calls, nth, column)
     return None
 
 
-def _is_held(facts: Evidence, group: str) -> bool:
+def _is_stuck(facts: Evidence, group: str) -> bool:
     return any(s.group == group and s.match is None for s in facts.stuck.values())
 
 
 def _has_more(one: list[Span], other: list[Span]) -> bool:
-    """True if one goes on as the other does, but for some calls before."""
-    mine, theirs = ([(s.op, s.where) for s in row] for row in (one, other))
-    if not mine or not theirs or mine[0] == theirs[0]:
+    """Return whether ``one`` continues like ``other`` after some extra calls."""
+    a, b = ([(s.op, s.where) for s in row] for row in (one, other))
+    if not a or not b or a[0] == b[0]:
         return False
-    for extra in range(1, min(_FURTHEST, len(mine) - 1) + 1):
-        both = min(len(mine) - extra, len(theirs))
-        if mine[extra : extra + both] == theirs[:both]:
-            return len(mine) > len(theirs) or mine[1 : 1 + both] != theirs[1 : 1 + both]
+    for extra in range(1, min(_MAX_SHIFT, len(a) - 1) + 1):
+        n = min(len(a) - extra, len(b))
+        if a[extra : extra + n] == b[:n]:
+            return len(a) > len(b) or a[1 : 1 + n] != b[1 : 1 + n]
     return False
 
 
@@ -150,69 +150,69 @@ def _has_more(one: list[Span], other: list[Span]) -> bool:
 
 
 def all_or_none(facts: Evidence, span: Span, guard: Guard) -> str:
-    """The remedy for a call that only some ranks make, by what keeps the others away."""
+    """Return the remedy for a call that only some ranks make, given its guard."""
     rule, place = rules.divergence, guard.place
     if place.loops:
-        what = rule.say("same_number", what=f"iterations of {place}").lower() + "."
+        remedy = rule.say("same_number", what=f"iterations of {place}").lower() + "."
     elif guard.leads_away:
-        what = rule.say("keeps_away", guard=place)
-        what += _hidden(facts, span) if "raise" in place.words else ""
+        remedy = rule.say("keeps_away", guard=place)
+        remedy += _handler_hint(facts, span) if "raise" in place.words else ""
     else:
-        what = rule.say("all_or_none" if guard.names_rank else "alike", guard=place)
-    return rule.say("same_calls") + what
+        remedy = rule.say("all_or_none" if guard.names_rank else "alike", guard=place)
+    return rule.say("same_calls") + remedy
 
 
-def _hidden(facts: Evidence, span: Span) -> str:
-    """The handler that lets a rank go on which has raised, if there is one."""
+def _handler_hint(facts: Evidence, span: Span) -> str:
+    """Return a hint about a handler that hides an exception of a rank, if there is one."""
     handlers = facts.program.hides(facts.path(span))
     return " " + rules.divergence.say("hides", handler=handlers[0]) if handlers else ""
 
 
 def uneven(facts: Evidence, span: Span, gradients: bool = False) -> str:
-    """The remedy where some ranks reach a line more often than others."""
+    """Return the remedy if some ranks reach a line more often than others."""
     rule, path = rules.divergence, facts.path(span)
     exits, loops = facts.program.exits(path), facts.program.loops(path)
     guard = facts.program.keeps_away(path)
     decides = guard is not None and not (guard.place.loops or guard.leads_away)
     if guard is not None and decides and guard.names_rank:
         return all_or_none(facts, span, guard)
-    even = rule.say("same_number", what=f"iterations of {_either(loops)}" if loops else "batches")
+    even = rule.say("same_number", what=f"iterations of {_joined(loops)}" if loops else "batches")
     if gradients and any("no_sync" in e.words for e in exits):
         even += rule.say("no_sync")
     if not exits and loops and loops[0].words.startswith("while "):
         return f"{even}: " + rule.say("agree")
     even += rule.say("stream" if facts.program.mentions("IterableDataset") else "batches")
     if exits:
-        return rule.say("same_branch", exits=_either(exits)) + rule.say("agree") + f" {even}."
+        return rule.say("same_branch", exits=_joined(exits)) + rule.say("agree") + f" {even}."
     if guard is not None and decides:
         return even + rule.say("look_at", guard=guard.place)
     return f"{even}." if loops else even + rule.say("look")
 
 
 def not_coming(facts: Evidence, mine: Span, gone: Iterable[int]) -> str:
-    """The remedy where ranks end without a call that others wait in; "" if unknown."""
+    """Return the remedy if ranks end without a call that others wait in; "" if unknown."""
     path, away = facts.path(mine), {*gone}
     others = {s.where for s in facts.spans if s.rank in away and s.where}
     guard = facts.program.keeps_away(path, [(line,) for line in sorted(others)])
     if guard is not None:
         return all_or_none(facts, mine, guard)
     if exits := facts.program.exits(path):
-        may = rules.divergence.say("may_keep_away", exits=_either(exits))
+        may = rules.divergence.say("may_keep_away", exits=_joined(exits))
         return rules.divergence.say("reach", exits=may)
-    hidden = _hidden(facts, mine)
+    hidden = _handler_hint(facts, mine)
     return rules.divergence.say("reach", exits="") + hidden if hidden else ""
 
 
-def _either(exits: Iterable[Place]) -> str:
+def _joined(exits: Iterable[Place]) -> str:
     some = [str(e) for e in exits]
-    return " and ".join(some) if len(some) <= _EXITS else ", ".join([*some[:_EXITS], "…"])
+    return " and ".join(some) if len(some) <= _MAX_EXITS else ", ".join([*some[:_MAX_EXITS], "…"])
 
 
 # -- gradients ------------------------------------------------------------------------
 
 
 def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
-    """Backward passes that have ended without all gradients, so that the others wait for them."""
+    """Find ranks whose backward pass has ended without all gradients that the others wait for."""
     some = [*ranks]
     if lacking := facts.left_out("unreduced", some):
         return unused(rules.unused_parameter, lacking, spans)
@@ -227,7 +227,7 @@ def unused(
     spans: Iterable[Span],
     **more: Any,
 ) -> Finding:
-    """Ranks that have left something out, by its names, and those who wait for its gradients."""
+    """Return the finding for ranks that did not use parameters or modules, with their names."""
     names = ", ".join(sorted({n for found in lacking.values() for n in found} - {"?"}))
     if rule is not rules.unused_module:
         names = f" ({names})" if names else ""
@@ -244,8 +244,8 @@ def unused(
     )
 
 
-def in_flight(facts: Evidence, span: Span) -> Finding | None:
-    """A rank that waits in a collective on its way out of an exception."""
+def raised_in_flight(facts: Evidence, span: Span) -> Finding | None:
+    """Return the finding for a rank that waits in a collective while an exception propagates."""
     text, where = facts.raising(span)
     if not text:
         return None
@@ -253,7 +253,7 @@ def in_flight(facts: Evidence, span: Span) -> Finding | None:
         culprits=[span.rank],
         lines={span.rank: where or span.where},
         rank=span.rank,
-        raised=raised_at(text.splitlines()[0][:_LONGEST], where),
+        raised=raised_at(text.splitlines()[0][:_MAX_CHARS], where),
         call=facts.call(span),
         where=span.where,
     )

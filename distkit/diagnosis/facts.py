@@ -1,4 +1,4 @@
-"""Facts for the diagnosis: a trace, in the order that its questions need. Pure."""
+"""Evidence for the diagnosis: a trace, indexed for its queries. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from distkit._format import named
 from distkit.diagnosis.program import Program
-from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
+from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
 from distkit.events import (
     COLLECTIVES,
     COMPUTATION,
@@ -23,64 +23,66 @@ from distkit.events import (
     Span,
     State,
 )
-from distkit.trace.awaiting import concerns
+from distkit.trace.awaiting import is_server_request
 from distkit.trace.calls import SILENT, call
 from distkit.trace.info import RankEnd
 from distkit.trace.log import EventLog, grouped
 
-#: How trouble that was made on purpose begins in what is said of a rank's end.
-ASKED = "dk.trouble"
+#: Marks the end of a rank that was caused by fault injection.
+INJECTED = "dk.trouble"
 
-#: How a rank fails that only waited for another one.
-_CONSEQUENCE = re.compile(
+#: Errors of a rank that only waited for another one.
+_CONSEQUENTIAL = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"
     rf"waits for .* which (has ended|{SILENT})"
 )
 
 
 class Evidence:
-    """The operations of a trace by what they belong to, and the ranks that are stuck.
+    """The operations of a trace by match, and the stuck ranks.
 
-    What a release did to the ranks is undone: they stand where they stood before.
+    The effects of a release are undone: released ranks are in the state before it.
     """
 
     def __init__(self, trace: EventLog) -> None:
         self.trace = trace
         self.ranks = trace.ranks
-        begun = [self._as_it_waited(s) for s in trace.spans if s.state is not State.SCHEDULED]
+        begun = [self._with_wait_lines(s) for s in trace.spans if s.state is not State.SCHEDULED]
         spans = [s for s in begun if s.match is None]
-        self.strangers = [s for s in spans if not s.group]  # calls on a group of others
+        self.calls_of_nonmembers = [
+            s for s in spans if not s.group
+        ]  # calls on groups without this rank
         self.spans = [s for s in spans if s.group]
-        self.asked = [s for s in begun if concerns(s)]  # of a parameter server
+        self.asked = [s for s in begun if is_server_request(s)]  # requests to a parameter server
         self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.asked)}
         failed = {s.rank for s in self.by_key.values() if s.state is State.FAILED}
         ends = trace.info.ends
-        self.held = {r for r, end in ends.items() if _was_held(end, r in failed)}
-        self.ends = {r: end for r, end in ends.items() if r not in self.held}
-        self.board = self._board()
-        standings = {r: self.board.standing(r) for r in self.board.stuck()}
-        #: What the stuck ranks are in, and whom each of them waits for.
+        self.released = {r for r, end in ends.items() if _was_released(end, r in failed)}
+        self.ends = {r: end for r, end in ends.items() if r not in self.released}
+        self.graph = self._build_graph()
+        standings = {r: self.graph.standing(r) for r in self.graph.stuck()}
+        #: The operations of the stuck ranks, and the ranks that each of them waits for.
         self.stuck = {r: self.span(standing) for r, standing in standings.items()}
         self.waits_for = {r: standing.waits_for for r, standing in standings.items()}
 
     @cached_property
-    def from_anybody(self) -> list[Span]:
-        """The receives that named no source, also where it is known by now who has sent."""
+    def any_source_receives(self) -> list[Span]:
+        """The receives from any source, including those whose sender is known by now."""
         open_calls = {
             (e.rank, e.seq) for e in self.trace.events if e.op is Op.RECV and e.peer is None
         }
         return [s for s in self.spans if (s.rank, s.seq) in open_calls]
 
-    def _board(self) -> WaitForGraph:
+    def _build_graph(self) -> WaitForGraph:
         size = self.trace.info.world_size
-        board = WaitForGraph(size or max(self.ranks, default=-1) + 1, self.trace.info.groups)
-        board.feed(self._before_release())
+        graph = WaitForGraph(size or max(self.ranks, default=-1) + 1, self.trace.info.groups)
+        graph.feed(self._before_release())
         for rank, end in self.ends.items():
-            board.end(rank, end.how)
-        return board
+            graph.end(rank, end.how)
+        return graph
 
-    def _as_it_waited(self, span: Span) -> Span:
-        """An operation with the lines that were noted while its rank waited in it."""
+    def _with_wait_lines(self, span: Span) -> Span:
+        """Add to an operation the lines recorded while its rank waited in it."""
         lines = self._waits.get((span.rank, span.seq))
         if lines is None or span.state is State.COMPLETED:
             return span
@@ -88,7 +90,7 @@ class Evidence:
 
     @cached_property
     def _waits(self) -> dict[tuple[int, int], dict[str, Any]]:
-        """Where each wait that took a while was, and what led there, as far as it was noted."""
+        """The line and stack of each recorded wait."""
         return {
             (e.rank, e.seq): {n: e.attributes[n] for n in ("waits_at", STACK) if n in e.attributes}
             for e in self.trace.events
@@ -96,19 +98,19 @@ class Evidence:
         }
 
     def _before_release(self) -> Iterator[Event]:
-        """The events without the failures that a release brought: those ranks waited."""
+        """Yield the events; failures caused by a release are replaced by waits."""
         failed = [
             e
             for e in self.trace.events
-            if e.rank in self.held
+            if e.rank in self.released
             and e.state is State.FAILED
             and (e.rank, e.seq) in self.by_key
             and e.op not in COMPUTATION
         ]
-        noted = {e.rank for e in failed if (e.rank, e.seq) in self._waits}
-        first = {e.rank: e.seq for e in reversed(failed) if e.rank not in noted}
+        with_wait = {e.rank for e in failed if (e.rank, e.seq) in self._waits}
+        first = {e.rank: e.seq for e in reversed(failed) if e.rank not in with_wait}
         for e in self.trace.events:
-            if e.state is not State.FAILED or e.rank not in self.held:
+            if e.state is not State.FAILED or e.rank not in self.released:
                 yield e
             elif first.get(e.rank) == e.seq:
                 yield replace(e, state=State.BLOCKED)
@@ -117,33 +119,33 @@ class Evidence:
 
     @cached_property
     def program(self) -> Program:
-        """The program's texts."""
+        """The program's source texts."""
         return Program(self.trace.info.sources)
 
     def left_out(
         self, what: Literal["unreduced", "unused"], ranks: Iterable[int]
     ) -> dict[int, list[str]]:
-        """What the last backward pass of these ranks has left out, where it has.
+        """Return what the last backward pass of each rank did not use, if anything.
 
         Args:
-            what: "unreduced": parameters of DDP's models; "unused": modules of FSDP2's whose
-                result it has not used.
-            ranks: which.
+            what: "unreduced": parameters of DDP's models; "unused": modules of FSDP2 whose
+                result was not used.
+            ranks: the ranks to look up.
         """
-        noted: dict[int, list[str]] = getattr(self.trace.info, what)
-        return {r: found for r in sorted(ranks) if (found := noted.get(r))}
+        recorded: dict[int, list[str]] = getattr(self.trace.info, what)
+        return {r: found for r in sorted(ranks) if (found := recorded.get(r))}
 
     def raising(self, span: Span) -> tuple[str, str]:
-        """The exception that was under way when a call was made, and its line; "" for none."""
-        noted = self.trace.info.raising.get(span.rank)
-        if noted is None or noted.seq != span.seq:
+        """Return the exception that propagated during a call, and its line; "" for none."""
+        recorded = self.trace.info.raising.get(span.rank)
+        if recorded is None or recorded.seq != span.seq:
             return "", ""
-        return noted.text, noted.where
+        return recorded.text, recorded.where
 
     def path(self, span: Span) -> tuple[str, ...]:
-        """The line of a call and those that led to it, the innermost first.
+        """Return the stack of a call as source lines, innermost first.
 
-        What led to a call is noted when its rank waits; ``wait()`` may be on another line.
+        The stack is recorded when the rank waits; ``wait()`` may be on another line.
         """
         stack: tuple[str, ...] = span.attributes.get(STACK, ())
         if span.where in stack:
@@ -158,36 +160,36 @@ class Evidence:
 
     @cached_property
     def calls(self) -> dict[str, dict[int, list[Span]]]:
-        """The collectives of each group and rank, in their order."""
+        """The collectives of each group and rank, in order."""
         spans = sorted(self.spans, key=lambda s: (s.rank, s.seq))
         calls = grouped((s for s in spans if s.op in COLLECTIVES), lambda s: s.group)
         found = {group: grouped(some, lambda s: s.rank) for group, some in calls.items()}
         return defaultdict(dict, found)
 
     def nth(self, span: Span) -> int:
-        """The how manieth collective of its rank and group it is, from 0."""
+        """Return the index of a collective among those of its rank and group."""
         return self.calls[span.group][span.rank].index(span)
 
     def called(self, rank: int, like: Span) -> int:
-        """The number of times that a rank has made the same call on the same line."""
+        """Return how often a rank has made the same call on the same line."""
         return sum(
             s.where == like.where and s.op is like.op for s in self.calls[like.group].get(rank, [])
         )
 
     def before(self, rank: int, where: str, span: Span) -> int:
-        """The number of times that a rank has come to a line before a call of its own."""
+        """Return how often a rank has reached a line before a call of its own."""
         calls = self.calls[span.group].get(rank, [])
         return sum(s.where == where and s.seq < span.seq for s in calls)
 
     def call(self, span: Span) -> str:
-        """A call, with its group unless that is all ranks."""
+        """Return a call as text, with its group unless that is the world."""
         members = self.trace.info.groups.get(span.group)
         if span.group == WORLD or not members:
             return call(span)
         return f"{call(span)} of the group of {named(members)}"
 
     def members(self, group: str) -> list[int]:
-        """The ranks of a group; those seen in it, if nobody has said it."""
+        """Return the ranks of a group; the ranks seen in it if its members are unknown."""
         world = range(self.trace.info.world_size) if group == WORLD else ()
         known = self.trace.info.groups.get(group) or world or self.calls[group]
         return list(known)
@@ -196,18 +198,18 @@ class Evidence:
 
     @cached_property
     def _ends_of_messages(self) -> list[list[Span]]:
-        """The ends of each message that have begun, the send before the receive."""
+        """The started ends of each message, the send before the receive."""
         ends = ((m.send, m.recv) for m in self.trace.messages if m.op is Op.SEND)
         return [[self.by_key[end] for end in both if end in self.by_key] for both in ends]
 
     @cached_property
     def pairs(self) -> list[tuple[Span, Span]]:
-        """Each send with its receive, in the order of sending."""
+        """The sends with their receives, in order of sending."""
         return [(both[0], both[1]) for both in self._ends_of_messages if len(both) == 2]
 
     @cached_property
-    def alone(self) -> list[Span]:
-        """The sends that nobody receives, and the receives to which nobody sends."""
+    def unmatched(self) -> list[Span]:
+        """The sends without a receive, and the receives without a send."""
         open_to_all = {
             (s.group, s.rank, s.tag) for s in self.spans if s.op is Op.RECV and s.peer is None
         }
@@ -217,22 +219,22 @@ class Evidence:
     # -- ranks ------------------------------------------------------------------
 
     def span(self, standing: RankState) -> Span:
-        """The operation that a rank is blocked in."""
+        """Return the operation that a rank is blocked in."""
         assert standing.seq is not None
         return self.by_key[standing.rank, standing.seq]
 
-    def known_of(self, ranks: list[int]) -> str:
-        """Known reasons for the early end of ranks, in brackets; "" for none."""
+    def known_reasons(self, ranks: list[int]) -> str:
+        """Return the known reasons for the early end of ranks, in brackets; "" for none."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
         return f" ({'; '.join(sorted(texts))})" if texts else ""
 
     def last(self, rank: int) -> Span | None:
-        """The latest operation of a rank."""
-        mine = [s for s in self.by_key.values() if s.rank == rank]
-        return max(mine, key=lambda s: s.seq, default=None)
+        """Return the latest operation of a rank."""
+        spans = [s for s in self.by_key.values() if s.rank == rank]
+        return max(spans, key=lambda s: s.seq, default=None)
 
     def ended_in(self, span: Span) -> bool:
-        """True if a rank raised or died while it was in this operation."""
+        """Return whether a rank raised or died in this operation."""
         end = self.ends.get(span.rank)
         return (
             end is not None
@@ -242,35 +244,35 @@ class Evidence:
         )
 
     def returned(self, rank: int | None) -> bool:
-        """True if a rank has come to the end of its program."""
+        """Return whether a rank has reached the end of its program."""
         end = self.ends.get(rank) if rank is not None else None
         return end is not None and end.how == "returned"
 
     def is_gone(self, rank: int | None) -> bool:
-        """True if a rank has not come to a call: it has finished, or its record has."""
+        """Return whether a rank, or its record, has ended without failure."""
         return rank in self.ends and not self.ends[rank].is_failure
 
     def over(self, ranks: Iterable[int]) -> str:
-        """That ranks which are gone "have …", in words."""
+        """Return how ended ranks have ended, to follow "have"."""
         finished = all(map(self.returned, ranks))
         return "finished" if finished else "come to the end of the record"
 
-    def which_is_over(self, rank: int | None) -> str:
-        """A relative clause about a rank that is gone; "" for another."""
+    def clause_if_gone(self, rank: int | None) -> str:
+        """Return a relative clause about a rank that has ended; "" for another rank."""
         return f", which has {self.over([rank])}" if rank is not None and self.is_gone(rank) else ""
 
     def runs(self, rank: int) -> bool:
-        """True if a rank is neither paused nor blocked, and has not ended."""
-        return self.board.standing(rank).doing is Doing.RUNNING
+        """Return whether a rank is neither paused nor blocked, and has not ended."""
+        return self.graph.standing(rank).doing is RankStatus.RUNNING
 
 
-def _was_held(end: RankEnd, failed: bool) -> bool:
+def _was_released(end: RankEnd, failed: bool) -> bool:
     if end.how in ("raised", "died"):
-        waits = _CONSEQUENCE.search(end.text) is not None
+        waits = _CONSEQUENTIAL.search(end.text) is not None
         return waits and (failed or end.how == "died")
     return end.how == "released"
 
 
 def standings(trace: EventLog) -> list[RankState]:
-    """The state of every rank at a trace's end, or where it stood when it was released."""
-    return Evidence(trace).board.standings
+    """Return the state of every rank at a trace's end, or before its release."""
+    return Evidence(trace).graph.standings

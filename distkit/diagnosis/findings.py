@@ -1,4 +1,4 @@
-"""Findings, and the phrases that their sentences are made of. Pure."""
+"""Findings, and the formatting of their sentences. Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from distkit.trace.log import grouped
 if TYPE_CHECKING:
     from distkit.diagnosis.rules import Rule
 
-#: Where the page of a rule is, seen from a notebook of this repository.
+#: Path of the rules' pages, relative to a notebook of this repository.
 PAGES = "../docs/findings"
 
 
 @dataclass(frozen=True, repr=False)
 class Finding:
-    """One cause of trouble in a run: what, where, and the remedy.
+    """One cause of a problem in a run: what happened, where, and the remedy.
 
     Args:
         rule: the kind of mistake.
         message: what happened, and on which lines.
         remedy: what to do about it.
         culprits: the ranks whose lines to look at first.
-        waiting: the ranks that cannot go on because of it.
-        missing_ranks: those that the waiting ones wait for, and that will not come.
+        waiting: the ranks that are stuck because of it.
+        missing_ranks: the ranks that the waiting ranks wait for in vain.
         lines: the line of each rank involved.
-        hang: whether a rank can never go on. If not, it is a mistake that hangs no rank, or a
-            remark.
+        hang: whether it makes a rank hang.
         victims: the ranks that raised or died because of it.
     """
 
@@ -65,12 +64,12 @@ class Finding:
         return f"<{self.kind}: {self}>"
 
     def _repr_html_(self) -> str:
-        """The same for a notebook: the code leads to its page."""
+        """The finding as HTML, with a link from its code to the page."""
         return f"<p>{linked(str(self))}</p>"
 
 
 def linked(text: str) -> str:
-    """A text as HTML, in which each code leads to its page.
+    """Return a text as HTML, with a link from each code to its page.
 
     >>> linked("rank 0 < rank 1 [DK303]")
     'rank 0 &lt; rank 1 [<a href="../docs/findings/DK303.md">DK303</a>]'
@@ -84,7 +83,7 @@ def linked(text: str) -> str:
 
 @dataclass(frozen=True)
 class Calls:
-    """Operations in a sentence, one of each rank, and how to write one of them."""
+    """Operations in a sentence, one per rank, and the function that formats one."""
 
     spans: Iterable[Span]
     write: Callable[[Span], str] = call
@@ -109,12 +108,12 @@ class _Sentence(Formatter):
 
 
 def fill(template: str, **words: object) -> str:
-    """A sentence with these words in its braces.
+    """Fill a sentence template.
 
-    ``{send}`` is a call with its line, ``{send:wait in}`` a clause about its rank, and so for
-    :class:`Calls` of many ranks; ``{send:wait in|a backward pass}`` names something else than the
-    call. ``{gone}`` are ranks, ``{gone:have}`` with a verb in the plural. ``{n:th}`` is an ordinal,
-    ``{n:message}`` a number of things, ``{where:at}`` a line.
+    ``{send}`` is a call with its line, ``{send:wait in}`` a clause about its rank, also for
+    :class:`Calls` of many ranks; ``{send:wait in|a backward pass}`` replaces the call's name.
+    ``{gone}`` are ranks, ``{gone:have}`` ranks with a verb given in the plural. ``{n:th}`` is an
+    ordinal, ``{n:message}`` a count, ``{where:at}`` a line.
 
     >>> fill("{gone:have} sent {n:message}{where:at}.", gone=[0, 2], n=1, where="a.py:3")
     'ranks 0 and 2 have sent 1 message at a.py:3.'
@@ -122,11 +121,11 @@ def fill(template: str, **words: object) -> str:
     return _Sentence().format(template, **words)
 
 
-_CLAUSES = 5  # a longer list of clauses is abbreviated
+_MAX_CLAUSES = 5  # a longer list of clauses is abbreviated
 
 
 def verb(ranks: Iterable[int], plural: str) -> str:
-    """Ranks and what they do: "rank 1 waits", "ranks 0 and 2 wait".
+    """Return ranks with a verb: "rank 1 waits", "ranks 0 and 2 wait".
 
     >>> verb([1], "wait"), verb([0, 2], "wait")
     ('rank 1 waits', 'ranks 0 and 2 wait')
@@ -138,37 +137,37 @@ def verb(ranks: Iterable[int], plural: str) -> str:
 
 
 def tensor(span: Span) -> str:
-    """Dtype and shape: "float32[10, 3]"; "" if the call has no tensor."""
+    """Return dtype and shape: "float32[10, 3]"; "" if the call has no tensor."""
     return f"{span.dtype}{list(span.shape)}" if span.dtype else ""
 
 
 def with_tensor(span: Span) -> str:
-    """A call and its tensor: "all_reduce() of float32[3]"."""
+    """Return a call with its tensor: "all_reduce() of float32[3]"."""
     return f"{call(span)} of {tensor(span)}" if span.dtype else call(span)
 
 
 def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = call) -> str:
-    """Clauses about ranks, their calls and lines; ranks on the same line share a clause.
+    """Return clauses about ranks, their calls and lines; ranks on the same line share a clause.
 
     Args:
-        spans: the operations, one for each rank.
-        spec: the verb in the plural, such as ``"wait in"``; after ``"|"``, what is named instead of
-            the call.
-        write: writes a call.
+        spans: the operations, one per rank.
+        spec: the verb in the plural, such as ``"wait in"``; after ``"|"``, text that replaces the
+            call.
+        write: formats a call.
     """
-    said, _, instead = spec.partition("|")
+    phrase, _, instead = spec.partition("|")
     in_order = sorted(spans, key=lambda s: s.rank)
-    together = grouped(in_order, lambda s: (instead or write(s)) + placed(s))
-    plural, _, rest = said.partition(" ")
+    by_call = grouped(in_order, lambda s: (instead or write(s)) + placed(s))
+    plural, _, rest = phrase.partition(" ")
     parts = [
-        f"{verb([s.rank for s in some], plural)} {rest} {what}".replace("  ", " ")
-        for what, some in together.items()
+        f"{verb([s.rank for s in some], plural)} {rest} {text}".replace("  ", " ")
+        for text, some in by_call.items()
     ]
     return listed(parts)
 
 
 def placed(span: Span) -> str:
-    """The line of a call in a sentence, and that of its ``wait()`` if it waits on another one.
+    """Return the line of a call as part of a sentence, and the line of its ``wait()`` if different.
 
     >>> from distkit.events import Event, Op, State
     >>> facts = {"waits_at": "a.py:6"}
@@ -182,18 +181,18 @@ def placed(span: Span) -> str:
 
 
 def listed(parts: list[str]) -> str:
-    """Parts in a row, abbreviated when there are very many."""
-    if len(parts) > _CLAUSES:
+    """Join clauses, abbreviated if there are many."""
+    if len(parts) > _MAX_CLAUSES:
         parts = [*parts[:3], "…", f"{parts[-1]} ({len(parts)} in all)"]
     return ", ".join(parts)
 
 
 def by_line(spans: Iterable[Span]) -> dict[str, dict[int, Span]]:
-    """The latest of some operations on each line, by rank."""
+    """Return the latest operation on each line, by rank."""
     lines = grouped(spans, lambda s: s.where)
     return {where: {s.rank: s for s in some} for where, some in lines.items()}
 
 
 def lines_of(*spans: Span) -> dict[int, str]:
-    """The line of each rank, as far as it is known."""
+    """Return the line of each rank, if known."""
     return {s.rank: s.where for s in sorted(spans, key=lambda s: s.rank) if s.where}

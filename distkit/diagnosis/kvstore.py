@@ -1,4 +1,4 @@
-"""Reasons why a parameter server does not answer: missing pushes and nodes. Pure."""
+"""Causes of unanswered requests to a parameter server: missing pushes and nodes. Pure."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from distkit._format import ordinal, times
 from distkit.diagnosis import rules
-from distkit.diagnosis.divergence import minority
+from distkit.diagnosis.divergence import outliers
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, listed, verb
 from distkit.events import Op, Span, State
 from distkit.trace.calls import at, keys
 from distkit.trace.log import grouped
 
-#: What is looked at first: whoever misses a gradient often waits for it at a barrier.
+#: Order of examination: workers that omit a push often wait at a barrier.
 _ORDER = (Op.PULL, Op.INIT, Op.REGISTER, Op.BARRIER)
 
 
 def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set[int]] | None:
-    """Workers wait for an answer that depends on others, who have finished or wait themselves."""
+    """Find workers whose request depends on workers that have finished or wait themselves."""
     asked = [s for s in stuck.values() if s.match is not None]
     for mine in sorted(asked, key=lambda s: (_ORDER.index(s.op), s.rank)):
-        awaited = facts.board.awaiting.whom(mine)
+        awaited = facts.graph.awaiting.awaited_by(mine)
         gone = [w for w in awaited.workers if facts.returned(w)]
         absent = gone or [w for w in awaited.workers if w in facts.stuck]
         if absent:
-            here = {s.rank: s for s in asked if _alike(facts, s, mine, absent)}
-            return _not_done(facts, here, absent), {*here, *(set(absent) & stuck.keys())}
+            here = {s.rank: s for s in asked if _waits_for_same(facts, s, mine, absent)}
+            return _unanswered_finding(facts, here, absent), {*here, *(set(absent) & stuck.keys())}
     return None
 
 
-def _alike(facts: Evidence, one: Span, mine: Span, absent: list[int]) -> bool:
-    """True if a request waits for the same."""
-    awaits, awaited = facts.board.awaiting.whom(one), facts.board.awaiting.whom(mine)
+def _waits_for_same(facts: Evidence, one: Span, mine: Span, absent: list[int]) -> bool:
+    """Return whether two requests wait for the same condition."""
+    awaits, awaited = facts.graph.awaiting.awaited_by(one), facts.graph.awaiting.awaited_by(mine)
     same = (one.op, _key(one), awaits.count) == (mine.op, _key(mine), awaited.count)
     return same and not set(absent).isdisjoint(awaits.workers) and one.rank not in absent
 
 
-def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> Finding:
+def _unanswered_finding(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> Finding:
     mine = here[min(here)]
-    said = grouped(absent, lambda w: _instead(facts, mine, w))
-    others = listed([f"{verb(ws, word)} {rest}" for (word, rest), ws in said.items()])
-    culprits = minority([sorted(here), absent])
+    phrases = grouped(absent, lambda w: _activity(facts, mine, w))
+    others = listed([f"{verb(ws, word)} {rest}" for (word, rest), ws in phrases.items()])
+    culprits = outliers([sorted(here), absent])
     if len(here) == len(absent) or mine.op in (Op.INIT, Op.REGISTER):
         culprits = tuple(sorted(absent))
-    rule, remedy = _why(facts, mine, absent)
+    rule, remedy = _rule_and_remedy(facts, mine, absent)
     return rule.finding(
         *here.values(),
         *(facts.stuck[w] for w in absent if w in facts.stuck),
@@ -53,15 +53,15 @@ def _not_done(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> F
         culprits=culprits,
         missing=absent,
         here=Calls(here.values()),
-        condition=_for(facts, mine),
+        condition=_condition(facts, mine),
         others=others,
     )
 
 
-def _for(facts: Evidence, mine: Span) -> str:
-    """The condition that the request waits for."""
-    awaiting = facts.board.awaiting
-    count = awaiting.whom(mine).count
+def _condition(facts: Evidence, mine: Span) -> str:
+    """Return the condition that the request waits for, as text."""
+    awaiting = facts.graph.awaiting
+    count = awaiting.awaited_by(mine).count
     if mine.op is Op.INIT:
         return " for the value of rank 0"
     if mine.op is not Op.PULL:
@@ -73,29 +73,29 @@ def _for(facts: Evidence, mine: Span) -> str:
     return f" until every worker has pushed it {times(count)}"
 
 
-def _instead(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
-    """The action of another worker instead: a verb in the plural, and the rest."""
-    done = facts.board.awaiting.done(worker, mine)
+def _activity(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
+    """Return what an absent worker does instead: a verb in the plural, and the rest."""
+    done = facts.graph.awaiting.done(worker, mine)
     do = "push" if mine.op is Op.PULL else "call"
     standing = facts.stuck.get(worker)
     if standing is not None:
         before = f"after {do}ing it {times(done)}" if done else f"before {do}ing it"
         return "wait", f"in {facts.call(standing)}{at(standing.where)} {before}"
-    known = facts.known_of([worker])
+    known = facts.known_reasons([worker])
     if done:
         return "have", f"{do}ed it {times(done)} and finished{known}"
     return "have", f"finished without {do}ing it{known}"
 
 
-def _why(facts: Evidence, mine: Span, absent: list[int]) -> tuple[rules.Rule, str]:
-    """The mistake of the workers that a request waits for, and its remedy if not the rule's."""
+def _rule_and_remedy(facts: Evidence, mine: Span, absent: list[int]) -> tuple[rules.Rule, str]:
+    """Return the rule violated by the absent workers, and a remedy that replaces the rule's."""
     ops = {facts.stuck[w].op for w in absent if w in facts.stuck} - {Op.BARRIER}
     if ops:
         pulls = ops == {Op.PULL} and mine.op is Op.PULL
         return rules.cycle, rules.cycle.say("pulls") if pulls else ""
     if mine.op is not Op.PULL:
-        return _OTHERS[mine.op], ""
-    missing, awaited = rules.missing_push, facts.board.awaiting.rule
+        return _RULES_BY_OP[mine.op], ""
+    missing, awaited = rules.missing_push, facts.graph.awaiting.rule
     if awaited.backup:
         return missing, missing.say("late")
     if awaited.halts:
@@ -104,8 +104,8 @@ def _why(facts: Evidence, mine: Span, absent: list[int]) -> tuple[rules.Rule, st
     return missing, missing.say("barrier" if wait else "bound")
 
 
-#: The mistake where not a pull waits.
-_OTHERS: dict[Op, rules.Rule] = {
+#: The rule by operation, if the waiting request is not a pull.
+_RULES_BY_OP: dict[Op, rules.Rule] = {
     Op.INIT: rules.missing_init,
     Op.REGISTER: rules.missing_worker,
     Op.BARRIER: rules.missing_barrier,
@@ -113,8 +113,8 @@ _OTHERS: dict[Op, rules.Rule] = {
 
 
 def incomplete(facts: Evidence) -> Iterator[Finding]:
-    """Gradients in rounds that were never complete: all have finished, and nothing came of them."""
-    awaiting = facts.board.awaiting
+    """Find gradients in rounds that were never complete when all workers had finished."""
+    awaiting = facts.graph.awaiting
     if not awaiting.rounds or not all(facts.returned(w) for w in awaiting.workers):
         return
     pushes = [s for s in facts.asked if s.op is Op.PUSH and s.state is State.COMPLETED]
@@ -124,16 +124,16 @@ def incomplete(facts: Evidence) -> Iterator[Finding]:
         counts = {w: awaiting.done(w, next(iter(mine.values()))) for w in awaiting.workers}
         more = {w: s for w, s in mine.items() if counts[w] > min(counts.values())}
         if more:
-            yield _too_many(key, counts, more)
+            yield _surplus_pushes(key, counts, more)
 
 
 def _key(s: Span) -> object:
     return s.attributes.get("key")
 
 
-def _too_many(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
+def _surplus_pushes(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
     alike = grouped(counts, lambda w: counts[w])
-    said = [
+    phrases = [
         f"{verb(ws, 'have')} pushed {keys([key])} {times(n)}"
         if n
         else f"{verb(ws, 'have')} not pushed it"
@@ -141,14 +141,14 @@ def _too_many(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) 
     ]
     return rules.incomplete_round.finding(
         *more.values(),
-        culprits=minority([*alike.values()]),
-        pushes=listed(said),
+        culprits=outliers([*alike.values()]),
+        pushes=listed(phrases),
         where=next(iter(more.values())).where,
     )
 
 
-def way_on(failure: Finding, waiting: Iterable[Span]) -> str:
-    """The remedy of a failure, with how the others could have gone on without who failed."""
+def remedy_for_waiting(failure: Finding, waiting: Iterable[Span]) -> str:
+    """Return the remedy of a failure, extended by how the waiting workers could continue."""
     if failure.rule is not rules.died or all(s.match is None for s in waiting):
         return failure.remedy
     return f"{failure.remedy} " + rules.died.say("go_on", ranks=failure.culprits)

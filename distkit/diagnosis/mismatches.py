@@ -16,10 +16,10 @@ from typing import Any
 from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import (
     Column,
+    diverged,
     left_out,
-    minority,
     one_more,
-    parted,
+    outliers,
     shifted,
 )
 from distkit.diagnosis.facts import Evidence
@@ -93,7 +93,7 @@ def _compare(
     if _changed_places(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
     return (
-        parted(facts, calls, nth, column)
+        diverged(facts, calls, nth, column)
         or _uneven(facts, calls, nth, column)
         or _KINDS[what](facts, column)
     )
@@ -107,7 +107,7 @@ def _exchanged(facts: Evidence, column: Column) -> Finding | None:
     if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
         return None  # else it may be meant
     rows = grouped(column, lambda rank: column[rank].nbytes)
-    return replace(_tensor(facts, column), culprits=minority(list(rows.values())))
+    return replace(_tensor(facts, column), culprits=outliers(list(rows.values())))
 
 
 def _splits(facts: Evidence, column: Column) -> Finding | None:
@@ -177,7 +177,7 @@ def _finding(
     return rule.finding(
         *column.values(),
         remedy=remedy,
-        culprits=culprits or minority(_classes(column)),
+        culprits=culprits or outliers(_classes(column)),
         here=Calls(column.values(), write),
         **words,
     )
@@ -370,7 +370,7 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
 
     rows = grouped(after, lambda rank: both(after[rank]))
     return rules.another_order.finding(
-        *column.values(), culprits=minority(list(rows.values())), here=Calls(after.values(), both)
+        *column.values(), culprits=outliers(list(rows.values())), here=Calls(after.values(), both)
     )
 
 

@@ -1,6 +1,6 @@
-"""Mistakes that stop nobody and make numbers wrong: an order that is left to chance, or crossed.
+"""Mistakes without a hang that make numbers wrong: races, reordered loops, crossed messages.
 
-Each is told only where the run *and* the program's text show it. Pure.
+Each is reported only if both the run and the program's text show it. Pure.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from distkit.trace.calls import at
 from distkit.trace.log import grouped
 
 
-def silent(facts: Evidence, told: Sequence[Finding]) -> Iterator[Finding]:
-    """Remarks on values that may be wrong, if there is nothing that was ``told`` before."""
-    if not told:  # else that is why
-        yield from _races(facts)
+def silent_findings(facts: Evidence, previous: Sequence[Finding]) -> Iterator[Finding]:
+    """Find values that may be wrong, if there are no ``previous`` findings to explain them."""
+    if not previous:
+        yield from _message_races(facts)
         yield from _reordered(facts)
         yield from _crossed(facts)
-        yield from _without_gradient(facts)
+        yield from _lost_gradients(facts)
 
 
-# -- messages that come first by chance -----------------------------------------------------
+# -- messages that arrive in any order --------------------------------------------------------
 
 
-def _races(facts: Evidence) -> Iterator[Finding]:
-    """Receives from any source that several senders may serve, where their order matters."""
-    came = [s for s in facts.from_anybody if s.state is State.COMPLETED and s.peer is not None]
-    rows = grouped(came, lambda s: (s.rank, s.group, s.tag))
+def _message_races(facts: Evidence) -> Iterator[Finding]:
+    """Find receives from any source whose result depends on the order of messages."""
+    received = [
+        s for s in facts.any_source_receives if s.state is State.COMPLETED and s.peer is not None
+    ]
+    rows = grouped(received, lambda s: (s.rank, s.group, s.tag))
     sends = {(r.rank, r.seq): s for s, r in facts.pairs}
     matters: dict[tuple[str, str], bool] = {}  # by the lines of two receives
     for row in rows.values():
@@ -40,7 +42,7 @@ def _races(facts: Evidence) -> Iterator[Finding]:
             send = sends.get((other.rank, other.seq))
             both = one.where, other.where
             if both not in matters:
-                matters[both] = _decides_by_order(facts, one, other)
+                matters[both] = _depends_on_order(facts, one, other)
             if send is None or one.peer == other.peer or not matters[both]:
                 continue
             if not _is_after(facts, send, one):
@@ -49,7 +51,7 @@ def _races(facts: Evidence) -> Iterator[Finding]:
 
 
 def _is_after(facts: Evidence, send: Span, recv: Span) -> bool:
-    """True if a message may have been sent because another had been received before."""
+    """Return whether a message may have been sent in reaction to the receipt of another."""
     return any(
         s.rank == send.rank
         and s.seq < send.seq
@@ -59,8 +61,8 @@ def _is_after(facts: Evidence, send: Span, recv: Span) -> bool:
     )
 
 
-def _decides_by_order(facts: Evidence, one: Span, other: Span) -> bool:
-    """True if the program takes the first message for something else than the second."""
+def _depends_on_order(facts: Evidence, one: Span, other: Span) -> bool:
+    """Return whether the program uses the first message differently than the second."""
     scopes = facts.program.scopes(one.where)
     if not scopes or scopes[:1] != facts.program.scopes(other.where)[:1]:
         return False
@@ -81,7 +83,7 @@ def _race(one: Span, other: Span) -> Finding:
 
 
 def _reordered(facts: Evidence) -> Iterator[Finding]:
-    """Collectives in a loop that takes the same things in another order on some ranks."""
+    """Find collectives in a loop that visits the same items in a different order on some ranks."""
     for calls in facts.calls.values():
         spans = (s for row in calls.values() for s in row if s.dtype)
         for (op, where), some in grouped(spans, lambda s: (s.op, s.where)).items():
@@ -106,7 +108,7 @@ def _reordered(facts: Evidence) -> Iterator[Finding]:
 
 
 def _crossed(facts: Evidence) -> Iterator[Finding]:
-    """Messages of one size between two ranks that are received under each other's names."""
+    """Find messages of one size between two ranks that are received into each other's buffer."""
 
     def way(pair: tuple[Span, Span]) -> tuple[object, ...]:
         send, recv = pair
@@ -125,14 +127,14 @@ def _crossed(facts: Evidence) -> Iterator[Finding]:
 
 
 def _is_crossed(names: list[list[str]]) -> bool:
-    """True if each message has the name under which the other one is received, and not its own."""
-    (sent, got), (then, there) = names
-    crossed = resemble(sent, there) and resemble(then, got)
-    return crossed and not resemble(sent, got) and not resemble(then, there)
+    """Return whether each message's name resembles the other's buffer, and not its own."""
+    (sent, got), (next_sent, next_got) = names
+    crossed = resemble(sent, next_got) and resemble(next_sent, got)
+    return crossed and not resemble(sent, got) and not resemble(next_sent, next_got)
 
 
 def _argument(facts: Evidence, span: Span) -> str:
-    """The name of the tensor that a call sends or receives; "" if the text does not tell."""
+    """Return the name of the tensor that a call sends or receives; "" if unknown."""
     scopes = facts.program.scopes(span.where)
     if not scopes:
         return ""
@@ -148,9 +150,9 @@ def _cross(one: tuple[Span, Span], other: tuple[Span, Span], names: list[list[st
     send, recv = one
     ends = [*zip((*one, *other), (*names[0], *names[1]), strict=True)]
     if len({s.where for s, _ in ends}) == 1:
-        said, here = [name for _, name in ends], at(recv.where)
+        labels, here = [name for _, name in ends], at(recv.where)
     else:
-        said, here = [f"{name}{at(s.where)}" for s, name in ends], ""
+        labels, here = [f"{name}{at(s.where)}" for s, name in ends], ""
     return rules.crossed_messages.finding(
         send,
         recv,
@@ -158,23 +160,23 @@ def _cross(one: tuple[Span, Span], other: tuple[Span, Span], names: list[list[st
         send=send,
         recv=recv,
         where=here,
-        sent=said[::2],
-        got=said[1::2],
+        sent=labels[::2],
+        got=labels[1::2],
     )
 
 
 # -- gradients that torch loses ---------------------------------------------------------------
 
 
-def _without_gradient(facts: Evidence) -> Iterator[Finding]:
-    """Broadcasts of torch.distributed.nn.functional whose source gets no gradient."""
+def _lost_gradients(facts: Evidence) -> Iterator[Finding]:
+    """Find broadcasts of torch.distributed.nn.functional whose source gets no gradient."""
     found = (s for s in facts.spans if "zeroes_gradient" in s.attributes)
     for where, spans in by_line(found).items():
-        mine = spans[min(spans)]
+        first = spans[min(spans)]
         yield rules.zero_gradient.finding(
             *spans.values(),
             culprits=sorted(spans),
-            call=facts.call(mine),
+            call=facts.call(first),
             where=where,
-            root=mine.peer,
+            root=first.peer,
         )

@@ -1,6 +1,6 @@
-"""Recording of training, step by step, on each replica: gradients, weights, loss.
+"""Recording of training on each replica: gradients, weights and loss of each step.
 
-They enter the trace as marks with values, bounded like all values: whole tensors never do.
+They are recorded as marks with summarized values, never as whole tensors.
 
 ===================  ==============================  ============================================
 attributes           before (STARTED)                after (COMPLETED)
@@ -8,12 +8,12 @@ attributes           before (STARTED)                after (COMPLETED)
 ``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
 ``alone NAME``                                       the gradient of :meth:`GradientRecorder.alone`
 ``weights CRC``                                      a sketch of all weights; each layer's norm
-``step``                                             (loss, learning rate, samples), NaN: not told
+``step``                                             (loss, learning rate, samples), NaN: not given
 ===================  ==============================  ============================================
 
-The gradients of a step come before its ``step``, the updated weights after it. Equal CRC mean
-weights equal to the bit; the norm of the difference of two sketches estimates that of the
-weights, to about a fifth.
+The gradients of a step precede its ``step`` mark, the updated weights follow it. Equal CRCs mean
+bitwise equal weights; the norm of the difference of two sketches estimates the norm of the
+difference of the weights, to about 20 %.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from distkit.recording.plain import Values
 
-#: Every step is looked at up to this one, then every second, fourth … each time it doubles.
-STEPS = 64
-#: A sketch looks at every element only of smaller models.
+#: All steps are recorded up to this one, then every second, fourth … each time it doubles.
+ALL_STEPS = 64
+#: Maximum number of elements that a sketch reads; larger models are sampled.
 EXACT_WEIGHTS = 1 << 22
 
 
@@ -62,7 +62,7 @@ def watch_gradients(model: nn.Module, *, most: int = 32) -> Iterator[GradientRec
     ...         loss.backward()
     ...         watch.step(loss=loss, lr=0.1, samples=5)
     """
-    watch = GradientRecorder(_inside(model), most)
+    watch = GradientRecorder(_unwrap(model), most)
     try:
         yield watch
     finally:
@@ -78,21 +78,21 @@ class GradientRecorder:
         self._watched = {n: w for n, w in named if n in largest}
         self._weights = [w for _, w in named]
         self._steps = 0
-        self._open: dict[str, int] = {}  # the number of each gradient's mark
+        self._open: dict[str, int] = {}  # seq of each gradient's mark
         self._hooks = [
             w.register_post_accumulate_grad_hook(self._hook(n)) for n, w in self._watched.items()
         ]
-        self._note_weights()
+        self._record_weights()
 
     def step(
         self, *, loss: Tensor | float = math.nan, lr: float = math.nan, samples: int | None = None
     ) -> None:
-        """Note the end of a step: gradients as they are now, the updated weights, and these.
+        """Record the end of a step: the current gradients, the updated weights, and the arguments.
 
         Args:
             loss: this rank's mean loss.
             lr: the learning rate.
-            samples: how many examples this rank has used.
+            samples: number of examples that this rank has used.
         """
         rec = recorder.current()
         if rec is None:
@@ -103,27 +103,27 @@ class GradientRecorder:
         self._open.clear()
         self._steps += 1
         value = float(loss if isinstance(loss, (int, float)) else loss.detach())
-        told = value, float(lr), math.nan if samples is None else float(samples)
+        values = value, float(lr), math.nan if samples is None else float(samples)
         rec.record(
             rec.next_seq(),
             Op.MARK,
             State.COMPLETED,
             attributes={"watched": "step"},
             where=user_line(2),
-            summary=_numbers(told),
+            summary=_numbers(values),
         )
-        self._note_weights()
+        self._record_weights()
 
     def alone(self, loss: Tensor) -> None:
-        """Note the gradient that one process computes from the whole batch, for comparison.
+        """Record the gradient that one process computes from the whole batch, for comparison.
 
-        Call it before the step changes the weights. The gradients of the model stay as they are.
+        Call it before the step changes the weights. It leaves the model's gradients unchanged.
 
         Args:
-            loss: the mean loss of the examples of all ranks.
+            loss: the mean loss over the examples of all ranks.
         """
         rec = recorder.current()
-        if rec is None or not looked_at(self._steps):
+        if rec is None or not is_recorded_step(self._steps):
             return
         import torch
 
@@ -133,22 +133,22 @@ class GradientRecorder:
                 _put(rec, rec.next_seq(), State.COMPLETED, "alone", name, gradient)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop recording."""
         for hook in self._hooks:
             hook.remove()
 
     def _hook(self, name: str) -> Any:
         def hook(w: Tensor) -> None:
             rec = recorder.current()
-            if rec is not None and w.grad is not None and looked_at(self._steps):
+            if rec is not None and w.grad is not None and is_recorded_step(self._steps):
                 seq = self._open.setdefault(name, rec.next_seq())
                 _put(rec, seq, State.STARTED, "gradient", name, w.grad)
 
         return hook
 
-    def _note_weights(self) -> None:
+    def _record_weights(self) -> None:
         rec = recorder.current()
-        if rec is not None and self._weights and looked_at(self._steps):
+        if rec is not None and self._weights and is_recorded_step(self._steps):
             crc, summary = sketch(self._weights)
             names = {} if self._steps else {"layers": tuple(self._watched)}
             rec.record(
@@ -166,17 +166,17 @@ class GradientRecorder:
             )
 
 
-def looked_at(step: int) -> bool:
-    """True if the values of a step, counted from 0, are looked at.
+def is_recorded_step(step: int) -> bool:
+    """Return whether the values of a step, counted from 0, are recorded.
 
-    >>> [looked_at(n) for n in (0, 63, 64, 65, 130, 132)]
+    >>> [is_recorded_step(n) for n in (0, 63, 64, 65, 130, 132)]
     [True, True, True, False, False, True]
     """
-    return step < STEPS or step % (1 << (step // STEPS).bit_length()) == 0
+    return step < ALL_STEPS or step % (1 << (step // ALL_STEPS).bit_length()) == 0
 
 
 def sketch(tensors: Sequence[Tensor]) -> tuple[int, Values]:
-    """A checksum of the tensors' bits, and 64 sums of their elements with random signs.
+    """Return a checksum of the tensors' bits, and 64 sums of their elements with random signs.
 
     Two sketches differ, in Euclidean norm, about as much as the tensors do. Source: Charikar,
     Chen, Farach-Colton, "Finding frequent items in data streams", 2002.
@@ -205,7 +205,7 @@ def _signs(size: int) -> Any:
 
 
 def _norms(tensors: list[Tensor]) -> tuple[float, ...]:
-    """The norm of each tensor; -1 where it is NaN or infinite, which JSON cannot say."""
+    """Return the norm of each tensor; -1 for NaN and infinity, which JSON cannot represent."""
     import torch
 
     norms = torch._foreach_norm([t.detach() for t in tensors])
@@ -213,7 +213,7 @@ def _norms(tensors: list[Tensor]) -> tuple[float, ...]:
 
 
 def _put(rec: Recorder, seq: int, state: State, what: str, name: str, gradient: Tensor) -> None:
-    if gradient.is_sparse:  # of an embedding
+    if gradient.is_sparse:  # from an embedding
         gradient = gradient.to_dense()
     rec.record(
         seq,
@@ -233,8 +233,8 @@ def _numbers(values: tuple[float, ...]) -> Values:
     return values, math.sqrt(sum(v * v for v in known)), min(known), max(known), len(values), False
 
 
-def _inside(model: nn.Module) -> nn.Module:
-    """The model that the user wrote, for its names."""
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside DDP, for its parameter names."""
     from torch.nn.parallel import DistributedDataParallel
 
     return model.module if isinstance(model, DistributedDataParallel) else model

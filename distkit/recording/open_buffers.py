@@ -1,10 +1,10 @@
-"""Noticing that a program uses the tensors of an asynchronous call before it has waited for it.
+"""Detection of tensors that a program uses before it waits for their asynchronous operation.
 
-No error tells: the program reads whatever lies there, often even the right numbers. What a call
-reads may be read meanwhile, and not written; what it writes may be neither. While such calls are
-open, torch's function mode shows us every call from Python with its tensors. Of those that touch
-the memory of an open call, a dispatch mode shows the operators, whose schemas tell what they read,
-write, or only make a view of.
+Torch raises no error: the program reads whatever is in memory, often even the right numbers. Until
+the wait, inputs of the operation must not be written, and outputs must be neither read nor written.
+While such operations are open, a function mode intercepts every call from Python. For calls that
+touch the memory of an open operation, a dispatch mode intercepts the operators, whose schemas state
+which arguments they read, write or only view.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from distkit.events import Op, State
 from distkit.recording.pending import Pending
 from distkit.recording.recorder import Recorder, user_line
 
-#: What reads the values without an operator.
-_UNSEEN = frozenset("numpy tolist __array__ __dlpack__ __repr__ __format__".split())
+#: Functions that read values without calling an operator.
+_READ_WITHOUT_OPERATOR = frozenset("numpy tolist __array__ __dlpack__ __repr__ __format__".split())
 
-#: Of more calls that are open at once the oldest are no longer watched.
-MOST_OPEN = 256
+#: Maximum number of open operations watched; the oldest are dropped.
+MAX_OPEN = 256
 
 Tensors = Iterable[torch.Tensor]
 
@@ -49,16 +49,16 @@ class _Call:
 
 
 class OpenBuffers(TorchFunctionMode):
-    """The buffers of calls under way; it is in force while there are any."""
+    """Function mode that watches the buffers of open operations, active while there are any."""
 
     def __init__(self) -> None:
         super().__init__()
         self._open: dict[int, tuple[weakref.ref[Any], _Call]] = {}  # by the work's id
-        self._inside = threading.local()  # a call that we look at, where the mode is off
+        self._inside = threading.local()  # depth of intercepted calls, inside which the mode is off
 
     @property
     def active(self) -> bool:
-        """True while there are any."""
+        """Whether any operation is open."""
         return bool(self._open)
 
     def add(
@@ -67,19 +67,19 @@ class OpenBuffers(TorchFunctionMode):
         """Watch the buffers of an asynchronous call.
 
         Args:
-            work: what the caller waits for.
+            work: the work that the caller waits for.
             pending: the call.
             reads: the tensors that it reads.
-            writes: those that it writes.
-            counts: those of them that nobody but the program changes by an operator.
+            writes: the tensors that it writes.
+            counts: the tensors whose version only the program increments.
         """
-        with DisableTorchFunction():  # nobody hears of our looks
+        with DisableTorchFunction():  # invisible to other modes
             memory = [(*_bytes(t), False) for t in reads] + [(*_bytes(t), True) for t in writes]
             versions = [(t, t._version) for t in counts if _is_counted(t)]
         key = id(work)
         call = _Call(pending.recorder, pending.seq, memory, versions)
         self._open[key] = weakref.ref(work, lambda _: self._open.pop(key, None)), call
-        if len(self._open) > MOST_OPEN:
+        if len(self._open) > MAX_OPEN:
             self._open.pop(next(iter(self._open)), None)
         self.refresh()
 
@@ -87,19 +87,19 @@ class OpenBuffers(TorchFunctionMode):
         """Stop watching the buffers of a call that was waited for."""
         if (found := self._open.pop(id(work), None)) is not None:
             if _is_changed(found[1]):
-                _note(found[1], "", writes=True)
+                _record_use(found[1], "", writes=True)
             self.refresh()
 
     def clear(self) -> None:
-        """The run is over."""
+        """Stop watching all buffers."""
         self._open.clear()
         self.refresh()
 
     def refresh(self) -> None:
-        """Be in force in this thread if there are any; not in the middle of a call we look at."""
+        """Push or pop the mode in this thread as needed, except inside an intercepted call."""
         if getattr(self._inside, "depth", 0):
             return
-        # we stay at the bottom, above torch's default device: the user's come and go at the top
+        # stay at the bottom of the stack, above torch's default device; the user pushes on top
         modes: list[Any] = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
         if self in modes and not self._open:
             modes.remove(self)
@@ -109,20 +109,20 @@ class OpenBuffers(TorchFunctionMode):
             _push_mode(mode)
 
     def after(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A backward pass: it writes gradients in C++, and its hooks have modes of their own."""
+        """Run a backward pass, which writes gradients in C++, and check the buffers after it."""
         before = self._open.copy()
         try:
             return backward(*args, **kwargs)
         finally:
-            for key, mine in before.items():
-                if self._open.get(key) is mine and _is_changed(mine[1]):
+            for key, entry in before.items():
+                if self._open.get(key) is entry and _is_changed(entry[1]):
                     del self._open[key]
-                    _note(mine[1], "backward", writes=True)
+                    _record_use(entry[1], "backward", writes=True)
             if self._open and self._open.keys() - before.keys():
                 self.refresh()
 
     def look(self, name: str, reads: Tensors, writes: Tensors) -> None:
-        """Something reads and writes tensors: note the open calls that it disturbs."""
+        """Record the open operations with which these reads and writes conflict."""
         found = [*((t, False) for t in reads), *((t, True) for t in writes)]
         for key, (_, call) in list(self._open.items()):
             with DisableTorchFunction():
@@ -130,29 +130,29 @@ class OpenBuffers(TorchFunctionMode):
                     changes
                     for first, last, written in call.memory
                     for t, changes in found
-                    if (changes or written) and meets(t, first, last)
+                    if (changes or written) and overlaps(t, first, last)
                 ]
             if hits:
-                self._open.pop(key, None)  # once is enough
-                _note(call, name, writes=any(hits))
+                self._open.pop(key, None)  # report once
+                _record_use(call, name, writes=any(hits))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Look at the tensors of a call, and make it."""
-        if torch.compiler.is_compiling():  # the compiler reads this function: it sees none of it
+        """Check the tensors of a call, and make it."""
+        if torch.compiler.is_compiling():  # hides this function from the compiler
             return func(*args, **(kwargs or {}))
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if not self._open or name == "__get__" or not self._is_near((args, kwargs.values())):
-            return self._within(func, args, kwargs)
-        if name in _UNSEEN:
+        if not self._open or name == "__get__" or not self._overlaps((args, kwargs.values())):
+            return self._call(func, args, kwargs)
+        if name in _READ_WITHOUT_OPERATOR:
             self.look(name, _tensors((args, kwargs.values())), ())
         if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
-            return self._within(func, args, kwargs)  # the tap looks at those
+            return self._call(func, args, kwargs)  # checked by the tap
         with _Operators(self, name):
-            return self._within(func, args, kwargs)
+            return self._call(func, args, kwargs)
 
-    def _within(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inside = self._inside
         inside.depth = getattr(inside, "depth", 0) + 1
         try:
@@ -160,8 +160,8 @@ class OpenBuffers(TorchFunctionMode):
         finally:
             inside.depth -= 1
 
-    def _is_near(self, values: Any) -> bool:
-        """True if a tensor among these may lie in an open buffer."""
+    def _overlaps(self, values: Any) -> bool:
+        """Return whether a tensor among these may overlap an open buffer."""
         with DisableTorchFunction():
             covered = [*map(_bytes, _tensors(values))]
         if not covered:
@@ -175,7 +175,7 @@ class OpenBuffers(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    """The operators that a call is made of."""
+    """Dispatch mode that checks the operators of a call."""
 
     supports_higher_order_operators = True
 
@@ -186,10 +186,10 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Look at what an operator reads and writes, and call it."""
+        """Check what an operator reads and writes, and call it."""
         kwargs = kwargs or {}
         schema = getattr(func, "_schema", None)
-        if schema is not None and not _makes_anew(schema.name):
+        if schema is not None and not _ignores_values(schema.name):
             reads: list[torch.Tensor] = []
             writes: list[torch.Tensor] = []
             for i, argument in enumerate(schema.arguments):
@@ -204,11 +204,11 @@ class _Operators(TorchDispatchMode):
 
 
 def _is_changed(call: _Call) -> bool:
-    """True if a call's tensors were changed, perhaps where no mode sees it."""
+    """Return whether a call's tensors were changed, even where no mode intercepts it."""
     return any(tensor._version != version for tensor, version in call.versions)
 
 
-def _note(call: _Call, name: str, writes: bool) -> None:
+def _record_use(call: _Call, name: str, writes: bool) -> None:
     recorder = call.recorder
     facts: dict[str, Any] = {"function": name} | ({"writes": True} if writes else {})
     seq, where = recorder.next_seq(), user_line()
@@ -216,14 +216,14 @@ def _note(call: _Call, name: str, writes: bool) -> None:
         recorder.record(seq, Op.TOUCH, state, match=str(call.seq), attributes=facts, where=where)
 
 
-def _makes_anew(operator: str) -> bool:
-    """True for operators that take a tensor's shape and not its values, such as zeros_like."""
+def _ignores_values(operator: str) -> bool:
+    """Return whether an operator uses a tensor's shape but not its values, as zeros_like."""
     name = operator.removeprefix("aten::")
     return name.endswith("_like") or name.startswith("new_")
 
 
 def _is_counted(tensor: torch.Tensor) -> bool:
-    """True if torch's count of changes concerns this memory alone, and not views beside it."""
+    """Return whether the version counter covers exactly this tensor's memory."""
     whole = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
     return whole and tensor.nbytes == tensor.untyped_storage().nbytes()
 
@@ -240,10 +240,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last byte of the memory that a tensor covers."""
+    """Return the begin and end addresses of the memory that a tensor spans."""
     try:
         begin = tensor.data_ptr()
-    except RuntimeError:  # a tensor of another kind, without memory of its own
+    except RuntimeError:  # a wrapper without storage
         return 0, 0
     if not begin or not tensor.numel():
         return 0, 0
@@ -253,12 +253,12 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (sum((n - 1) * s for n, s in sizes) + 1) * tensor.element_size()
 
 
-def meets(tensor: torch.Tensor, begin: int, end: int) -> bool:
-    """True if an element of a tensor lies between two addresses.
+def overlaps(tensor: torch.Tensor, begin: int, end: int) -> bool:
+    """Return whether an element of a tensor lies between two addresses.
 
     >>> even = torch.zeros(4, 2)[::2]
     >>> at = even.data_ptr()
-    >>> meets(even, at, at + 8), meets(even, at + 8, at + 16)
+    >>> overlaps(even, at, at + 8), overlaps(even, at + 8, at + 16)
     (True, False)
     """
     first, last = _bytes(tensor)
@@ -267,14 +267,16 @@ def meets(tensor: torch.Tensor, begin: int, end: int) -> bool:
     size = tensor.element_size()
     strides = zip(tensor.stride(), tensor.shape, strict=True)
     rows = sorted(((s * size, n) for s, n in strides if s and n > 1), reverse=True)
-    return _meets(first, rows, size, begin, end)
+    return _overlaps_rows(first, rows, size, begin, end)
 
 
-def _meets(at: int, rows: list[tuple[int, int]], size: int, begin: int, end: int) -> bool:
+def _overlaps_rows(at: int, rows: list[tuple[int, int]], size: int, begin: int, end: int) -> bool:
     if not rows:
         return at < end and begin < at + size
     (stride, n), *inner = rows
-    if sum(s * (m - 1) for s, m in inner) + size > stride:  # rows that overlap: as one piece
+    if sum(s * (m - 1) for s, m in inner) + size > stride:  # overlapping rows count as one block
         return True
-    row = min(max((begin - at) // stride, 0), n - 1)  # the last that begins before, or the first
-    return any(_meets(at + i * stride, inner, size, begin, end) for i in (row, row + 1) if i < n)
+    row = min(max((begin - at) // stride, 0), n - 1)  # last row that starts before ``begin``
+    return any(
+        _overlaps_rows(at + i * stride, inner, size, begin, end) for i in (row, row + 1) if i < n
+    )

@@ -1,4 +1,4 @@
-"""Plain values as msgpack. Decoding executes nothing, whoever has encoded them."""
+"""Plain values as msgpack. Decoding executes no code, even of untrusted data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from distkit.events import Op, State
 
-#: An event on its way: number, operation, state and time; a tuple of the fields that the events of
+#: An event in transit: number, operation, state and time; a tuple of the fields that the events of
 #: an operation share, from peer to match; and the summary as a plain tuple.
 Row = tuple[Any, ...]
 
@@ -17,12 +17,12 @@ Row = tuple[Any, ...]
 Values = tuple[tuple[float, ...], float, float, float, int, bool]
 #: The fields that the events of an operation share, from peer to match.
 _Fields = tuple[int | None, str, int, tuple[int, ...], str, int | None, str, Any, str | None]
-#: An event with the number of its fields in their place.
-Numbered = tuple[int, Op, State, float, int, Values | None]
+#: A row with the index of its shared fields.
+_PackedRow = tuple[int, Op, State, float, int, Values | None]
 
 
 def _builtin(value: Any) -> Any:
-    """NumPy's scalars as Python's numbers; the text of any other object."""
+    """Return NumPy's scalars as Python's numbers, and any other object as its text."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
@@ -32,7 +32,7 @@ def _builtin(value: Any) -> Any:
 
 
 _pack = msgspec.msgpack.Encoder(enc_hook=_builtin).encode
-_rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[Numbered]]).decode
+_rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[_PackedRow]]).decode
 
 
 def encode(value: Any) -> bytes:
@@ -44,20 +44,20 @@ def encode(value: Any) -> bytes:
     try:
         return _pack(value)
     except (UnicodeEncodeError, OverflowError):
-        return _pack(_fitting(value))
+        return _pack(_encodable(value))
 
 
-def _fitting(value: Any) -> Any:
-    """The same without half surrogates, such as a file's name may have, and long integers."""
+def _encodable(value: Any) -> Any:
+    """Replace lone surrogates, which file names may contain, and integers beyond 64 bits."""
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()
         case int() if not -(1 << 63) <= value < 1 << 64:
             return str(value)
         case list() | tuple():
-            return [*map(_fitting, value)]
+            return [*map(_encodable, value)]
         case dict():
-            return {_fitting(key): _fitting(one) for key, one in value.items()}
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
     return value
 
 
@@ -65,7 +65,7 @@ def decode(packed: Any) -> Any:
     """Unpack a value, with tuples for lists.
 
     Raises:
-        msgspec.DecodeError: it is no msgpack.
+        msgspec.DecodeError: not msgpack.
     """
     return _tuples(msgspec.msgpack.decode(packed))
 
@@ -74,7 +74,7 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_tuples, value))
     if isinstance(value, dict):
-        return {name: _tuples(one) for name, one in value.items()}
+        return {name: _tuples(item) for name, item in value.items()}
     return value
 
 
@@ -94,7 +94,7 @@ def decode_rows(packed: bytes) -> list[Row]:
     """Unpack events.
 
     Raises:
-        msgspec.DecodeError, IndexError: there are none in it.
+        msgspec.DecodeError, IndexError: the bytes contain no events.
     """
     fields, rows = _rows(packed)
     known = [(*begin, _tuples(facts), match) for *begin, facts, match in fields]

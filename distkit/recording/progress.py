@@ -1,7 +1,7 @@
-"""Progress of a run: what the ranks note, and how it is read.
+"""Progress of a run: recording it on the ranks, and computing it from events.
 
-A completed mark with the attributes ``step`` and, where somebody knows the end, ``steps`` is
-progress; one labelled ``step``, or that of :func:`distkit.watch_gradients`, counts as one more.
+A completed mark with the attributes ``step`` and, if the total is known, ``steps`` sets the
+progress; a mark labelled ``step``, or a step of :func:`distkit.watch_gradients`, adds one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.recording import recorder
-from distkit.recording.gradients import looked_at
+from distkit.recording.gradients import is_recorded_step
 
 T = TypeVar("T")
 
-#: A loop leaves at most about so many marks.
-MARKS = 100
+#: Approximate maximum number of marks of a loop.
+MAX_MARKS = 100
 
 
 def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
@@ -40,32 +40,34 @@ def progress(iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
         return
     end = total if total is not None else length_hint(iterable) or None
     for n, item in enumerate(iterable, 1):
-        rec = recorder.current() if noted(n, end) else None
+        rec = recorder.current() if is_recorded(n, end) else None
         if rec is None:
             yield item
             continue
-        told, seq, where = {"step": n} | ({"steps": end} if end else {}), rec.next_seq(), ""
+        facts, seq, where = {"step": n} | ({"steps": end} if end else {}), rec.next_seq(), ""
         try:
             where = recorder.user_line(2)
-            rec.record(seq, Op.MARK, State.STARTED, attributes=told, where=where)
+            rec.record(seq, Op.MARK, State.STARTED, attributes=facts, where=where)
             yield item
         finally:
-            rec.record(seq, Op.MARK, State.COMPLETED, attributes=told, where=where)
+            rec.record(seq, Op.MARK, State.COMPLETED, attributes=facts, where=where)
 
 
-def noted(step: int, total: int | None) -> bool:
-    """True if a step, counted from 1, leaves a mark.
+def is_recorded(step: int, total: int | None) -> bool:
+    """Return whether a step, counted from 1, is recorded.
 
-    >>> [n for n in range(1, 301) if noted(n, 300)][:3], noted(1000, 1001), noted(1001, 1001)
-    ([1, 3, 6], False, True)
+    >>> [n for n in range(1, 301) if is_recorded(n, 300)][:3]
+    [1, 3, 6]
+    >>> is_recorded(1000, 1001), is_recorded(1001, 1001)
+    (False, True)
     """
     if total is None:
-        return looked_at(step)
-    return step == 1 or step * MARKS // total > (step - 1) * MARKS // total or step == total
+        return is_recorded_step(step)
+    return step == 1 or step * MAX_MARKS // total > (step - 1) * MAX_MARKS // total or step == total
 
 
 class Meter:
-    """The progress of a run, from its events. Pure.
+    """Computes the progress of a run from its events. Pure.
 
     >>> m = Meter()
     >>> m.feed([Event(0, 0, Op.MARK, State.COMPLETED, 0.0, attributes={"step": 3, "steps": 20})])
@@ -79,7 +81,7 @@ class Meter:
         self._total: dict[int, int | None] = {}
 
     def feed(self, events: Iterable[Event]) -> None:
-        """Take in events, in the order in which they arrived."""
+        """Process events in the order of arrival."""
         for e in events:
             if e.op is Op.MARK:
                 self._mark(e)
@@ -88,22 +90,22 @@ class Meter:
 
     def _mark(self, e: Event) -> None:
         facts = e.attributes
-        number, over = facts.get("step"), e.state is State.COMPLETED
+        number, is_done = facts.get("step"), e.state is State.COMPLETED
         if number is not None:
-            self._total[e.rank], self._done[e.rank] = facts.get("steps"), number - (not over)
+            self._total[e.rank], self._done[e.rank] = facts.get("steps"), number - (not is_done)
         elif (
             "step" in (facts.get("label"), facts.get("watched")) and self._total.get(e.rank) is None
-        ):  # else the loop counts itself
+        ):  # else ``progress`` counts the steps
             self._total[e.rank] = None
-            self._done[e.rank] += over
+            self._done[e.rank] += is_done
 
     @property
     def done(self) -> int | None:
-        """The steps that the slowest rank has made, None if nobody told any."""
+        """The number of steps of the slowest rank, None if there are no marks."""
         return min((self._done[r] for r in self._total), default=None)
 
     @property
     def total(self) -> int | None:
-        """The expected total, None if that is not known."""
+        """The expected total, None if unknown."""
         known = {t for t in self._total.values() if t is not None}
         return max(known) if known and None not in self._total.values() else None

@@ -1,6 +1,6 @@
-"""Fault injection: stragglers, slow links, lost and killed ranks, on real ranks, without root.
+"""Fault injection: stragglers, slow links, dropped and killed ranks, without root privileges.
 
-The faults happen on the ranks, in the tap's hook before an operation goes to the backend,
+The faults are injected on the ranks, in the tap's hook before an operation goes to the backend,
 and before each call of a KVStore.
 """
 
@@ -25,12 +25,12 @@ _current: list[Trouble] = []
 
 
 class Dropped(BaseException):
-    """Takes a rank out of its function, as if it had returned."""
+    """Raised to make a rank leave its function, as if it had returned."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """The planned trouble; see :func:`trouble`."""
+    """The faults to inject; see :func:`trouble`."""
 
     delay: Mapping[int, float] = field(default_factory=dict)
     latency: float = 0.0
@@ -39,43 +39,43 @@ class Trouble:
     kill: Mapping[int, int] = field(default_factory=dict)
 
     def check(self, ranks: int, servers: int = 0) -> None:
-        """Raise ValueError when it names a rank that is not there."""
+        """Raise ValueError if it names a rank that does not exist."""
         named = {*self.delay, *self.drop, *self.kill}
         if unknown := named - set(range(ranks)):
             raise ValueError(
                 f"dk.trouble names rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."
-                f"{f' {_SERVERS}' if servers else ''}"
+                f"{f' {_KILL_SERVERS_HINT}' if servers else ''}"
             )
 
 
 class OnRank:
-    """The trouble of one rank in one run; called before each communication of ``nbytes``."""
+    """Injects the faults of one rank in one run; called before each communication."""
 
     def __init__(self, trouble: Trouble, rank: int) -> None:
         self._trouble, self._rank, self._done = trouble, rank, 0
         self._dropped = False
 
     def __call__(self, op: Op, nbytes: int) -> None:
-        """The rank is about to communicate."""
-        made, rank = self._trouble, self._rank
-        if self._done == made.kill.get(rank):
+        """Inject the faults due before the next communication."""
+        plan, rank = self._trouble, self._rank
+        if self._done == plan.kill.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._done == made.drop.get(rank):
+        if self._done == plan.drop.get(rank):
             self._dropped = True
             raise Dropped("dk.trouble dropped it, as asked")
         self._done += 1
-        charged = 0.0 if op is Op.RECV else made.latency + nbytes / made.bandwidth
-        pause = made.delay.get(rank, 0.0) + charged
+        link_cost = 0.0 if op is Op.RECV else plan.latency + nbytes / plan.bandwidth
+        pause = plan.delay.get(rank, 0.0) + link_cost
         if pause:
             time.sleep(pause)
 
     def missed(self) -> list[str]:
-        """The trouble that did not happen by the end of the function, and why."""
+        """Return a message for each fault that did not happen by the end of the function."""
         if self._dropped:
             return []
         planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}
         return [
-            f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} made "
+            f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} plan "
             f"{count(self._done, 'communication')}, and the trouble comes "
             f"when it begins its {ordinal(n + 1)}. Give a smaller number, or let it do more."
             for name, at in planned.items()
@@ -94,16 +94,15 @@ def trouble(
 ) -> Iterator[None]:
     """Inject faults into every run that starts inside the ``with`` block.
 
-    In a program that torchrun or another launcher has started, under ``dk.hosts.record()`` or
-    ``distkit trace``, it happens to what a rank communicates inside the block, which a rank that is
-    dropped leaves.
+    In a program started by torchrun or another launcher, under ``dk.hosts.record()`` or
+    ``distkit trace``, the faults affect the rank's communication inside the block, and a dropped
+    rank leaves the block.
 
     The sender, and every member of a collective, pays the cost of a link: the rank is
     busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
 
-    Each call of a KVStore that servers have to answer (``init``, ``push``, ``pull``, ``barrier``,
-    ``set_optimizer``; a ``pushpull`` is two) is one communication of its worker, of the bytes of
-    all its keys.
+    Each request of a KVStore (``init``, ``push``, ``pull``, ``barrier``, ``set_optimizer``; a
+    ``pushpull`` is two) counts as one communication of its worker, with the bytes of all its keys.
 
     Args:
         delay: ``{rank: seconds}`` by which each communication of the rank is delayed: a straggler.
@@ -114,7 +113,7 @@ def trouble(
         kill: ``{rank: n}``: the rank's process is killed after its n-th communication.
 
     Raises:
-        ValueError: a number is negative, or not one.
+        ValueError: a value is negative or not a number.
 
     Example:
         >>> with trouble(delay={2: 0.2}):
@@ -124,27 +123,27 @@ def trouble(
     for name, given in (("delay", delay), ("kill", kill)):
         if given is not None and not isinstance(given, Mapping):
             raise ValueError(f"dk.trouble({name}={given!r}): say for which rank: {{2: {given!r}}}.")
-    made = Trouble(
+    plan = Trouble(
         dict(delay or {}),
         latency,
         math.inf if bandwidth is None else bandwidth,
         dict(drop) if isinstance(drop, Mapping) else {drop: 0},
         dict(kill or {}),
     )
-    _check(made)
-    _current.append(made)
+    _check(plan)
+    _current.append(plan)
     try:
-        with _on_this_rank(made):
+        with _inject_here(plan):
             yield
     finally:
-        _current.remove(made)
+        _current.remove(plan)
 
 
 @contextmanager
-def _on_this_rank(made: Trouble) -> Iterator[None]:
-    """In a process that is a rank, have it happen here."""
-    recorder = sys.modules.get("distkit.recording.recorder")  # to import it takes torch
-    if recorder is None or (mine := recorder.current()) is None:
+def _inject_here(plan: Trouble) -> Iterator[None]:
+    """Inject the faults in this process if it is a recorded rank."""
+    recorder = sys.modules.get("distkit.recording.recorder")  # importing it would import torch
+    if recorder is None or (current_recorder := recorder.current()) is None:
         yield
         return
     import torch.distributed as dist
@@ -152,44 +151,44 @@ def _on_this_rank(made: Trouble) -> Iterator[None]:
     from distkit.recording.tap import tap
 
     if dist.is_initialized():
-        made.check(dist.get_world_size())
-    strike = OnRank(made, mine.rank)
-    tap.before.append(strike)
+        plan.check(dist.get_world_size())
+    injector = OnRank(plan, current_recorder.rank)
+    tap.before.append(injector)
     try:
         with suppress(Dropped):
             yield
-        for text in strike.missed():
+        for text in injector.missed():
             warnings.warn(text, CommunicationWarning, stacklevel=4)
     finally:
-        tap.before.remove(strike)
+        tap.before.remove(injector)
 
 
 def current() -> Trouble | None:
-    """The trouble that runs which start now shall have."""
+    """Return the faults for runs that start now."""
     return _current[-1] if _current else None
 
 
-#: How those end that have no rank.
-_SERVERS = (
+#: How to end a process that has no rank.
+_KILL_SERVERS_HINT = (
     "Servers and the scheduler are not ranks: to end one, kill its process during a run with "
     "os.kill(pid, signal.SIGKILL); cluster.status() shows its pid."
 )
 
 
-def _check(made: Trouble) -> None:
-    for name, given in (("delay", made.delay), ("drop_rank", made.drop), ("kill", made.kill)):
+def _check(plan: Trouble) -> None:
+    for name, given in (("delay", plan.delay), ("drop_rank", plan.drop), ("kill", plan.kill)):
         if wrong := [key for key in given if not isinstance(key, Integral)]:
             raise ValueError(
                 f"dk.trouble({name}=…) got {wrong[0]!r}. Name a rank, or a worker where there are "
-                f"servers, by its number: {{1: {given[wrong[0]]!r}}}. {_SERVERS}"
+                f"servers, by its number: {{1: {given[wrong[0]]!r}}}. {_KILL_SERVERS_HINT}"
             )
-    steps = [*made.drop.values(), *made.kill.values()]
+    steps = [*plan.drop.values(), *plan.kill.values()]
     if any(not isinstance(n, int) or n < 0 for n in steps):
         raise ValueError(
             f"dk.trouble counts communications: {{rank: 3}} is after its third, not {steps}."
         )
-    seconds = [made.latency, *made.delay.values()]
+    seconds = [plan.latency, *plan.delay.values()]
     if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in seconds):
         raise ValueError(f"dk.trouble: seconds must be numbers ≥ 0, not {seconds}.")
-    if not (isinstance(made.bandwidth, (int, float)) and made.bandwidth > 0):
-        raise ValueError(f"dk.trouble: bandwidth is in bytes per second, not {made.bandwidth}.")
+    if not (isinstance(plan.bandwidth, (int, float)) and plan.bandwidth > 0):
+        raise ValueError(f"dk.trouble: bandwidth is in bytes per second, not {plan.bandwidth}.")

@@ -1,4 +1,4 @@
-"""Calls in words, and the rules by which calls of a collective fit together. Pure."""
+"""Calls as text, and the rules for matching calls of a collective. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from distkit.events import (
     State,
 )
 
-#: Whatever tells what was called: an event, a span, a rank's standing.
+#: An object with the fields of a call: an event, a span, or a rank's state.
 Called = Any
 
 
 class Channel(NamedTuple):
-    """Where operations match in order: a group's collectives, or one way between two ranks.
+    """A sequence in which operations match in order: a group's collectives, or one rank to another.
 
     >>> str(Channel("world")), str(Channel("world", 0, 1, 7))
     ('world', 'world:0>1:7')
@@ -40,10 +40,10 @@ class Channel(NamedTuple):
 
 
 def channel_of(rank: int, it: Called) -> tuple[Channel, int]:
-    """The channel of a collective or of a point-to-point call, and its side there.
+    """Return the channel of a collective or point-to-point call, and its side of the channel.
 
-    The n-th operation of a side matches the n-th of every other one. Each member of a group is a
-    side of its collectives; of messages there are two, the receiver's and the sender's.
+    The n-th operation of a side matches the n-th of every other side. Each member of a group is a
+    side of its collectives; messages have two sides, receiver (0) and sender (1).
     """
     if it.op in COLLECTIVES:
         return Channel(it.group), rank
@@ -51,11 +51,11 @@ def channel_of(rank: int, it: Called) -> tuple[Channel, int]:
     return Channel(it.group, src, dst, it.tag), int(it.op is Op.SEND)
 
 
-_SOURCED = {Op.RECV, Op.BROADCAST, Op.SCATTER}
+_HAVE_SOURCE = {Op.RECV, Op.BROADCAST, Op.SCATTER}
 
 
 def call(it: Called) -> str:
-    """An operation as it was called.
+    """Return an operation as a call in source code.
 
     >>> from distkit.events import State
     >>> call(Event(2, 0, Op.RECV, State.STARTED, 0.0, peer=0, tag=7))
@@ -79,7 +79,7 @@ def call(it: Called) -> str:
     if "members" in facts:
         given.append(str([*facts["members"]]))
     if it.peer is not None and it.op in P2P | COLLECTIVES:
-        given.append(f"{'src' if it.op in _SOURCED else 'dst'}={it.peer}")
+        given.append(f"{'src' if it.op in _HAVE_SOURCE else 'dst'}={it.peer}")
     elif it.op is Op.RECV:
         given.append("src=any")
     if it.tag and it.op in P2P:
@@ -88,7 +88,7 @@ def call(it: Called) -> str:
 
 
 def wait_of(it: Called) -> str:
-    """The ``wait()`` in which a rank is blocked, if that is on a line of its own; else "".
+    """Return the ``wait()`` in which a rank is blocked, if on a line of its own; else "".
 
     >>> from distkit.events import State
     >>> facts = {"waits_at": "In[5]:6"}
@@ -103,7 +103,7 @@ def wait_of(it: Called) -> str:
 
 
 def op_name(it: Called) -> str:
-    """The operation's name, as a program writes it.
+    """Return the operation's name in source code.
 
     >>> from distkit.events import State
     >>> got = {"method": "get", "keys": ("ready",)}
@@ -114,7 +114,7 @@ def op_name(it: Called) -> str:
 
 
 def _request(it: Called) -> str:
-    """A request to a parameter server, in words."""
+    """Return a request to a parameter server as a call."""
     facts = it.attributes
     if it.op is Op.REGISTER:
         return f"kvstore.create({facts.get('mode', '')!r})"
@@ -124,7 +124,7 @@ def _request(it: Called) -> str:
 
 
 def keys(names: Sequence[Any]) -> str:
-    """The keys of a request, as they are written in a program; "…" stands for some.
+    """Return the keys of a request as in source code; "…" stands for omitted keys.
 
     >>> keys(["w"]), keys((0, 1, "…", 9))
     ("'w'", '[0, 1, …, 9]')
@@ -134,21 +134,21 @@ def keys(names: Sequence[Any]) -> str:
 
 
 def at(where: str) -> str:
-    """A place in a sentence: " at train.py:31", or nothing when it is not known."""
+    """Return a line as part of a sentence: " at train.py:31"; "" if unknown."""
     return f" at {where}" if where else ""
 
 
-def raised_at(said: str, where: str) -> str:
-    """An exception and its place in a sentence, without a full stop between them.
+def raised_at(text: str, where: str) -> str:
+    """Return an exception and its line as part of a sentence.
 
     >>> raised_at("ValueError: ranks are 0 to 1.", "In[3]:1")
     'ValueError: ranks are 0 to 1 at In[3]:1'
     """
-    return f"{said.removesuffix('.') if where else said}{at(where)}"
+    return f"{text.removesuffix('.') if where else text}{at(where)}"
 
 
-#: How a rank stood to its last call, as far as that is recorded.
-_STOOD = {
+#: Position of a rank relative to its last call, by the call's last recorded state.
+_STATE_WORDS = {
     State.SCHEDULED: "before",
     State.BLOCKED: "waiting in",
     State.COMPLETED: "after",
@@ -157,29 +157,29 @@ _STOOD = {
 
 
 def seen(it: Event | Span) -> str:
-    """The last known place of a rank that ended without a word: no line is to blame for it.
+    """Return the last known position of a rank that ended without an exception.
 
     >>> from distkit.trace.log import EventLog
     >>> trace = EventLog([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, attributes={"key": "w"})])
     >>> seen(trace.spans[0])
     "last seen after push('w')"
     """
-    return f"last seen {_STOOD.get(it.state, 'calling')} {call(it)}{at(it.where)}"
+    return f"last seen {_STATE_WORDS.get(it.state, 'calling')} {call(it)}{at(it.where)}"
 
 
 def last_call(spans: Iterable[Span], rank: int) -> Span | None:
-    """The latest call of a rank."""
-    mine = (s for s in spans if s.rank == rank and s.op not in COMPUTATION)
-    return max(mine, key=lambda s: s.seq, default=None)
+    """Return the latest call of a rank."""
+    calls = (s for s in spans if s.rank == rank and s.op not in COMPUTATION)
+    return max(calls, key=lambda s: s.seq, default=None)
 
 
-#: What a rank has lost whose log ends within a line.
+#: Reason for missing calls if a rank's log ends within a line.
 CUT = "calls whose line in the log is cut off"
 
-#: What is said of a process that hung, and of no other.
+#: Marks the end of a process that hung.
 SILENT = "missed heartbeats"
 
-#: What to do about one.
+#: Remedy for a process that hung.
 STOPPED = (
     "Look for what stopped it: SIGSTOP, a debugger, or swapping for want of memory; a process that "
     "computes, however long, sends heartbeats. If it may be stopped for so long, give dk.Cluster a "
@@ -188,7 +188,7 @@ STOPPED = (
 
 
 def silence(seconds: float) -> str:
-    """That a process hung, in a sentence.
+    """Return that a process hung, as part of a sentence.
 
     >>> silence(30.0)
     'missed heartbeats for 30 s and was killed'
@@ -196,26 +196,27 @@ def silence(seconds: float) -> str:
     return f"{SILENT} for {seconds:g} s and was killed"
 
 
-# -- what fits together -------------------------------------------------------------
+# -- matching calls -----------------------------------------------------------------
 
-#: Each rank may send as much as it likes.
+#: Operations whose sizes may differ between ranks.
 UNEQUAL = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}
 
 
 def share(it: Event | Span) -> int:
-    """The size that must be equal on all ranks: bytes; of a scatter each rank's share.
+    """Return the size that must be equal on all ranks, in bytes.
 
-    Of a sparse tensor it is the elements, stored or not: each rank may hold as many as it likes.
+    For a scatter and for sparse tensors, whose number of stored elements may differ, it is the
+    number of elements of the shape.
     """
-    whole = it.op is Op.SCATTER or it.dtype.startswith(SPARSE)
-    return math.prod(it.shape) if whole else it.nbytes
+    by_shape = it.op is Op.SCATTER or it.dtype.startswith(SPARSE)
+    return math.prod(it.shape) if by_shape else it.nbytes
 
 
 def difference(one: Event | Span, other: Event | Span) -> str:
-    """In what two ranks' calls of one collective contradict each other; "" if in nothing.
+    """Return the aspect in which two ranks' calls of one collective differ; "" if they agree.
 
-    That is "op", "members" (of a new group), "root", "dtype", "size" or "reduction": what hangs the
-    ranks comes before what is only silently wrong.
+    It is "op", "members" (of a new group), "root", "dtype", "size" or "reduction": aspects that
+    cause hangs come before those that only produce wrong values.
 
     >>> from distkit.events import State
     >>> one, other = (
@@ -242,5 +243,5 @@ def difference(one: Event | Span, other: Event | Span) -> str:
 
 
 def never_meet(one: Event | Span, other: Event | Span) -> bool:
-    """True if they wait in vain for each other; another reduction is only silently wrong."""
+    """Return whether two calls never match; a different reduction only produces wrong values."""
     return difference(one, other) not in ("", "reduction")

@@ -1,13 +1,13 @@
-"""A trace in Chrome's Trace Event Format: opens in https://ui.perfetto.dev and chrome://tracing.
+"""Export to Chrome's Trace Event Format, for https://ui.perfetto.dev and chrome://tracing.
 
-A process per rank; threads for communication and for marked computation, several where
-operations overlap without nesting, which the format cannot hold in one. A complete slice
-("X") per operation, a begin ("B") without an end per unfinished one, and flow arrows
-("s", "t", "f") from each send to its receive and through the members of each collective.
+There is one process per rank, with threads for communication and for marked computation; there
+are several of a kind if operations overlap without nesting, which one thread cannot hold. Each
+operation is a complete slice ("X"), or a begin ("B") without end if it is unfinished. Flow arrows
+("s", "t", "f") lead from each send to its receive and through the calls of each collective.
 
 Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
-flow_tracker.cc), which binds a flow event to the innermost slice around its time, and takes
-those of one id, category and name for one arrow.
+flow_tracker.cc), which binds a flow event to the innermost slice around its time, and treats flow
+events of the same id, category and name as one arrow.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from distkit.trace.file import finite
 from distkit.trace.log import EventLog
 
 Json = dict[str, Any]
-#: An operation: its rank and its number there.
+#: An operation: rank and seq.
 Key = tuple[int, int]
 
-#: Threads of one process: its marks begin at 0, its communication at _COMMUNICATION.
+#: Thread ids per process; marks start at 0, communication at _COMMUNICATION.
 _THREADS, _COMMUNICATION = 1000, 500
-#: A receive's last microsecond is a slice of its own: the arrow ends where the message came.
+#: Duration of the slice at the end of a receive in which the arrow ends [µs].
 _ARRIVAL = 1.0
 
 
@@ -39,7 +39,7 @@ def to_chrome(trace: EventLog, path: str | Path) -> Path:
     """Write a trace as Chrome trace JSON, gzipped if the name ends in ``.gz``.
 
     Args:
-        trace: the trace; its first event is time 0.
+        trace: the trace; its first event has time 0.
         path: the file to write.
 
     Returns:
@@ -60,11 +60,11 @@ def to_chrome(trace: EventLog, path: str | Path) -> Path:
 
 
 def chrome(trace: EventLog) -> Json:
-    """The trace as the JSON object of the format."""
+    """Return the trace as the format's JSON object."""
     threads = {**_threads(trace, marks=True), **_threads(trace, marks=False)}
     slices = {(s.rank, s.seq): _slice(s, trace, threads[s.rank, s.seq]) for s in trace.spans}
     events = [*slices.values(), *_arrows(trace, slices)]
-    # slices come before the flow events of the same time, which bind to them
+    # slices precede flow events of the same time, which bind to them
     events.sort(key=lambda e: (e["ts"], e["ph"] not in "XB", -e.get("dur", math.inf)))
     return {
         "displayTimeUnit": "ms",
@@ -77,7 +77,7 @@ def chrome(trace: EventLog) -> Json:
 
 
 def _threads(trace: EventLog, *, marks: bool) -> dict[Key, int]:
-    """A thread for every operation, so that those of one thread nest or do not overlap."""
+    """Assign operations to threads, in which they nest or do not overlap."""
     found: dict[Key, int] = {}
     busy: dict[int, list[list[float]]] = defaultdict(list)  # per thread: the ends of open slices
     for s in sorted(trace.spans, key=lambda s: (s.start, -_end(s))):
@@ -114,12 +114,12 @@ def _names(trace: EventLog, threads: dict[Key, int]) -> Iterator[Json]:
         yield _meta(rank, thread, "thread_sort_index", sort_index=order)
 
 
-def _meta(rank: int, thread: int, what: str, **args: Any) -> Json:
-    return {"ph": "M", "name": what, **_place(rank, thread), "args": args}
+def _meta(rank: int, thread: int, kind: str, **args: Any) -> Json:
+    return {"ph": "M", "name": kind, **_ids(rank, thread), "args": args}
 
 
-def _place(rank: int, thread: int) -> Json:
-    """Numbers from 1 on, and threads unique across processes: 0 is special in some viewers."""
+def _ids(rank: int, thread: int) -> Json:
+    """Return ids from 1 on, with threads unique across processes; 0 is special in some viewers."""
     return {"pid": rank + 1, "tid": (rank + 1) * _THREADS + thread}
 
 
@@ -129,7 +129,7 @@ def _place(rank: int, thread: int) -> Json:
 def _slice(span: Span, trace: EventLog, thread: int) -> Json:
     start = _ns(span.start, trace)
     name = span.label or "computation" if span.op is Op.MARK else str(span.op)
-    event = {"name": name, "cat": _category(span), **_place(span.rank, thread), "ts": start / 1e3}
+    event = {"name": name, "cat": _category(span), **_ids(span.rank, thread), "ts": start / 1e3}
     if span.end is None:
         return {**event, "ph": "B", "args": _args(span)}
     return {**event, "ph": "X", "dur": (_ns(span.end, trace) - start) / 1e3, "args": _args(span)}
@@ -174,10 +174,10 @@ def _values(s: Summary | None) -> Json | None:
 
 
 def _arrows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
-    """Arrows from each send to its receive, and through the members of each collective.
+    """Yield the arrows from each send to its receive, and through the calls of each collective.
 
-    Not where a message came before it was sent: clocks of two hosts differ, and an arrow that ends
-    before it starts is an error of the format.
+    Messages that seem to arrive before they were sent, because clocks differ, have no arrow: one
+    that ends before it starts is invalid in the format.
     """
     numbers = count(1)
     for m in trace.messages:
@@ -198,9 +198,9 @@ def _arrows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
 
 
 def _arrival(m: Message, recv: Json) -> Json:
-    """The last moment of a receive, as a slice of its own within it.
+    """Return a slice within a receive, at its end.
 
-    Perfetto lets an arrow run from the slice that starts first to the other one, and a
+    Perfetto draws an arrow from the slice that starts first to the other one, and a
     receive is often called before its send.
     """
     dur = min(recv["dur"], _ARRIVAL)

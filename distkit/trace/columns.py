@@ -1,7 +1,7 @@
-"""The events of a trace in columns: an array per fact, for traces of a million events.
+"""The events of a trace in columns: one array per field, for traces of a million events.
 
-What many events have in common, their look, is told once. :class:`Table` is a sequence of
-events too: they are made when somebody asks for them.
+Fields that many events share, their *look*, are stored once. :class:`Table` is also a sequence of
+events, which are created on demand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Bools = NDArray[np.bool_]
 
 
 class Look(NamedTuple):
-    """The fields that many events share; see :class:`~distkit.events.Event`."""
+    """Fields shared by many events; see :class:`~distkit.events.Event`."""
 
     op: Op
     state: State
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its attributes in words."""
+        """The attributes as display text."""
         return label_of(self)
 
 
@@ -46,15 +46,15 @@ _facts = attrgetter(*Look._fields)
 
 
 class Table(Sequence[Event]):
-    """The events of a trace, in the order of time.
+    """The events of a trace, in time order.
 
     Args:
         rank, seq: of each event.
-        look: an index of ``looks`` for each event.
+        look: index into ``looks`` of each event.
         time: of each event [s].
-        looks: what there is to be looked like.
-        match: ``{event: match}`` of those that have one.
-        summary: ``{event: summary}`` of those that have values.
+        looks: the distinct combinations of the shared fields.
+        match: ``{event index: match}`` of the events with a match.
+        summary: ``{event index: summary}`` of the events with values.
 
     >>> t = Table.of([Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1)])
     >>> t.time.tolist(), t[0].peer
@@ -76,7 +76,7 @@ class Table(Sequence[Event]):
 
     @classmethod
     def of(cls, events: Sequence[Event], before: Table | None = None) -> Table:
-        """The table of some events in the order of time, behind those of another table."""
+        """Return a table of events in time order, appended to those of another table."""
         none = np.zeros(0, np.int64)
         old = before or cls(none, none, none, np.zeros(0), [], {}, {})
         codes: dict[tuple[Any, ...], int] = {look: n for n, look in enumerate(old.looks)}
@@ -94,11 +94,11 @@ class Table(Sequence[Event]):
         )
 
     def each(self, fact: Iterable[Any]) -> NDArray[Any]:
-        """A fact of each look as a fact of each event."""
+        """Expand one value per look to one value per event."""
         return np.array([*fact] or [0])[self.look]
 
     def part(self, chosen: NDArray[np.bool_]) -> Table:
-        """The chosen events alone."""
+        """Return a table of the chosen events."""
         place = np.cumsum(chosen) - 1
         return Table(
             self.rank[chosen],

@@ -1,9 +1,9 @@
-"""Saved traces: gzipped JSON lines, so that opening a file runs nothing.
+"""Saved traces: gzipped JSON lines, so that loading a file executes no code.
 
-The first line is a header with the format's version, the number of events and what is known of
-the run, each further line an object with a column of :class:`distkit.trace.columns.Table`:
-``rank``, ``seq``, ``look`` and ``time`` have an element per event, ``looks`` what they look like,
-``match`` and ``summary`` what some of them have besides. msgspec checks each field as it reads it.
+The first line is a header with the format's version, the number of events and the metadata of the
+run. Each further line is an object with a column of :class:`distkit.trace.columns.Table`:
+``rank``, ``seq``, ``look`` and ``time`` have one element per event, ``looks`` contains the shared
+fields, ``match`` and ``summary`` optional fields by event. msgspec validates each field.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from distkit.trace.columns import Look, Table
 from distkit.trace.info import Count, Number, Rank, RunInfo, Whole
 from distkit.trace.log import EventLog, Log
 
-#: Format of saved traces. A reader refuses other versions than its own.
+#: Format of saved traces. A reader rejects other versions.
 FORMAT, VERSION = "distkit-trace", 3
 
-#: Unpacked, a file has no more bytes than this.
-MOST_BYTES = 2**30
+#: Maximum size of an unpacked file [bytes].
+MAX_BYTES = 2**30
 
 _GZIP = b"\x1f\x8b"
 
@@ -47,12 +47,12 @@ def load(path: Path, kind: type[Log]) -> Log:
     """Read a saved trace.
 
     Args:
-        path: of the file.
-        kind: what to make of its events.
+        path: the file.
+        kind: the class of the result.
 
     Raises:
         TraceFileError: not a trace, corrupt, truncated, or of another version.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
     try:
         first, *columns = unpacked(path).splitlines() or [bytearray()]
@@ -73,37 +73,37 @@ def load(path: Path, kind: type[Log]) -> Log:
 
 
 def checked(trace: Log) -> Log:
-    """The trace as a saved one would be loaded.
+    """Return the trace as it would be loaded after saving.
 
     Raises:
-        ValueError: a saved trace may not hold the same.
+        ValueError: the trace is invalid in a file.
     """
     head, *columns = _encoded(trace)
     return type(trace).of(_table(columns), msgspec.json.decode(head, type=_Head).meta)
 
 
 def is_ours(path: Path) -> bool:
-    """True if a file begins as :func:`save` writes it, gzipped or not."""
+    """Return whether a file begins like one written by :func:`save`, gzipped or not."""
     return f'"{FORMAT}"'.encode() in unpacked(path, 256)
 
 
-# -- bytes, gzipped or not: a small file can unpack to a huge one ------------------------------
+# -- bytes, gzipped or not; bounded, since a small file can unpack to a huge one ----------------
 
 
 def unpacked(path: Path, size: int | None = None) -> bytearray:
-    """The bytes of a file, or the first ``size`` of them.
+    """Return the unpacked content of a file, or its first ``size`` bytes.
 
     Raises:
-        TraceFileError: it is damaged, or has more than :data:`MOST_BYTES`.
-        OSError: it cannot be read.
+        TraceFileError: the file is damaged, or has more than :data:`MAX_BYTES`.
+        OSError: the file cannot be read.
     """
-    content, end = bytearray(), MOST_BYTES + 1 if size is None else size
+    content, end = bytearray(), MAX_BYTES + 1 if size is None else size
     with _opened(path) as file:
         while part := file.read(min(end - len(content), 2**20)):
             content += part
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise TraceFileError(
-            f"{path}: unpacked, it has more than {MOST_BYTES:,} bytes. Record fewer steps."
+            f"{path}: unpacked, it has more than {MAX_BYTES:,} bytes. Record fewer steps."
         )
     return content
 
@@ -154,10 +154,10 @@ def _head(line: bytearray, path: Path) -> _Head:
 # -- columns ----------------------------------------------------------------------
 
 _Fact = None | bool | Whole | Number | str
-#: NaN and infinity are strings, which float() reads back: JSON has no number for them.
-_Odd = float | Literal["nan", "inf", "-inf"]
-_Values = Annotated[list[_Odd], Meta(max_length=65_536)]
-_Summary = tuple[Count, _Values, _Odd, _Odd, _Odd, Count, bool]
+#: NaN and infinity are strings that float() parses, as JSON has no number for them.
+_JsonFloat = float | Literal["nan", "inf", "-inf"]
+_Values = Annotated[list[_JsonFloat], Meta(max_length=65_536)]
+_Summary = tuple[Count, _Values, _JsonFloat, _JsonFloat, _JsonFloat, Count, bool]
 
 
 class _Columns(TypedDict, total=False):
@@ -171,12 +171,12 @@ class _Columns(TypedDict, total=False):
 
 
 _NUMBERS = "version step steps ranks clock dropped staleness backup memory wait_for"
-_WORDS = (
+_TEXTS = (
     "checksum caller waits_at device label mode method optimizer reduction function watched name"
 )
-#: The attributes that are computed with, or looked up.
-_Known = msgspec.defstruct(
-    "_Known",
+#: The attributes whose types are validated, because distkit computes with them.
+_KnownAttributes = msgspec.defstruct(
+    "_KnownAttributes",
     [
         ("key", Whole | str, ""),
         ("keys", list[Whole | str], []),
@@ -186,13 +186,13 @@ _Known = msgspec.defstruct(
         ("stack", list[str], []),
         ("device_seconds", Number, 0.0),
         *((name, Count, 0) for name in _NUMBERS.split()),
-        *((name, str, "") for name in _WORDS.split()),
+        *((name, str, "") for name in _TEXTS.split()),
     ],
 )
 
 
 def _attributes(_: type, found: Any) -> Attributes:
-    msgspec.convert(found, _Known)
+    msgspec.convert(found, _KnownAttributes)
     return Attributes(msgspec.convert(found, dict[str, _Fact | tuple[_Fact, ...]]))
 
 
@@ -200,7 +200,7 @@ _columns = msgspec.json.Decoder(_Columns, dec_hook=_attributes)
 
 
 def _encoded(trace: EventLog) -> Iterator[bytes]:
-    """The lines of a file."""
+    """Yield the lines of a file."""
     table = trace.table
     yield msgspec.json.encode(
         _Head(format=FORMAT, version=VERSION, events=len(trace), meta=trace.info)
@@ -221,14 +221,14 @@ def _table(lines: Iterable[bytes | bytearray]) -> Table:
         for column in (found.get("rank", []), found.get("seq", []), found.get("look", []))
     )
     time = np.array(found.get("time", []), np.float64)
-    n = min(map(len, (rank, seq, look, time)))  # if that is too few, the header tells
+    n = min(map(len, (rank, seq, look, time)))  # ``load`` compares it with the header
     looks = found.get("looks", [])
     if n and look[:n].max() >= len(looks):
         raise ValueError("field look: an event refers to a template that is not in the file")
     if (np.diff(time) < 0).any():
         raise ValueError("field time: the events are not in order")
     match = dict(found.get("match", []))
-    summary = {one[0]: _summary(one) for one in found.get("summary", [])}
+    summary = {entry[0]: _summary(entry) for entry in found.get("summary", [])}
     if not all(i < n for i in (*match, *summary)):
         raise ValueError("field match or summary: it refers to an event that is not in the file")
     return Table(rank[:n], seq[:n], look[:n], time[:n], looks, match, summary)
@@ -240,7 +240,7 @@ def _summary(found: _Summary) -> Summary:
 
 
 def finite(x: float) -> float | str:
-    """NaN and infinity as strings, which float() reads back: JSON has no number for them."""
+    """Return NaN and infinity as strings that float() parses, as JSON has no number for them."""
     return x if math.isfinite(x) else str(x)
 
 

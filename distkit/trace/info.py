@@ -1,4 +1,4 @@
-"""Facts of a run besides its events. Pure data; msgspec reads, checks and writes it."""
+"""Metadata of a run. Pure data; msgspec reads, validates and writes it."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-#: A trace has fewer ranks than this; ten times as many as the largest simulations.
-MOST_RANKS = 100_000
-#: Whole numbers are smaller than this: JSON and numpy agree on them.
-LARGEST = 2**53
-#: The operations of each process in a rank's place are numbered from a multiple of this.
-APART = 1 << 32
+#: Upper bound of ranks in a trace; ten times the size of the largest simulations.
+MAX_RANKS = 100_000
+#: Upper bound of integers, which JSON and numpy represent exactly.
+MAX_INTEGER = 2**53
+#: Each process that replaces a rank numbers its operations from a multiple of this.
+SEQ_STRIDE = 1 << 32
 
-Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
-Whole = Annotated[int, Meta(gt=-LARGEST, lt=LARGEST)]
-Number = Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]
+Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+Count = Annotated[int, Meta(ge=0, lt=MAX_INTEGER)]
+Whole = Annotated[int, Meta(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
+Number = Annotated[float, Meta(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
 
 
 class RankInfo(Struct, frozen=True, omit_defaults=True):
     """One process of a run.
 
     Args:
-        name: as views and messages call it: "rank 3", "server 0".
+        name: its name in views and messages: "rank 3", "server 0".
         role: "rank", "worker", "server" or "scheduler".
         host: the name of its machine.
-        pid: of its process there; of an NCCL log without pids, the file.
-        device: where its tensors are.
-        file: in which another program recorded it.
+        pid: its process id; the file for an NCCL log without pids.
+        device: the device of its tensors.
+        file: the file in which another program recorded it.
     """
 
     name: str = ""
@@ -44,10 +44,10 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
 
     Args:
         how: "returned", "raised", "died", or "released" by others' failure or an interrupt; or
-            "elsewhere", not in a call, when the trace ends.
+            "elsewhere": not in a call when the trace ends.
         text: the exception, or the cause of the death.
         where: the user's ``file:line``.
-        time: of the end [s], where it is known.
+        time: of the end [s], if known.
     """
 
     how: Literal["returned", "raised", "died", "released", "elsewhere"]
@@ -57,12 +57,12 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_failure(self) -> bool:
-        """True if something took the rank out of its program."""
+        """Whether the rank was prevented from finishing its program."""
         return self.how not in ("returned", "elsewhere")
 
 
 class Replacement(Struct, frozen=True):
-    """A process that ended and was replaced: at this time [s]."""
+    """A process that ended and was replaced, with the time [s]."""
 
     node: Rank
     name: str
@@ -71,11 +71,11 @@ class Replacement(Struct, frozen=True):
 
 
 class ClockOffset(Struct, frozen=True, omit_defaults=True):
-    """How far a host's clock was ahead of the trace's [s].
+    """Offset of a host's clock from the trace's [s].
 
     Args:
-        ahead: by this much.
-        error: the times of the host are wrong by at most this; None if only wall clocks tell.
+        ahead: the offset, positive if the host's clock is ahead.
+        error: largest error of the host's times; None if only wall clocks were compared.
     """
 
     ahead: Number
@@ -83,7 +83,7 @@ class ClockOffset(Struct, frozen=True, omit_defaults=True):
 
 
 class Limit(Struct, frozen=True, omit_defaults=True):
-    """What a record cannot tell, and what to do about it; ``calls`` that it has lost."""
+    """A limit of the record, its remedy, and the number of ``calls`` lost."""
 
     text: str
     remedy: str
@@ -91,7 +91,7 @@ class Limit(Struct, frozen=True, omit_defaults=True):
 
 
 class Raising(Struct, frozen=True):
-    """An exception that propagates on a rank, from its operation ``seq`` on."""
+    """An exception that propagates on a rank since its operation ``seq``."""
 
     seq: Whole
     text: str
@@ -99,7 +99,7 @@ class Raising(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True, array_like=True):
-    """The operations ``seqs`` that a rank waits in, since when and until when at least [s]."""
+    """The operations ``seqs`` that a rank waits in, from ``since`` to at least ``until`` [s]."""
 
     seqs: tuple[Whole, ...]
     since: Number
@@ -107,7 +107,7 @@ class Wait(Struct, frozen=True, array_like=True):
 
 
 class Terms(Struct, frozen=True, omit_defaults=True):
-    """The terms of a parameter server: its mode, bound of staleness, and backup workers."""
+    """The consistency model of a parameter server: mode, staleness bound, and backup workers."""
 
     mode: str = ""
     staleness: Count | None = None
@@ -115,38 +115,38 @@ class Terms(Struct, frozen=True, omit_defaults=True):
 
 
 class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Facts of a run besides its events.
+    """Metadata of a run.
 
     Args:
-        name: of the run.
-        world_size: the number of ranks; 0 if it is not known.
+        name: the name of the run.
+        world_size: the number of ranks; 0 if unknown.
         groups: the ranks of each process group.
-        ends: of the ranks that have ended.
-        until: when the trace ends [s].
-        raising: the exception that propagates on a rank.
-        unreduced: the parameters whose gradients no rank reduced.
-        unused: the parameters that had no gradient.
-        unwaited: the operations of each rank that nobody waited for.
-        backend: of ``torch.distributed``.
-        device: of all ranks.
-        simulated: True if no process ran.
-        seed: from which the ranks' random numbers were derived.
-        terms: of the parameter server.
-        seconds: how long the run took.
-        interrupted: True if somebody ended it.
-        ranks: the processes, servers and the scheduler among them.
-        dropped: events that the bounded buffers lost, of each rank or the notebook.
-        without_values: operations of each rank whose values cost too much to look at.
-        threads: the groups whose collectives several threads of a rank call.
-        unseen: how often each rank did what is not recorded, or is not judged.
-        limits: what the record cannot tell, of "matching" or "completions" for instance.
+        ends: how each rank ended.
+        until: the end of the trace [s].
+        raising: the exception that propagates on each rank.
+        unreduced: the parameters whose gradients were not reduced.
+        unused: the modules whose result the backward pass did not use.
+        unwaited: the operations of each rank that were never waited for.
+        backend: the backend of ``torch.distributed``.
+        device: the device type of all ranks.
+        simulated: whether the run was simulated.
+        seed: the seed of the ranks' random numbers.
+        terms: the consistency model of the parameter server.
+        seconds: the duration of the run.
+        interrupted: whether the user interrupted it.
+        ranks: the processes, including servers and the scheduler.
+        dropped: number of events dropped by the bounded buffers, by rank or notebook.
+        without_values: number of operations whose values were too expensive to record.
+        threads: the groups on which several threads of a rank call collectives.
+        unseen: number of records missing or not checked, by rank and reason.
+        limits: the limits of the record, by topic, such as "matching" or "completions".
         replaced: the processes that were replaced.
-        sources: the texts of the program's files.
-        stopped: the signals by which processes are stopped.
-        silent_since: when such a process last sent a heartbeat [s].
-        waits: what a rank waits in that may still run.
-        clocks: of the hosts, where there are several.
-        clocks_disagree: why they could not be aligned.
+        sources: the source text of the program's files.
+        stopped: the signal by which each stopped process was stopped.
+        silent_since: the time of a stopped process's last heartbeat [s].
+        waits: the waits of ranks that may still run.
+        clocks: the clock offsets of the hosts, if there are several.
+        clocks_disagree: the reason why the clocks could not be aligned.
 
     >>> info = RunInfo(world_size=2, ranks={0: RankInfo("rank 0", host="alpha")})
     >>> info.rank(0).host, info.rank(1).name
@@ -154,7 +154,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     name: str = ""
-    world_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
+    world_size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0
     groups: dict[str, list[Rank]] = {}
     ends: dict[Rank, RankEnd] = {}
     until: Number | None = None
@@ -184,10 +184,10 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     clocks_disagree: str = ""
 
     def rank(self, rank: int) -> RankInfo:
-        """Facts of a rank; its name at least."""
+        """Return the info of a rank; its name is always set."""
         known = self.ranks.get(rank, RankInfo())
         return known if known.name else structs.replace(known, name=f"rank {rank}")
 
     def died(self, rank: int) -> bool:
-        """True if the process of a rank died."""
+        """Return whether the process of a rank died."""
         return rank in self.ends and self.ends[rank].how == "died"

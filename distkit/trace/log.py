@@ -1,4 +1,4 @@
-"""The events of a run in the order of time, and what they add up to. Pure."""
+"""The events of a run in time order, and the operations and messages derived from them. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ K = TypeVar("K")
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by their keys, in the order in which they come.
+    """Group items by key, in order of first occurrence.
 
     >>> grouped([3, 1, 4, 1, 5], lambda n: n % 2)
     {1: [3, 1, 1, 5], 0: [4]}
@@ -36,10 +36,9 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 @dataclass(frozen=True)
 class EventLog(Sequence[Event]):
-    """An immutable sequence of events, with the operations and messages that they make up.
+    """Immutable sequence of events, with the operations and messages derived from them.
 
-    What needs only this takes an ``EventLog``; a :class:`~distkit.Trace` is one that can also
-    explain, save and draw itself. See there for the arguments.
+    :class:`~distkit.Trace` adds diagnosis, files and views; see there for the arguments.
     """
 
     events: Sequence[Event] = ()
@@ -52,11 +51,11 @@ class EventLog(Sequence[Event]):
 
     @classmethod
     def of(cls: type[Log], table: Table, info: RunInfo) -> Log:
-        """A trace whose events are made when somebody looks at them.
+        """Return a trace whose events are created on first access.
 
         Args:
-            table: the events in columns, in the order of time.
-            info: as above.
+            table: the events in columns, in time order.
+            info: metadata of the run.
         """
         trace = cls((), info)
         trace.__dict__.update(events=table, table=table)
@@ -85,12 +84,12 @@ class EventLog(Sequence[Event]):
 
     @property
     def dropped(self) -> int:
-        """The number of events that the bounded buffers had to drop."""
+        """The number of events that the bounded buffers dropped."""
         return sum(self.info.dropped.values())
 
     @cached_property
     def ranks(self) -> list[int]:
-        """The ranks of the run, sorted: those announced, and those seen in events."""
+        """The ranks of the run, sorted: those in ``info`` and those with events."""
         known = {*range(self.info.world_size), *self.info.ranks}
         return sorted(known.union(e.rank for e in self.events))
 
@@ -106,8 +105,8 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def table(self) -> Table:
-        """The events in columns: an array per fact."""
-        from distkit.trace.columns import Table  # numpy would delay the start of a cluster
+        """The events in columns: one array per field."""
+        from distkit.trace.columns import Table  # lazy: importing numpy delays a cluster's start
 
         return Table.of(self.events)
 
@@ -118,57 +117,56 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The operations and what belongs together, in columns."""
+        """The operations, messages and collectives in columns."""
         from distkit.trace.matching import Operations, Pairs
 
         return Pairs(Operations(self.table))
 
     @cached_property
     def spans(self) -> list[Span]:
-        """One entry per operation, in the order of their starts."""
+        """One entry per operation, in order of start."""
         return self.pairs.spans()
 
     @cached_property
     def matches(self) -> dict[tuple[int, int], str]:
-        """``(rank, seq)`` of each operation to the id of what it belongs to.
+        """The match id of each operation, by ``(rank, seq)``.
 
-        The two ends of a message share an id, as do the members of one
-        collective. Point-to-point calls match first in, first out, per sender, receiver,
-        group and tag; the n-th collective of a rank on a group belongs with the n-th of
-        every other member.
+        The two ends of a message share an id, as do the calls of one collective.
+        Point-to-point calls match first in, first out, per sender, receiver, group and tag;
+        the n-th collective of a rank on a group matches the n-th of every other member.
         """
         return self.pairs.matches()
 
     @cached_property
     def messages(self) -> list[Message]:
-        """One entry per point-to-point transfer, in the order of sending."""
+        """One entry per point-to-point transfer, in order of sending."""
         return self.pairs.messages()
 
     @cached_property
     def collectives(self) -> list[list[Span]]:
-        """One entry per collective: the calls of the ranks that took part."""
+        """One entry per collective: the calls of the participating ranks."""
         return self.together(s for s in self.spans if s.op in COLLECTIVES)
 
     def together(self, spans: Iterable[Span]) -> list[list[Span]]:
-        """Operations by what they belong to; what belongs to nothing is alone."""
+        """Group operations by their match; an unmatched operation forms its own group."""
         found = grouped(spans, lambda s: self.matches.get((s.rank, s.seq), (s.rank, s.seq)))
         return list(found.values())
 
     @property
     def hosts(self) -> dict[int, str]:
-        """The host of each rank, as far as it is known."""
+        """The host of each rank, if known."""
         return hosts.hosts_of(self.info)
 
     @cached_property
     def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``{(from, to): (messages, bytes)}`` of the point-to-point messages, by host.
 
-        A collective of the backend's own is none: how its bytes went is not recorded.
+        Collectives are not included: the backend's transfers are not recorded.
         """
         return hosts.traffic(self.hosts, self.pairs.sums())
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """One row per event; see :class:`Event` for the columns. Needs pandas."""
+        """Return one row per event; see :class:`Event` for the columns. Needs pandas."""
         import pandas as pd
 
         columns = [

@@ -1,8 +1,8 @@
-"""Operations from events, and what belongs together, in columns: an array per fact. Pure.
+"""Matching: builds operations from events, and pairs them, in columns (one array per field). Pure.
 
-Every rule of the two is here, and nowhere else. Spans, matches and messages are rows of these
-columns, made on demand; views of whole traces read the columns. Events may come in batches, each
-rank's in the order of time and the ranks in any order: the columns depend on neither.
+All matching rules are in this module. Spans, matches and messages are rows of these columns,
+created on demand; views of whole traces read the columns. Events may come in batches, in time order
+per rank and with ranks in any order; the result does not depend on either.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from distkit.events import (
 from distkit.trace.calls import Channel, channel_of
 from distkit.trace.columns import Bools, Floats, Ints, Look, Table
 
-#: The values of an operation's tensor before and after it.
+#: Summaries of an operation's tensor before and after it.
 Values = tuple[Summary | None, Summary | None]
 
 
 class Operations:
     """The operations of a trace, sorted by rank and number.
 
-    ``rank``, ``seq``, ``start`` and ``end`` [s] (NaN: not ended), ``blocked`` (since when its rank
-    waited in it for long [s], NaN: it did not), ``nbytes``, ``look`` (an index of ``looks``) and
-    ``match`` (-1, or the number of what it belongs to) have one element per operation, ``begin``
-    and ``last`` the numbers of its first and last event. Matches below ``named`` have the id that
-    the transport gave them.
+    These arrays have one element per operation: ``rank``, ``seq``, ``start`` and ``end`` [s] (NaN:
+    not ended), ``blocked`` (start of a long wait in it [s], NaN: none), ``nbytes``, ``look`` (index
+    into ``looks``), ``match`` (number of its match, -1: none), ``begin`` and ``last`` (indices of
+    its first and last event). Matches below ``named`` have an id given by the transport.
 
     Args:
         table: the events.
@@ -72,7 +71,7 @@ class Operations:
         self.start: Floats = time[self._begun]
         nbytes = table.each(look.nbytes for look in table.looks)[order]
         self.nbytes: Ints = np.maximum.reduceat(nbytes, heads) if len(heads) else nbytes
-        self._describe()
+        self._combine_looks()
         self._match()
         states = [look.state for look in self.looks]
         self.scheduled = self.each(s is State.SCHEDULED for s in states).astype(bool)
@@ -83,45 +82,45 @@ class Operations:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def _describe(self) -> None:
-        """How an operation looks, from its first event and its last."""
+    def _combine_looks(self) -> None:
+        """Combine the looks of each operation's first and last event."""
         looks, (first, last) = self._table.looks, self._table.look[[self.begin, self.last]]
         sizes, size = np.unique(self.nbytes, return_inverse=True)
         key = (first * len(looks) + last) * len(sizes) + size
-        _, one, code = np.unique(key, return_index=True, return_inverse=True)
-        alike = zip(first[one].tolist(), last[one].tolist(), self.nbytes[one].tolist(), strict=True)
+        _, index, code = np.unique(key, return_index=True, return_inverse=True)
+        parts = zip(*(a[index].tolist() for a in (first, last, self.nbytes)), strict=True)
         found: dict[Look, int] = {}
-        names = [
-            found.setdefault(_join(looks[a], looks[b], size), len(found)) for a, b, size in alike
+        numbers = [
+            found.setdefault(_join(looks[a], looks[b], size), len(found)) for a, b, size in parts
         ]
-        self.look, self.looks = np.array(names, np.int64)[code], [*found]
+        self.look, self.looks = np.array(numbers, np.int64)[code], [*found]
 
     def _match(self) -> None:
-        """Number the matches: those that have an id, then those that are counted."""
+        """Number the matches: first those with an id, then those matched by order."""
         ids: dict[str, int] = {}
         number = np.full(len(self._table), -1)
-        told = {i: match for i, match in self._table.match.items() if match}
-        number[[*told]] = [ids.setdefault(match, len(ids)) for match in told.values()]
+        ids_given = {i: match for i, match in self._table.match.items() if match}
+        number[[*ids_given]] = [ids.setdefault(match, len(ids)) for match in ids_given.values()]
         first, last = number[[self.begin, self.last]]
         self.match = np.where(first < 0, last, first)
         self.named, self._ids = len(ids), [*ids]
         counted = self.each(
             k.op in COLLECTIVES or (k.op in P2P and k.peer is not None) for k in self.looks
         )
-        mine = np.flatnonzero((self.match < 0) & counted.astype(bool))
-        channel, side = self._sides(mine)
-        before = nth(channel * (int(side.max(initial=0)) + 1) + side)
+        unmatched = np.flatnonzero((self.match < 0) & counted.astype(bool))
+        channel, side = self._channels_of(unmatched)
+        before = occurrence(channel * (int(side.max(initial=0)) + 1) + side)
         keys, number = np.unique(channel * (len(self) + 1) + before, return_inverse=True)
-        self.match[mine] = self.named + number
+        self.match[unmatched] = self.named + number
         self._channel, self.place = np.divmod(
             np.append(np.zeros(self.named, np.int64), keys), len(self) + 1
         )
         self.match_count = len(self._channel)
 
-    def _sides(self, mine: Ints) -> tuple[Ints, Ints]:
-        """The channels of some operations, by their numbers, and their sides there."""
+    def _channels_of(self, some: Ints) -> tuple[Ints, Ints]:
+        """Return the channel numbers of some operations, and their sides of the channel."""
         kinds, kind = np.unique(
-            self.rank[mine] * len(self.looks) + self.look[mine], return_inverse=True
+            self.rank[some] * len(self.looks) + self.look[some], return_inverse=True
         )
         pairs = (divmod(k, len(self.looks)) for k in kinds.tolist())
         found = [channel_of(rank, self.looks[look]) for rank, look in pairs]
@@ -132,35 +131,35 @@ class Operations:
         return channel, side
 
     def match_id(self, match: int) -> str:
-        """The id of a match, by its number."""
+        """Return the id of a match, given its number."""
         if match < self.named:
             return self._ids[match]
         return f"{self._channels[self._channel[match]]}#{self.place[match]}"
 
     def each(self, fact: Iterable[Any]) -> NDArray[Any]:
-        """A fact of each look as a fact of each operation."""
+        """Expand one value per look to one value per operation."""
         return np.array([*fact] or [0])[self.look] if len(self) else np.zeros(0, np.int64)
 
     def among(self, ops: Iterable[Op]) -> Bools:
-        """True if each operation is one of these."""
+        """Return for each operation whether its kind is one of ``ops``."""
         some = frozenset(ops)
         return self.each(look.op in some for look in self.looks).astype(bool)
 
     @cached_property
     def mark(self) -> Bools:
-        """True if an operation is no communication."""
+        """Whether each operation is computation."""
         return self.among(COMPUTATION)
 
     @cached_property
     def order(self) -> Ints:
-        """The operations in the order of their starts."""
+        """The operations in order of their start."""
         found: Ints = np.lexsort((self.seq, self.rank, self.start))
         return found
 
     def values(self, some: Ints) -> list[Values]:
-        """The values of the tensors of some operations."""
+        """Return the values of some operations' tensors before and after them."""
         summary = self._table.summary.get
-        # the buffer of a receive may hold anything before
+        # the buffer of a receive is undefined before
         begin = np.where(self.among([Op.RECV]), -1, np.stack([self._begun, self.begin]))
         last = np.where(self.ended, self.last, -1)
         numbers = [*begin[:, some].tolist(), last[some].tolist()]
@@ -168,7 +167,7 @@ class Operations:
 
     @cached_property
     def rows(self) -> list[Span]:
-        """Each operation as an object."""
+        """The operations as spans."""
         columns = (self.rank, self.seq, self.look, self.start, _optional(self.end), self.match)
         ids = [*self._ids, *[None] * (self.match_count - self.named + 1)]  # -1: the last
         rows = zip(*(c.tolist() for c in columns), self.values(np.arange(len(self))), strict=True)
@@ -180,16 +179,16 @@ class Operations:
 
 
 class Pairs:
-    """The messages between operations, and which of these make up a collective.
+    """The messages between operations, and the operations of each collective.
 
-    ``tie`` has one element per operation: -1, or the number of its collective, of which there are
-    ``ties``. A message is an element of ``send`` and ``recv`` (operations, -1: none), ``sent`` and
-    ``received`` [s] (NaN: never), ``src`` and ``dst`` (ranks), ``nbytes``, ``about`` (the operation
-    that names it), ``begun`` (False: its ranks are paused before it) and ``p2p`` (False: it is a
-    request or a reply, which come last).
+    ``tie`` has one element per operation: the number of its collective (-1: none), out of ``ties``.
+    These arrays have one element per message: ``send`` and ``recv`` (operations, -1: none),
+    ``sent`` and ``received`` [s] (NaN: never), ``src`` and ``dst`` (ranks), ``nbytes``, ``about``
+    (the operation that describes it), ``begun`` (False: its ranks are paused before it) and ``p2p``
+    (False: a request or a reply; these come last).
 
     Args:
-        ops: what is to be paired.
+        ops: the operations to pair.
     """
 
     def __init__(self, ops: Operations) -> None:
@@ -218,11 +217,11 @@ class Pairs:
         self._measure()
 
     def _first(self, some: Iterable[Op]) -> Ints:
-        """The first of these operations in each match: what came twice counts once."""
-        mine = np.flatnonzero(self.ops.among(some) & (self.ops.match >= 0))
-        mine = mine[np.argsort(self.ops.start[mine], kind="stable")[::-1]]
+        """Return the first of these operations in each match; repetitions are ignored."""
+        matched = np.flatnonzero(self.ops.among(some) & (self.ops.match >= 0))
+        matched = matched[np.argsort(self.ops.start[matched], kind="stable")[::-1]]
         found = np.full(self.ops.match_count, -1)
-        found[self.ops.match[mine]] = mine
+        found[self.ops.match[matched]] = matched
         return found
 
     def _measure(self) -> None:
@@ -230,32 +229,32 @@ class Pairs:
         request = ops.among(REQUESTS)
         self.sent = np.where((send >= 0) & ~ops.scheduled[send], ops.start[send], np.nan)
         failed = ops.each(k.state is State.FAILED for k in ops.looks).astype(bool)
-        lost = (recv < 0) | (self.p2p & failed[recv])
-        self.received = np.where(lost, np.nan, ops.end[recv])
+        unreceived = (recv < 0) | (self.p2p & failed[recv])
+        self.received = np.where(unreceived, np.nan, ops.end[recv])
         asks = (send >= 0) & request[send]
         self.about = np.where((recv >= 0) & request[recv], recv, np.where(send >= 0, send, recv))
         self.back = ~self.p2p & (self.about == recv)
-        heavy = np.where(asks & (recv >= 0), recv, np.where(send >= 0, send, recv))
-        self.nbytes = ops.nbytes[heavy]
+        payload = np.where(asks & (recv >= 0), recv, np.where(send >= 0, send, recv))
+        self.nbytes = ops.nbytes[payload]
 
     def sums(self) -> list[tuple[int, int, int, int]]:
-        """Source, destination, number and bytes of what was sent from each rank to each."""
-        gone = ~np.isnan(self.sent)
-        src, dst = self.src[gone], self.dst[gone]
-        room = int(max(src.max(initial=0), dst.max(initial=0))) + 1
-        both, which = np.unique(src * room + dst, return_inverse=True)
-        sizes = np.bincount(which, weights=self.nbytes[gone], minlength=len(both))
-        parts = (both // room, both % room, np.bincount(which, minlength=len(both)), sizes)
+        """Return source, destination, number and bytes of the messages between each two ranks."""
+        is_sent = ~np.isnan(self.sent)
+        src, dst = self.src[is_sent], self.dst[is_sent]
+        base = int(max(src.max(initial=0), dst.max(initial=0))) + 1
+        both, which = np.unique(src * base + dst, return_inverse=True)
+        sizes = np.bincount(which, weights=self.nbytes[is_sent], minlength=len(both))
+        parts = (both // base, both % base, np.bincount(which, minlength=len(both)), sizes)
         return list(zip(*(part.astype(int).tolist() for part in parts), strict=True))
 
     # -- as objects ---------------------------------------------------------------
 
     def spans(self) -> list[Span]:
-        """The operations in the order of their starts."""
+        """Return the operations in order of their start."""
         return [self.ops.rows[i] for i in self.ops.order.tolist()]
 
     def matches(self) -> dict[tuple[int, int], str]:
-        """The id of what each operation belongs to, by its rank and number."""
+        """Return the match id of each operation, by ``(rank, seq)``."""
         ops = self.ops
         some = ops.match >= 0
         ids = [*map(ops.match_id, range(ops.match_count))]
@@ -263,9 +262,9 @@ class Pairs:
         return {(rank, seq): ids[match] for rank, seq, match in numbers}
 
     def messages(self) -> list[Message]:
-        """The messages in the order of sending; those never sent come last."""
+        """Return the messages in order of sending; those never sent come last."""
         ops, none = self.ops, len(self.ops)
-        place = np.full(none + 1, none)  # the last is for an end that is not there
+        place = np.full(none + 1, none)  # the last element stands for a missing end
         place[ops.order] = np.arange(none)
         first = np.minimum(place[self.send], place[self.recv])
         order = np.lexsort((first, ~self.p2p, np.nan_to_num(self.sent, nan=np.inf)))
@@ -294,7 +293,7 @@ class Pairs:
         ]
 
     def requests(self) -> list[tuple[Span, Span | None, Span | None]]:
-        """Each request with its arrival and the reply, as far as they are known, in order."""
+        """Return each request with its arrival and its reply, if known, in order of start."""
         rows: list[Any] = [*self.ops.rows, None]
         found = [[rows[i] for i in ends.tolist()] for ends in self._requests]
         return sorted(
@@ -303,7 +302,7 @@ class Pairs:
 
 
 def _join(first: Look, last: Look, nbytes: int) -> Look:
-    """How an operation looks with these events."""
+    """Return the look of an operation with these first and last events."""
     return Look(
         first.op,
         last.state,
@@ -318,10 +317,10 @@ def _join(first: Look, last: Look, nbytes: int) -> Look:
     )
 
 
-def nth(key: Ints) -> Ints:
-    """How many equal elements come before each.
+def occurrence(key: Ints) -> Ints:
+    """Return for each element the number of equal elements before it.
 
-    >>> nth(np.array([5, 7, 5, 5])).tolist()
+    >>> occurrence(np.array([5, 7, 5, 5])).tolist()
     [0, 0, 1, 2]
     """
     order = np.argsort(key, kind="stable")
@@ -333,7 +332,7 @@ def nth(key: Ints) -> Ints:
 
 
 def _optional(times: Floats) -> NDArray[Any]:
-    """Times as objects, with None in the place of NaN."""
+    """Return times as objects, with None for NaN."""
     found = times.astype(object)
     found[np.isnan(times)] = None
     return found

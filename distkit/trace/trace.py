@@ -1,6 +1,7 @@
-"""The trace of a run as learners have it: an event log that explains, saves and draws itself.
+"""The user's trace of a run: an event log with methods to diagnose, save and display it.
 
-It stands above diagnosis and views, which take an :class:`~distkit.trace.log.EventLog`.
+It imports diagnosis and views, which themselves depend only on
+:class:`~distkit.trace.log.EventLog`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Trace(EventLog):
     """The communication of the ranks of one run: an immutable sequence of events.
 
     Args:
-        events: in any order; they are kept sorted by time.
-        info: what is known of the run besides, a :class:`~distkit.trace.info.RunInfo`: its name,
-            ranks, groups, ends, sources, and what the record cannot tell.
+        events: in any order; the trace sorts them by time.
+        info: metadata of the run, a :class:`~distkit.trace.info.RunInfo`: its name, ranks,
+            groups, ends, sources, and the limits of the record.
 
     >>> from distkit.events import Event, Op, State
     >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -38,7 +39,7 @@ class Trace(EventLog):
         raise AttributeError(GONE["Trace.meta"])
 
     def diagnose(self) -> list[Finding]:
-        """The mistakes and their remedies: the most important first."""
+        """Return the mistakes found and their remedies, most important first."""
         from distkit.diagnosis.diagnose import diagnose
 
         return diagnose(self)
@@ -46,32 +47,33 @@ class Trace(EventLog):
     # -- files --------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write the trace as gzipped JSON lines: no pickle, so opening one runs nothing."""
+        """Write the trace as gzipped JSON lines; loading it executes no code."""
         from distkit.trace import file
 
         return file.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path | Sequence[str | Path]) -> Trace:
-        """Read a saved trace, or what another program has recorded. Needs no torch.
+        """Read a saved trace, or files recorded by another program. Does not import torch.
 
         PyTorch's flight-recorder dumps (JSON or pickle, of which only plain values are read)
-        and the Chrome traces of ``torch.profiler`` have a file per rank: give a list of them, or
-        their folder. The rank is what a file says, or a number in its name; ``info.ranks`` has
-        the file of each. Logs of NCCL (``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL``) are one
-        file of all ranks, or one per rank. Recorded steps of pipelines, as ByteDance's what-if
-        analysis publishes them, are one file. What a file is, its content decides, not its name.
-        What such files cannot tell, :meth:`diagnose` says.
+        and the Chrome traces of ``torch.profiler`` have one file per rank: pass a list of files or
+        their folder. The rank is read from the file's content, or else from a number in its name;
+        ``info.ranks`` contains the file of each. Logs of NCCL
+        (``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL``) are one file for all ranks, or one per
+        rank. Recorded steps of pipelines, as published with ByteDance's what-if analysis, are one
+        file. The format is detected from the content, not from the name. :meth:`diagnose` reports
+        what cannot be judged from such files.
 
-        A folder in which :func:`distkit_hosts.record` has recorded a run's ranks becomes one trace,
-        also while they run; of several runs it is the latest.
+        A folder written by :func:`distkit_hosts.record` is merged into one trace, even while the
+        ranks run; if it contains several runs, the latest is read.
 
         Args:
-            path: a file, several of one run, or a folder of them.
+            path: a file, several files of one run, or a folder.
 
         Raises:
-            TraceFileError: not a trace, corrupt, truncated, or of a newer version.
-            FileNotFoundError: there is no such file.
+            TraceFileError: not a trace, corrupt, truncated, or of another version.
+            FileNotFoundError: the file does not exist.
             IsADirectoryError: the folder is empty.
 
         Example:
@@ -83,7 +85,7 @@ class Trace(EventLog):
             return file.load(Path(path), cls)
         paths = [path] if isinstance(path, (str, Path)) else path
         foreign = companions.load("distkit_hosts.foreign")
-        trace: Trace = foreign.load([Path(one) for one in paths], cls)
+        trace: Trace = foreign.load([Path(file_path) for file_path in paths], cls)
         return trace
 
     def to_chrome(self, path: str | Path) -> Path:
@@ -93,7 +95,7 @@ class Trace(EventLog):
         return chrome.to_chrome(self, path)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write a stand-alone replay page: one file, no server, nothing loaded from elsewhere."""
+        """Write a self-contained replay page: one file that needs no server and no network."""
         from distkit.views.widget.page import to_html
 
         return to_html(self, path)

@@ -1,4 +1,4 @@
-"""Reads the marks of a watched training loop, see :mod:`distkit.recording.gradients`. Pure."""
+"""Reads the marks of a watched training loop; see :mod:`distkit.recording.gradients`. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from distkit.events import Event, Op, Span, Summary
 from distkit.trace.columns import Look
 from distkit.trace.log import EventLog, grouped
 
-#: A layer's values by rank.
+#: Values of a layer by rank.
 ByRank = dict[int, Summary]
 
 
 def is_note(it: Event | Look) -> bool:
-    """True if this is a note of ``watch_gradients``, drawn by its own view and by no other."""
+    """Return whether this is a mark of ``watch_gradients``, which only its own view shows."""
     return "watched" in it.attributes and it.op is Op.MARK
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a rank said at the end of a step; NaN for what it did not say."""
+class StepReport:
+    """The values that a rank passed to ``step``; NaN for missing ones."""
 
     loss: float
     lr: float
@@ -32,17 +32,17 @@ class Told:
 
 @dataclass
 class Step:
-    """One step of all ranks, as far as its values were looked at."""
+    """One step of all ranks, as far as its values were recorded."""
 
     before: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
     after: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
     alone: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, StepReport] = field(default_factory=dict)
 
 
 @dataclass
 class Training:
-    """A training loop: its steps from 0, its layers, the weights after 0, 1, 2 … steps."""
+    """A training loop: its steps (from 0), its layers, and the weights after 0, 1, 2 … steps."""
 
     steps: dict[int, Step] = field(default_factory=lambda: defaultdict(Step))
     layers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name to shape
@@ -57,21 +57,21 @@ class Training:
     named: tuple[str, ...] = ()
 
     def feed(self, rank: int, spans: Iterator[Span]) -> None:
-        """Take in one rank's marks, in order."""
+        """Process one rank's marks, in order."""
         n = 0
         for s in spans:
-            what, name = s.attributes.get("watched"), str(s.attributes.get("name", ""))
-            if what == "step" and s.after:
+            kind, name = s.attributes.get("watched"), str(s.attributes.get("name", ""))
+            if kind == "step" and s.after:
                 loss, lr, samples = (*s.after.values, *[float("nan")] * 3)[:3]
-                self.steps[n].told[rank] = Told(loss, lr, samples, s.end or s.start)
+                self.steps[n].told[rank] = StepReport(loss, lr, samples, s.end or s.start)
                 n += 1
-            elif what == "weights" and s.after:
+            elif kind == "weights" and s.after:
                 self.weights[n][rank] = str(s.attributes.get("checksum", "")), s.after
                 self.norms[n][rank] = tuple(s.attributes.get("norms", ()))
                 self.named = self.named or tuple(s.attributes.get("layers", ()))
-            elif what == "gradient":
+            elif kind == "gradient":
                 self._gradient(self.steps[n], rank, name, s)
-            elif what == "alone" and s.after:
+            elif kind == "alone" and s.after:
                 self.steps[n].alone[name][rank] = s.after
 
     def _gradient(self, step: Step, rank: int, name: str, s: Span) -> None:
@@ -84,7 +84,7 @@ class Training:
 
 
 def read(trace: EventLog) -> Training:
-    """The training loop of a trace; without steps if nobody watched one."""
+    """Return the training loop of a trace; it has no steps if none was recorded."""
     marks = (s for s in trace.spans if s.op is Op.MARK and (s.before or s.after))
     lanes = grouped(marks, lambda s: s.rank)
     training = Training()
@@ -95,16 +95,16 @@ def read(trace: EventLog) -> Training:
 
 
 def mean_loss(step: Step) -> float:
-    """The mean loss over the examples of all ranks."""
+    """Return the mean loss over the examples of all ranks."""
     shares = shares_of(step)
-    return sum(told.loss * shares[r] for r, told in step.told.items() if shares[r]) / (
+    return sum(report.loss * shares[r] for r, report in step.told.items() if shares[r]) / (
         len(shares) or math.nan
     )
 
 
 def shares_of(step: Step) -> dict[int, float]:
-    """The examples of each rank as a multiple of their mean, 1 where nobody told how many."""
-    samples = {r: told.samples for r, told in step.told.items()}
+    """Return each rank's number of examples relative to the mean; 1 if unknown."""
+    samples = {r: report.samples for r, report in step.told.items()}
     mean = sum(samples.values()) / (len(samples) or 1)
     return {r: n / mean if mean > 0 else 1.0 for r, n in samples.items()}
 
@@ -112,7 +112,7 @@ def shares_of(step: Step) -> dict[int, float]:
 def _in_order(
     layers: dict[str, tuple[int, ...]], lanes: dict[int, list[Span]]
 ) -> dict[str, tuple[int, ...]]:
-    """The model's own order, in which a step's gradients are completed; they begin backwards."""
+    """Sort layers in the model's order, in which the gradients' marks are completed."""
     done = sorted(
         (s.end, str(s.attributes.get("name", "")))
         for lane in lanes.values()

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import distkit as dk
 from distkit.cluster import Stepper
-from distkit.diagnosis.rank_state import Doing
+from distkit.diagnosis.rank_state import RankStatus
 from distkit.events import Op, State
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -102,7 +102,7 @@ def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
         stepper.moment.standings[1].where
     )
     stepper.next()
-    assert stepper.moment.standings[0].doing is Doing.BLOCKED
+    assert stepper.moment.standings[0].doing is RankStatus.BLOCKED
     assert stepper.next().finished
     assert stepper.finish().results == [6.0] * 3
 

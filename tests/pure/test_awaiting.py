@@ -13,12 +13,12 @@ from test_views_servers import Shop, shop
 
 from distkit.consistency import Asynchronous, Synchronous
 from distkit.diagnosis.diagnose import diagnose
-from distkit.diagnosis.rank_state import Doing, WaitForGraph
+from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Register, ended
 from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.recording import Asking, Step, _facts
-from distkit.trace.awaiting import Awaiting
+from distkit.trace.awaiting import PendingRequests
 from distkit.trace.calls import call, silence
 from distkit.trace.trace import Trace
 
@@ -90,9 +90,9 @@ def test_blocked_are_those_whom_the_server_does_not_answer(workers, rule, steps)
     for node, clock in waiting(run).items():
         s = board.standing(node)
         real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
-        assert s.doing is Doing.BLOCKED and set(s.waits_for) >= real - {node}
+        assert s.doing is RankStatus.BLOCKED and set(s.waits_for) >= real - {node}
         assert s.reason.startswith("server 0 waits for ")
-    blocked = {s.rank for s in board.standings if s.doing is Doing.BLOCKED}
+    blocked = {s.rank for s in board.standings if s.doing is RankStatus.BLOCKED}
     assert blocked == waiting(run).keys()
 
 
@@ -287,7 +287,7 @@ def test_why_a_worker_waits() -> None:
     board.feed(asked(1, 50, Op.PUSH, "scheduled"))
     assert str(board.standing(0)) == f"{said}is paused before push('w') at In[3]:7"
     board.feed(asked(1, 50, Op.PUSH, "scheduled", "started"))
-    assert board.standing(0).doing is Doing.RUNNING
+    assert board.standing(0).doing is RankStatus.RUNNING
 
 
 def test_calls_read_as_they_are_written() -> None:
@@ -312,4 +312,4 @@ def test_what_is_not_as_usual_is_told_at_registration() -> None:
 
 def test_nobody_waits_before_a_store_is_created() -> None:
     pull = asked(0, 1, Op.PULL, "started")[0]
-    assert Awaiting(2).whom(pull).workers == ()
+    assert PendingRequests(2).awaited_by(pull).workers == ()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import distkit as dk
 from distkit.events import Event, Op, State
-from distkit.recording.progress import MARKS, noted
+from distkit.recording.progress import MAX_MARKS, is_recorded
 from distkit.trace.trace import Trace
 from distkit_experiments import results
 from distkit_experiments.results import Record
@@ -189,9 +189,9 @@ def test_a_sweep_has_no_folder_any_more() -> None:
 
 @given(st.integers(1, 5000))
 def test_a_loop_leaves_few_marks_and_always_the_last(total: int) -> None:
-    told = [n for n in range(1, total + 1) if noted(n, total)]
+    told = [n for n in range(1, total + 1) if is_recorded(n, total)]
     assert told[0] == 1 and told[-1] == total
-    assert min(total, MARKS) <= len(told) <= MARKS + 1
+    assert min(total, MAX_MARKS) <= len(told) <= MAX_MARKS + 1
 
 
 # -- results ------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def test_what_entries_share_is_no_attack(tmp_path: Path) -> None:
 def test_what_a_file_unpacks_to_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[bytes], bytes]
 ) -> None:
-    monkeypatch.setattr(trace_file, "MOST_BYTES", 1000)
+    monkeypatch.setattr(trace_file, "MAX_BYTES", 1000)
     file = tmp_path / "rank_0"
     own = ring().save(tmp_path / "own.gz")
     for content in (json.dumps(dump()).encode() + b" " * 900, gzip.decompress(own.read_bytes())):

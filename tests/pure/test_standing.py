@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated import Simulation
 from test_diagnosis import Author
 
-from distkit.diagnosis.rank_state import Doing, WaitForGraph
+from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import Op
 
 
@@ -41,7 +41,7 @@ def test_blocked_are_exactly_those_who_wait(seed, n, cut):
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
     made = WaitForGraph(n, author.groups)
     made.feed(sim.live())
-    blocked = [s.rank for s in made.standings if s.doing is Doing.BLOCKED]
+    blocked = [s.rank for s in made.standings if s.doing is RankStatus.BLOCKED]
     assert made.stuck() == [] and set(blocked) <= set(sim.stuck)
     under_way = [p for p in sim.posted if p.met and not p.done]
     if not any(p.step.op is Op.RECV and p.step.peer is None for p in under_way):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import FOUND, FakeStepper, Found
 
-from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Op
 from distkit.views import Cockpit
 from distkit.views.cockpit.projection import in_a_circle, remarks, sentence
@@ -137,7 +137,7 @@ def test_the_bars_of_any_moment_are_in_the_timeline(choices):
     stepper = ring()
     for choice in choices:
         standings = stepper.moments[-1].standings
-        if any(s.doing is Doing.PAUSED and choice in (None, s.rank) for s in standings):
+        if any(s.doing is RankStatus.PAUSED and choice in (None, s.rank) for s in standings):
             stepper.next(choice)
     told, bars = snapshot(stepper), {bar["id"] for bar in project(stepper.trace)["bars"]}
     for rank in told["moment"]["ranks"]:
@@ -196,7 +196,9 @@ def test_remarks(error, findings, messages):
 
 
 def blocked(rank, *waits_for, op=Op.RECV, peer=0):
-    return RankState(rank, Doing.BLOCKED, op, 0, peer, where=f"a.py:{rank}", waits_for=waits_for)
+    return RankState(
+        rank, RankStatus.BLOCKED, op, 0, peer, where=f"a.py:{rank}", waits_for=waits_for
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,9 +206,12 @@ def blocked(rank, *waits_for, op=Op.RECV, peer=0):
     [
         ([blocked(0, 1), blocked(1, 2), blocked(2, 0)], [0, 1, 2]),
         ([blocked(0, 1), blocked(1, 2), blocked(2, 1)], [1, 2]),  # one waits at the circle's side
-        ([blocked(0, 1), blocked(1, 2), RankState(2, Doing.RUNNING)], []),
+        ([blocked(0, 1), blocked(1, 2), RankState(2, RankStatus.RUNNING)], []),
         ([blocked(0, 1, 2, peer=None), blocked(1, 0)], []),  # from any source: 2 may still send
-        ([blocked(0, 1, 2, op=Op.ALL_REDUCE), RankState(1, Doing.PAUSED), blocked(2, 0)], [0, 2]),
+        (
+            [blocked(0, 1, 2, op=Op.ALL_REDUCE), RankState(1, RankStatus.PAUSED), blocked(2, 0)],
+            [0, 2],
+        ),
         ([], []),
     ],
 )

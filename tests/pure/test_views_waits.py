@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import traces
 
 from distkit.diagnosis.facts import standings
-from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Event, Op, State
 from distkit.trace.log import EventLog
 from distkit.views.scene.painter import drawing_of
@@ -14,8 +14,8 @@ from distkit.views.scene.waits import waits, waits_svg
 
 def states(size, ways):
     """Ranks that are blocked by those others, or finished."""
-    blocked = {r: RankState(r, Doing.BLOCKED, Op.RECV, waits_for=w) for r, w in ways.items()}
-    return [blocked.get(r, RankState(r, Doing.FINISHED)) for r in range(size)]
+    blocked = {r: RankState(r, RankStatus.BLOCKED, Op.RECV, waits_for=w) for r, w in ways.items()}
+    return [blocked.get(r, RankState(r, RankStatus.FINISHED)) for r in range(size)]
 
 
 def drawn(size, ways):
@@ -40,10 +40,10 @@ def test_many_that_wait_for_the_same_share_a_circle():
 
 def test_beside_the_picture_stand_the_calls():
     some = [
-        RankState(0, Doing.FINISHED),
+        RankState(0, RankStatus.FINISHED),
         RankState(
             1,
-            Doing.BLOCKED,
+            RankStatus.BLOCKED,
             Op.RECV,
             peer=0,
             waits_for=(0,),

@@ -15,7 +15,7 @@ from ports import reserved_port
 from waiting import background, until
 
 import distkit as dk
-from distkit.diagnosis.rank_state import Doing
+from distkit.diagnosis.rank_state import RankStatus
 from distkit.errors import DeadlockError, StepError
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
@@ -298,7 +298,7 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
         calls = [len(stepper.next().trace.spans) for _ in range(3)]
         assert calls[2] - calls[1] == calls[1] - calls[0] == 2  # one of each rank
         blocked = stepper.next(rank=1).moment.standings
-        assert [s.doing for s in blocked] == [Doing.PAUSED, Doing.BLOCKED]
+        assert [s.doing for s in blocked] == [RankStatus.PAUSED, RankStatus.BLOCKED]
         assert {e.summary.values for e in stepper.trace.events[-6:] if e.summary} == {(0.0,)}
         with subprocess.Popen(
             [sys.executable, "-c", HOLDS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 import distkit as dk
 from distkit.cluster import Run
 from distkit.events import Op, State
-from distkit.recording.open_buffers import meets
+from distkit.recording.open_buffers import overlaps
 
 Use = Callable[[torch.Tensor], object]
 
@@ -106,7 +106,7 @@ def test_memory_is_shared_where_an_element_lies_in_it(
     view = view.permute(order.sample(range(view.dim()), view.dim()))
     at = memory.data_ptr()
     shares = any(cut[0] <= value < cut[1] for value in view.flatten().tolist())
-    assert meets(view, at + 2 * cut[0], at + 2 * cut[1]) == shares
+    assert overlaps(view, at + 2 * cut[0], at + 2 * cut[1]) == shares
 
 
 def test_a_use_under_another_mode_is_noticed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from traces import MS, summary
 
-from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
+from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
 from distkit.errors import RunError
 from distkit.events import Event, Op, State
 from distkit.trace.info import RankEnd, RankInfo, RunInfo
@@ -73,7 +73,7 @@ class FakeStepper:
 
     @property
     def finished(self) -> bool:
-        ended = (Doing.FINISHED, Doing.FAILED, Doing.DIED, Doing.RELEASED)
+        ended = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.RELEASED)
         return all(s.doing in ended for s in self._board.standings)
 
     def subscribe(self, callback):
@@ -88,7 +88,7 @@ class FakeStepper:
 
     def next(self, rank: int | None = None) -> None:
         self.calls.append(("next", rank))
-        paused = [s.rank for s in self._board.standings if s.doing is Doing.PAUSED]
+        paused = [s.rank for s in self._board.standings if s.doing is RankStatus.PAUSED]
         chosen = paused if rank is None else [r for r in paused if r == rank]
         if not chosen:
             raise RunError(f"{self._board.standing(rank or 0)}. Let another rank go first.")
@@ -105,7 +105,7 @@ class FakeStepper:
         self.playing, past = True, self.position < len(self.moments) - 1
         while self.position < len(self.moments) - 1:  # once more what was
             self.seek(self.position + 1)
-        waits = lambda: any(s.doing is Doing.PAUSED for s in self._board.standings)  # noqa: E731
+        waits = lambda: any(s.doing is RankStatus.PAUSED for s in self._board.standings)  # noqa: E731
         while not past and self.playing and waits():
             self.next()
         self.playing = False
@@ -168,7 +168,7 @@ class FakeStepper:
 
     def _complete(self) -> None:
         """Whoever met its partners goes on to its next call."""
-        while met := [r for r in self._in if self._board.standing(r).doing is Doing.RUNNING]:
+        while met := [r for r in self._in if self._board.standing(r).doing is RankStatus.RUNNING]:
             for r in met:
                 self._tell(r, State.COMPLETED, "after")
             for r in met:

@@ -27,7 +27,7 @@ from distkit.errors import TraceFileError
 from distkit.events import Event
 from distkit.trace import file
 from distkit.trace.file import unpacked
-from distkit.trace.info import MOST_RANKS, RankInfo, RunInfo
+from distkit.trace.info import MAX_RANKS, RankInfo, RunInfo
 from distkit.trace.log import Log
 from distkit_hosts.foreign import flight_recorder, kineto, nccl_log, pipeline_steps
 
@@ -284,4 +284,4 @@ def _rank_in(label: str, number: str) -> int | None:
     name = _SUFFIXES.sub("", label)
     numbers = _RANK.findall(name) or re.findall(number, name)
     last = numbers[-1] if numbers else ""
-    return int(last) if 0 < len(last) < 10 and int(last) < MOST_RANKS else None
+    return int(last) if 0 < len(last) < 10 and int(last) < MAX_RANKS else None

@@ -16,7 +16,7 @@ from distkit.events import WORLD, Event, Op, State
 from distkit.recording.plain import decode_rows, encode_rows
 from distkit.recording.recorder import to_event
 from distkit.trace.hosts import hosts_of
-from distkit.trace.info import APART, RankEnd, Replacement, RunInfo
+from distkit.trace.info import SEQ_STRIDE, RankEnd, Replacement, RunInfo
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:

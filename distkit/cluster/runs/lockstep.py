@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
-from distkit.diagnosis.rank_state import Doing, RankState, WaitForGraph
+from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
 from distkit.events import Event
 
 #: Time without events after which a blocked rank counts as settled: a message may unblock it [s].
@@ -79,13 +79,13 @@ class Lockstep:
     @property
     def paused(self) -> list[RankState]:
         """The ranks that can be resumed."""
-        return [s for s in self.standings if s.doing is Doing.PAUSED]
+        return [s for s in self.standings if s.doing is RankStatus.PAUSED]
 
     @property
     def deadlocked(self) -> bool:
         """True if some ranks are blocked, and no other rank can unblock them."""
         doing = {s.doing for s in self.standings}
-        return Doing.BLOCKED in doing and not doing & {Doing.PAUSED, Doing.RUNNING}
+        return RankStatus.BLOCKED in doing and not doing & {RankStatus.PAUSED, RankStatus.RUNNING}
 
     # -- stepping -------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Lockstep:
         with changed:
             while True:
                 changed.wait_for(self._is_settled)
-                blocked = any(s.doing is Doing.BLOCKED for s in self.standings)
+                blocked = any(s.doing is RankStatus.BLOCKED for s in self.standings)
                 if not blocked or not changed.wait_for(lambda: not self._is_settled(), SETTLE_TIME):
                     break
         if self._is_ending():

@@ -15,7 +15,7 @@ from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
 from distkit.cluster.runs.lockstep import Go, Lockstep, Moment
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
-from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.errors import StepError
 from distkit.events import Event, Op
 from distkit.trace.trace import Trace
@@ -302,7 +302,7 @@ class Stepper:
         self._check_running()
         paused = [s.rank for s in self._lockstep.paused]
         standings = self._lockstep.standings
-        if paused or any(s.doing is Doing.RUNNING for s in standings):
+        if paused or any(s.doing is RankStatus.RUNNING for s in standings):
             return paused  # if empty, wait for the running ranks
         raise StepError("no rank can continue: " + "; ".join(map(str, standings)))
 
@@ -316,7 +316,7 @@ class Stepper:
                 "go back to now with seek(-1) before you let a rank go."
             )
         standing = self._lockstep.standings[rank]
-        if standing.doing is not Doing.PAUSED:
+        if standing.doing is not RankStatus.PAUSED:
             paused = [s.rank for s in self._lockstep.paused]
             can = f"Let {named(paused)} go." if paused else "No rank can."
             raise StepError(f"rank {rank} is not paused and cannot be let go. {standing}. {can}")

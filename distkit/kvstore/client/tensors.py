@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
-from distkit.kvstore.protocol.optimizer import added_up
+from distkit.kvstore.protocol.optimizer import summed
 from distkit.kvstore.protocol.placement import DTYPES, Part, dtype_name
 from distkit.kvstore.transport.memory import empty
 
@@ -171,7 +171,7 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
         traffic.to_host += first.nbytes * (where == "device")
     if len(tensors) > 1:
         on = "cpu" if where == "host" else first.device
-        total = added_up([t.detach().to(on) for t in tensors])
+        total = summed([t.detach().to(on) for t in tensors])
         first, copy = total.to(first.dtype), where == "device" and total.is_cuda
     if where == "stay":
         return first.reshape(-1).clone() if copy else first.reshape(-1)

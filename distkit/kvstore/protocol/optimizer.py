@@ -215,10 +215,10 @@ def _defaults(kind: Any) -> dict[str, Any]:
 NARROW = torch.float16, torch.bfloat16
 
 
-def added_up(tensors: Sequence[Tensor]) -> Tensor:
+def summed(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one dtype, in float32 if that is narrow; of one the tensor itself.
 
-    >>> added_up([torch.ones(2), torch.ones(2)])
+    >>> summed([torch.ones(2), torch.ones(2)])
     tensor([2., 2.])
     """
     first, *rest = tensors

@@ -6,9 +6,9 @@
              g = ∇L(w; batch)           round complete:     update w with the sum, version + 1
              push g                     pull:               answer once the worker may see w
 
-When a round is complete and whom a pull waits for is the consistency model
-(:mod:`distkit.consistency`): *synchronous*: all compute from the same version, and wait for the
-slowest; *asynchronous*: nobody waits, gradients are stale; and what lies between.
+The consistency model (:mod:`distkit.consistency`) decides when a round is complete and which
+workers a pull waits for. *Synchronous*: all workers compute from the same version and wait for the
+slowest. *Asynchronous*: no worker waits, and gradients are stale. Others lie in between.
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ from distkit.kvstore.protocol.messages import (
     ended,
     error,
 )
-from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, added_up
+from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, summed
 from distkit.kvstore.protocol.placement import Layout, dtype_name
 
 
 class Entry(Struct, eq=False):
     """A key on this server.
 
-    ``value`` is replaced, never changed in place: an answer on its way keeps the version it
-    was asked for. ``rounds`` holds the gradients that wait for their round to be complete, by
-    round and worker; ``clocks`` counts each worker's gradients; ``waiting`` are the pulls that
-    wait, with their worker's clock when they came; ``dropped`` counts gradients that were late.
-    ``accepted`` is the number of each author's latest push; ``floor`` the number below which all
-    functions are over.
+    ``value`` is replaced, never changed in place, so an answer being sent keeps its version.
+    ``rounds`` holds the gradients of incomplete rounds, by round and worker; ``clocks`` counts each
+    worker's gradients; ``waiting`` holds the unanswered pulls with their worker's clock at arrival;
+    ``dropped`` counts each worker's late gradients. ``accepted`` is the number of each author's
+    latest push; all functions with numbers below ``floor`` are finished.
     """
 
     key: Key
@@ -71,58 +70,57 @@ class Entry(Struct, eq=False):
 
     @property
     def arrived(self) -> dict[int, Push]:
-        """The gradients of the present round that are here, by worker."""
+        """The gradients of the current round that have arrived, by worker."""
         return self.rounds.get(self.version, {})
 
     def take_round(self) -> list[Push]:
-        """Remove and return the gradients of the present round, in the order of workers.
+        """Remove and return the gradients of the current round, in order of workers.
 
-        Every run adds them up in this order.
+        The fixed order makes sums reproducible.
         """
         arrived = self.rounds.pop(self.version)
         return [arrived[worker] for worker in sorted(arrived)]
 
-    def knows(self, push: Push) -> bool:
-        """True if it was accepted before.
+    def has_accepted(self, push: Push) -> bool:
+        """Return whether a push was accepted before.
 
-        A worker repeats its pushes in order, and a function that runs again makes the same ones:
-        the number of the latest one tells.
+        A worker repeats its pushes in order, and a function that runs again makes the same ones,
+        so it suffices to compare with the number of the latest push.
         """
         author, number = push.author
-        over = author < 0 and -1 - author < self.floor
-        return over or number <= self.accepted.get(author, -1)
+        is_finished = author < 0 and -1 - author < self.floor
+        return is_finished or number <= self.accepted.get(author, -1)
 
-    def accept(self, push: Push) -> None:
-        """Record a push as applied, so that a repetition is not counted."""
+    def mark_accepted(self, push: Push) -> None:
+        """Record a push as accepted, so that a repetition is ignored."""
         author, number = push.author
         if push.once and push.once[2] > self.floor:
             self.floor = push.once[2]
-            left = {a: n for a, n in self.accepted.items() if a >= 0 or -1 - a >= self.floor}
-            self.accepted = left
+            kept = {a: n for a, n in self.accepted.items() if a >= 0 or -1 - a >= self.floor}
+            self.accepted = kept
         self.accepted[author] = number
 
     def reply(self, request: Request, value: Tensor | None = None) -> Reply:
-        """Done, at the present version."""
-        who, dropped = request.node, self.dropped.get(request.node, 0)
-        return Reply(who, request.number, self.version, value, dropped, self.clocks.get(who, 0))
+        """Return the reply to a request, with the current version."""
+        node, dropped = request.node, self.dropped.get(request.node, 0)
+        return Reply(node, request.number, self.version, value, dropped, self.clocks.get(node, 0))
 
 
-#: Called with a key and the gradients of an update: entered before it is computed, left after.
+#: Returns a context manager that wraps an update, given its key and gradients.
 Watch = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 
 class KVServer:
-    """A shard of the weights: messages in, answers out, no I/O.
+    """A shard of the weights: takes messages, returns answers, does no I/O.
 
     Args:
         rule: the consistency model.
-        workers: those whose gradients make the updates.
-        on_crash: what a worker's crash does to the others: with "halt" those that would wait for
-            it get an error, with "continue" they go on without it, with "replace" they wait for
-            its replacement.
-        must_update: refuse gradients while no optimizer is set. Without one the sum of a round
-            *replaces* the value, which makes sense only if the round is everybody's.
-        watch: a context manager around each update.
+        workers: the workers whose gradients are applied.
+        on_crash: the effect of a worker's crash on workers that wait for it: "halt" returns an
+            error, "continue" excludes the crashed worker, "replace" waits for its replacement.
+        must_update: reject gradients while no optimizer is set. Without one the sum of a round
+            *replaces* the value, which is only meaningful if the round includes all workers.
+        watch: returns a context manager for each update.
 
     >>> import torch
     >>> from distkit.consistency import Synchronous
@@ -148,25 +146,25 @@ class KVServer:
         watch: Watch = lambda entry, pushes: nullcontext(),
     ) -> None:
         self.rule, self.on_crash, self.must_update, self.watch = rule, on_crash, must_update, watch
-        self.members = set(workers)  # whose gradients make the updates
-        self.gone: dict[int, str] = {}  # who has ended, and how
-        self.at_barrier: set[int] = set()  # who waits there: nobody waits for its gradients
-        #: By worker that has ended: the number from which requests in its place count.
+        self.members = set(workers)  # workers whose gradients are required
+        self.gone: dict[int, str] = {}  # workers that have ended, and how
+        self.at_barrier: set[int] = set()  # workers whose gradients are not required meanwhile
+        #: By ended worker: the first request number of its replacement.
         self.firsts: dict[int, int] = {}
-        #: By key; None: of all keys without one of their own.
+        #: By key; None for all keys without an optimizer of their own.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
-        self._changes: Counter[Key | None] = Counter()  # of each of them
+        self._changes: Counter[Key | None] = Counter()  # number of changes of each optimizer
         self.entries: dict[Key, Entry] = {}
-        self._early: list[Init] = []  # wait for the first value of their key
+        self._early: list[Init] = []  # inits that wait for the first value of their key
 
     def handle(self, request: Request | Departed) -> list[Answer]:
-        """Answers to this request, or to the end of a worker; and to others that waited for it."""
+        """Handle a request or the end of a worker; return all answers that are now possible."""
         if isinstance(request, Departed):
             if request.how == FINISHED:
                 return self.finish(request.who, request.first)
             return self.leave(request.who, request.how, request.first)
         if request.number < self.firsts.get(request.node, 0):
-            return []  # its worker has ended
+            return []  # sent by a process that has ended
         try:
             match request:
                 case Init():
@@ -186,19 +184,19 @@ class KVServer:
             return [error(request, refusal)]
 
     def _init(self, init: Init) -> list[Answer]:
-        """The first worker's value counts; the others' must have its shape, and wait for it."""
+        """Set the value given by the first worker; other inits wait for it, and check its shape."""
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
                 self._early.append(init)
-                return self._refuse_early(init.giver)
+                return self._fail_early_inits(init.giver)
             layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
             entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
             early, self._early = self._early, []
             return [entry.reply(init), *(answer for i in early for answer in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
-        again = entry.first == (init.node, init.number) or init.node in self.firsts
-        if init.value is not None and not again:
+        is_repeated = entry.first == (init.node, init.number) or init.node in self.firsts
+        if init.value is not None and not is_repeated:
             raise KVStoreError(
                 f"init of {init.key!r}, which this run has already initialised. "
                 "Change its value with push, or use another key."
@@ -207,35 +205,37 @@ class KVServer:
 
     def _push(self, push: Push) -> list[Answer]:
         entry = self._entry("push of", push.key)
-        if entry.knows(push):
+        if entry.has_accepted(push):
             return [entry.reply(push)]
-        push = self._admit(push, entry)
-        entry.accept(push)
-        if push.node in self.at_barrier:  # passed by all
+        push = self._validate(push, entry)
+        entry.mark_accepted(push)
+        if push.node in self.at_barrier:  # all workers have passed the barrier
             for worker in self.at_barrier:
                 self._join(worker)
             self.at_barrier = set()
         elif push.node not in self.members:
             self._join(push.node)
-        place = self.rule.place(entry.clocks.get(push.node, 0), push.version, entry.version)
-        if place is None:
+        round_and_clock = self.rule.place(
+            entry.clocks.get(push.node, 0), push.version, entry.version
+        )
+        if round_and_clock is None:
             entry.dropped[push.node] = entry.dropped.get(push.node, 0) + 1
             return [entry.reply(push)]
-        n, entry.clocks[push.node] = place
+        n, entry.clocks[push.node] = round_and_clock
         entry.rounds.setdefault(n, {})[push.node] = push
         self._update(entry)
-        return [entry.reply(push), *self._due(entry)]
+        return [entry.reply(push), *self._answer_ready_pulls(entry)]
 
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
             with self.watch(entry, pushes):
-                self._apply(entry, added_up([p.value for p in pushes]))
+                self._apply(entry, summed([p.value for p in pushes]))
             entry.version += 1
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
-        """Update the value with a sum, which may be wider than it."""
+        """Update the value with a sum of gradients, which may have a wider dtype."""
         if (spec := self._optimizer(entry.key)) is None:
             fits = gradient.dtype is entry.value.dtype
             entry.value = gradient if fits else gradient.to(entry.value.dtype)
@@ -251,27 +251,27 @@ class KVServer:
     def _pull(self, pull: Pull) -> list[Answer]:
         entry = self._entry("pull of", pull.key)
         entry.waiting[pull.node, pull.number] = pull, entry.clocks.get(pull.node, 0)
-        return self._due(entry)
+        return self._answer_ready_pulls(entry)
 
-    def _due(self, entry: Entry) -> list[Answer]:
-        """The pulls that wait no longer: answered, or refused if they wait for the dead."""
-        due: list[Answer] = []
+    def _answer_ready_pulls(self, entry: Entry) -> list[Answer]:
+        """Answer the pulls that no longer wait; fail those that wait for a crashed worker."""
+        answers: list[Answer] = []
         for name, (pull, clock) in list(entry.waiting.items()):
             state = entry.version, entry.arrived, self.members, entry.clocks
             awaited = self.rule.awaits(clock, *state)
-            missed = self._missed(entry, awaited)
+            missed = self._missing_workers(entry, awaited)
             if missed or not awaited:
                 del entry.waiting[name]
                 refused = error(pull, self._halted(pull, missed)) if missed else None
-                due.append(refused or entry.reply(pull, entry.value))
-        return due
+                answers.append(refused or entry.reply(pull, entry.value))
+        return answers
 
     # -- workers that leave and join --------------------------------------------
 
     def leave(self, worker: int, how: str, first: int) -> list[Answer]:
-        """A worker has ended: answers to those who waited for it.
+        """Handle the end of a worker; return answers to requests that waited for it.
 
-        Requests of whoever takes its place count from ``first``; earlier ones are its own.
+        ``first`` is the first request number of its replacement; earlier requests are its own.
         """
         if first <= self.firsts.get(worker, 0):
             return []
@@ -281,52 +281,54 @@ class KVServer:
             self.members.discard(worker)
         for entry in self.entries.values():
             entry.waiting = {n: w for n, w in entry.waiting.items() if n[0] != worker}
-        return [*self._refuse_early(worker), *self._go_on()]
+        return [*self._fail_early_inits(worker), *self._advance_all()]
 
-    def _refuse_early(self, giver: int) -> list[Answer]:
-        """Nobody gives the first values that are waited for, if this worker has ended."""
+    def _fail_early_inits(self, giver: int) -> list[Answer]:
+        """Fail the inits that wait for a value of a worker that has ended."""
         if giver not in self.gone or self.on_crash == "replace":
             return []
-        early = [i for i in self._early if i.giver == giver]
+        failed = [i for i in self._early if i.giver == giver]
         self._early = [i for i in self._early if i.giver != giver]
         text = "init of {!r} waits for the value of worker {}, which {}. Run again."
-        return [error(i, text.format(i.key, giver, ended(self.gone[giver]))) for i in early]
+        return [error(i, text.format(i.key, giver, ended(self.gone[giver]))) for i in failed]
 
     def finish(self, worker: int, last: int) -> list[Answer]:
-        """A worker has ended in order after this request.
+        """Handle the regular end of a worker after this request.
 
-        Whoever has a dead one's place may have more to do: nobody waits for those who are done.
+        A replacement may still make pushes, so it must not wait for workers that have finished.
         """
         if self.on_crash != "replace" or last < self.firsts.get(worker, 0):
             return []
         self.members.discard(worker)
         self.at_barrier.discard(worker)
-        return self._go_on()
+        return self._advance_all()
 
     def _arrive(self, request: AtBarrier) -> list[Answer]:
-        """A worker waits at a barrier, perhaps for one that has a dead one's place: see above."""
+        """Handle a worker's arrival at a barrier: as in :meth:`finish`, do not wait for it."""
         if self.on_crash == "replace":
             self.at_barrier.add(request.node)
             self.members.discard(request.node)
-        return [Reply(request.node, request.number), *self._go_on()]
+        return [Reply(request.node, request.number), *self._advance_all()]
 
-    def _go_on(self) -> list[Answer]:
+    def _advance_all(self) -> list[Answer]:
         for entry in self.entries.values():
             self._update(entry)
-        return [answer for entry in self.entries.values() for answer in self._due(entry)]
+        return [
+            answer for entry in self.entries.values() for answer in self._answer_ready_pulls(entry)
+        ]
 
     def _join(self, worker: int) -> None:
-        """A worker counts from its first push, in place of another or after a barrier.
+        """Add a worker at its first push, after a replacement or a barrier.
 
-        It begins as far as the slowest: nobody waits until it has caught up.
+        Its clock starts at the slowest worker's, so the others need not wait for it to catch up.
         """
         for entry in self.entries.values():
             slowest = min((entry.clocks.get(m, 0) for m in self.members), default=0)
             entry.clocks[worker] = max(entry.clocks.get(worker, 0), slowest)
         self.members.add(worker)
 
-    def _missed(self, entry: Entry, awaited: set[int]) -> set[int]:
-        """Those awaited who have ended, if their round cannot be complete without them."""
+    def _missing_workers(self, entry: Entry, awaited: set[int]) -> set[int]:
+        """Return the awaited workers that have ended, if no round can complete without them."""
         missed = awaited & self.gone.keys() if self.on_crash == "halt" else set()
         if not missed:
             return missed
@@ -334,9 +336,9 @@ class KVServer:
         return set() if self.rule.complete(possible, self.members) else missed
 
     def _halted(self, pull: Pull, missed: set[int]) -> str:
-        who = joined([f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed)])
+        workers = joined([f"worker {w}, which {ended(self.gone[w])}" for w in sorted(missed)])
         return (
-            f"pull of {pull.key!r} waits for a gradient of {who}: dist_sync needs "
+            f"pull of {pull.key!r} waits for a gradient of {workers}: dist_sync needs "
             "every worker in every round. To continue with the others, create the store with "
             'on_crash="continue"; to replace it, with on_crash="replace".'
         )
@@ -346,7 +348,7 @@ class KVServer:
     def _set_optimizer(self, request: SetOptimizer) -> list[Answer]:
         spec, keys = OptimizerSpec(request.name, request.options).check(), request.keys or (None,)
         known = {} if request.change else self.optimizers
-        replaces = request.node in self.firsts  # for who is new here it may have changed
+        replaces = request.node in self.firsts  # a replacement may not know of a change
         now = [k for k in keys if not 0 <= request.change < self._changes[k]]
         if other := [known[k] for k in now if known.get(k, spec) != spec and not replaces]:
             raise KVStoreError(
@@ -363,7 +365,7 @@ class KVServer:
         entry.value, entry.updater = request.value, None
         return entry.reply(request)
 
-    # -- what is refused --------------------------------------------------------
+    # -- validation -------------------------------------------------------------
 
     def _entry(self, what: str, key: Key) -> Entry:
         if key not in self.entries:
@@ -373,8 +375,8 @@ class KVServer:
             )
         return self.entries[key]
 
-    def _admit(self, push: Push, entry: Entry) -> Push:
-        """Refuse what could not be applied: an accepted gradient is applied exactly once."""
+    def _validate(self, push: Push, entry: Entry) -> Push:
+        """Reject a push that cannot be applied; accepted gradients are applied exactly once."""
         if push.threshold:
             value = unpack(push.value, push.threshold, entry.value.numel())
             push = replace(push, value=value.to(entry.value.dtype))

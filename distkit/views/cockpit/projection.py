@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from distkit.diagnosis.facts import standings
 from distkit.diagnosis.findings import PAGES, Finding
-from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import at, wait_of
 from distkit.trace.log import EventLog
@@ -193,11 +193,11 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
     """Return a rank's line; a rank that ended too early stays at its last line."""
-    if s.doing is Doing.FAILED and s.rank in ends:
+    if s.doing is RankStatus.FAILED and s.rank in ends:
         return ends[s.rank]
     if wait_of(s):
         return str(s.attributes["waits_at"])
-    if s.where or s.doing not in (Doing.FAILED, Doing.RELEASED):
+    if s.where or s.doing not in (RankStatus.FAILED, RankStatus.RELEASED):
         return s.where
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")
 
@@ -207,7 +207,7 @@ def in_a_circle(standings: Sequence[RankState]) -> list[RankState]:
     blocked = {
         s.rank: s
         for s in standings
-        if s.doing is Doing.BLOCKED and (s.op is not Op.RECV or s.peer is not None)
+        if s.doing is RankStatus.BLOCKED and (s.op is not Op.RECV or s.peer is not None)
     }
     for start in blocked:
         path: list[int] = []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from distkit._format import named
-from distkit.diagnosis.rank_state import Doing, RankState
+from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.trace.log import grouped
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
@@ -40,11 +40,11 @@ def waits(states: Iterable[RankState]) -> Json | None:
 
     Dashed circles are blocked ranks. Red arrows form a cycle.
 
-    >>> waits([RankState(0, Doing.RUNNING)]) is None
+    >>> waits([RankState(0, RankStatus.RUNNING)]) is None
     True
     """
     known = {s.rank: s for s in states}
-    waits_for = {s.rank: s.waits_for for s in known.values() if s.doing is Doing.BLOCKED}
+    waits_for = {s.rank: s.waits_for for s in known.values() if s.doing is RankStatus.BLOCKED}
     ranks = sorted({*waits_for, *(other for others in waits_for.values() for other in others)})
     alike = grouped(ranks, waits_for.get) if len(ranks) > MAX_RANKS else grouped(ranks, int)
     nodes = [tuple(some) for some in alike.values()]
