@@ -1,22 +1,22 @@
-"""What torch's own errors want to say: a remedy for each, in plain words. Pure."""
+"""Remedies for torch's errors. Pure."""
 
 from __future__ import annotations
 
 import re
 
-STARTS_ITS_OWN = (
+OWN_PROCESSES = (
     "The program starts its own processes on every rank. They do not belong to the ranks' process "
     "group, and nothing they do is recorded. Run their function instead: cluster.run(fn, ...) "
     "calls fn on every rank, and fn asks dist.get_rank() and dist.get_world_size()."
 )
 
-#: Words of an error, and what to do about it.
-_KNOWN = {
+#: Remedies by pattern of the error's text.
+_ADVICE = {
     r"^SystemExit: [^\n]*$": "Return instead.",
     r"^KeyboardInterrupt: signal SIGINT$": "The signal came from outside distkit. "
     "cluster.interrupt() ends a run on all ranks.",
     r"^(ProcessRaisedException|ProcessExitedException|ChildFailedError|CalledProcessError: .*\b"
-    r"(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b)": STARTS_ITS_OWN,
+    r"(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b)": OWN_PROCESSES,
     r"StopIteration": "Its iterator had no more items: give every rank the same number of batches.",
     r"is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
     "group is passed as group_src or group_dst.",
@@ -68,15 +68,15 @@ _EMPTY_BATCH = (
 )
 
 
-#: torch's words when ``op`` is something else.
-_NO_REDUCTION = re.compile(r"incompatible function arguments[\s\S]*ReduceOp[\s\S]*, (.+)$")
+#: Torch's error if ``op`` is not a ReduceOp.
+_WRONG_OP = re.compile(r"incompatible function arguments[\s\S]*ReduceOp[\s\S]*, (.+)$")
 
 
 def headline(text: str, line: str = "") -> str:
-    """The first line of an exception, in plain words where torch's own tell nothing.
+    """Return the first line of an exception, reworded if torch's is unclear.
 
     Args:
-        text: the name of its class, and what it says.
+        text: the name of its class and its message.
         line: the text of the user's line that raised it.
 
     >>> headline("IndexError: list index out of range", "dist.batch_isend_irecv(ops)")
@@ -84,7 +84,7 @@ def headline(text: str, line: str = "") -> str:
     """
     if _is_empty_batch(text, line):
         return "IndexError: batch_isend_irecv got an empty list"
-    if (given := _NO_REDUCTION.search(text)) is not None:
+    if (given := _WRONG_OP.search(text)) is not None:
         return f"TypeError: op is {given[1]}, not a dist.ReduceOp"
     return (text.splitlines() or ["an exception"])[0].removesuffix(": ")
 
@@ -94,10 +94,10 @@ def _is_empty_batch(text: str, line: str) -> bool:
 
 
 def advice(text: str, line: str = "") -> str:
-    """The remedy for an exception; "" if its own words have to do.
+    """Return the remedy for an exception; "" if none is known.
 
     Args:
-        text: the name of its class, and what it says.
+        text: the name of its class and its message.
         line: the text of the user's line that raised it.
 
     >>> advice("RuntimeError: Tag must be nonnegative")
@@ -105,4 +105,4 @@ def advice(text: str, line: str = "") -> str:
     """
     if _is_empty_batch(text, line):
         return _EMPTY_BATCH
-    return next((told for words, told in _KNOWN.items() if re.search(words, text)), "")
+    return next((remedy for pattern, remedy in _ADVICE.items() if re.search(pattern, text)), "")

@@ -73,12 +73,10 @@ def _behind(
     facts: Evidence, some: list[int], ahead: list[int], last: list[Span], then: Span
 ) -> Finding:
     rule, n = rules.behind, len(facts.calls[then.group].get(some[0], ()))
-    their_or_its, have = ("their", "have") if len(some) > 1 else ("their_or_its", "has")
+    its, have = ("their", "have") if len(some) > 1 else ("its", "has")
     made = rule.say("made_none", have=have)
     if last:
-        made = rule.say(
-            "made", their_or_its=their_or_its, n=n, call=with_tensor(last[0]), where=last[0].where
-        )
+        made = rule.say("made", its=its, n=n, call=with_tensor(last[0]), where=last[0].where)
     return rule.finding(
         *last,
         then,

@@ -1,4 +1,4 @@
-"""Where values come from in the program's text: what differs from rank to rank, and names. Pure."""
+"""Data flow in the program's text: values that depend on the rank, and names of tensors. Pure."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from collections.abc import Iterator, Sequence
 
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
-#: Names, and parts of names, that tell one rank from another.
+#: Names, and parts of names, that identify the rank.
 _RANK = re.compile(
     r"(?<![A-Za-z0-9_])(me|my_?id)(?![A-Za-z0-9_])|rank(?!s\b)"
     r"|is_?(main|master|chief|leader|root)|main_process|master|process_(index|id)",
     re.IGNORECASE,
 )
 
-_DEEPEST = 4  # assignments that are followed
+_MAX_DEPTH = 4  # maximum number of assignments followed
 
 
 def name_of(function: ast.AST) -> str:
-    """The last part of a function's name: ``all_reduce`` of ``dist.all_reduce``."""
+    """Return the last part of a function's name: ``all_reduce`` of ``dist.all_reduce``."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
 def names_rank(value: ast.AST) -> bool:
-    """True if an expression speaks of the rank itself."""
+    """Return whether an expression contains a name of the rank."""
     return _RANK.search(ast.unparse(value)) is not None
 
 
 def depends_on_rank(
     value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = frozenset()
 ) -> bool:
-    r"""True if an expression tells one rank from another, as far as names and assignments say.
+    r"""Return whether an expression depends on the rank, judging by names and assignments.
 
     Args:
         value: the expression.
-        scopes: the functions around it, the innermost first, and the module.
-        seen: names that were followed already.
+        scopes: the enclosing functions, innermost first, and the module.
+        seen: names already followed.
 
     >>> tree = ast.parse("me, n = get_rank(), get_world_size()\nfirst = me == 0\n")
     >>> [depends_on_rank(ast.Name(name), [tree]) for name in ("first", "n")]
@@ -47,7 +47,7 @@ def depends_on_rank(
     if names_rank(value):
         return True
     names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} - seen
-    if len(seen) >= _DEEPEST:
+    if len(seen) >= _MAX_DEPTH:
         return False
     return any(
         depends_on_rank(source, scopes, seen | {name})
@@ -57,7 +57,7 @@ def depends_on_rank(
 
 
 def _sources(name: str, scopes: Sequence[ast.AST]) -> list[ast.AST]:
-    """What is assigned to a name in the innermost scope that does; or what a function returns."""
+    """Return what the innermost scope assigns to a name, or what the function returns."""
     for scope in scopes:
         if found := list(assigned(name, scope)):
             return found
@@ -65,32 +65,32 @@ def _sources(name: str, scopes: Sequence[ast.AST]) -> list[ast.AST]:
 
 
 def assigned(name: str, scope: ast.AST) -> Iterator[ast.AST]:
-    """The values that a scope gives a name, those of a function's ``return`` included."""
-    for node in _own(scope):
+    """Yield the values that a scope assigns to a name, including a function's return values."""
+    for node in _nodes_in(scope):
         match node:
             case ast.Assign():
                 for target in node.targets:
-                    yield from _bound(name, target, node.value)
+                    yield from _bindings(name, target, node.value)
             case ast.AnnAssign() | ast.NamedExpr() if node.value is not None:
-                yield from _bound(name, node.target, node.value)
+                yield from _bindings(name, node.target, node.value)
             case ast.AugAssign():
-                yield from _bound(name, node.target, node.value)
+                yield from _bindings(name, node.target, node.value)
             case ast.For() | ast.AsyncFor():
-                yield from _bound(name, node.target, node.iter)
+                yield from _bindings(name, node.target, node.iter)
             case ast.FunctionDef() | ast.AsyncFunctionDef() if node.name == name:
-                for inner in _own(node):
+                for inner in _nodes_in(node):
                     if isinstance(inner, ast.Return) and inner.value is not None:
                         yield inner.value
 
 
-# -- the same things in another order ---------------------------------------------------
+# -- the same items in a different order ------------------------------------------------
 
 _SORTS = "sorted", "reversed", "list", "tuple", "enumerate", "iter"
 _VIEWS = "items", "keys", "values"
 
 
 def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = frozenset()) -> bool:
-    """True if what a loop takes is the same on every rank, but in another order on some.
+    """Return whether an iterable has the same items on every rank, but in different orders.
 
     >>> tree = ast.parse("sorted(names, reverse=rank == 1), names[rank::4], reversed(names)")
     >>> [reorders(value, [tree]) for value in tree.body[0].value.elts]
@@ -98,14 +98,16 @@ def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = f
     """
     match value:
         case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in _SORTS:
-            asked = [k.value for k in value.keywords if k.arg in ("reverse", "key")]
-            by_rank = any(depends_on_rank(one, scopes) for one in asked)
+            ordering = [k.value for k in value.keywords if k.arg in ("reverse", "key")]
+            by_rank = any(depends_on_rank(argument, scopes) for argument in ordering)
             return by_rank or reorders(first, scopes, seen)
         case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _VIEWS:
             return reorders(inner, scopes, seen)
         case ast.IfExp() if depends_on_rank(value.test, scopes):
             one, other = value.body, value.orelse
-            return _unsorted(one) == _unsorted(other) and ast.unparse(one) != ast.unparse(other)
+            return _without_order(one) == _without_order(other) and ast.unparse(one) != ast.unparse(
+                other
+            )
         case ast.Subscript(slice=ast.Slice(lower=None, upper=None, step=ast.AST() as step)):
             return depends_on_rank(step, scopes) or reorders(value.value, scopes, seen)
         case ast.Name(id=name) if name not in seen:
@@ -113,13 +115,13 @@ def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = f
     return False
 
 
-def _unsorted(value: ast.AST) -> str:
-    """An expression without what only changes an order."""
+def _without_order(value: ast.AST) -> str:
+    """Return an expression as text, without calls that only change the order."""
     match value:
         case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in _SORTS:
-            return _unsorted(first)
+            return _without_order(first)
         case ast.Subscript(slice=ast.Slice(lower=None, upper=None)):
-            return _unsorted(value.value)
+            return _without_order(value.value)
     return ast.unparse(value)
 
 
@@ -127,22 +129,22 @@ def _unsorted(value: ast.AST) -> str:
 
 
 def names_behind(value: ast.AST, scopes: Sequence[ast.AST]) -> set[str]:
-    """The names in an expression, and those that went into what is assigned to them."""
+    """Return the names in an expression, and those in the values assigned to them."""
     found = {n.id for n in _names(value)}
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         found |= {n.id for name in found for s in _sources(name, scopes) for n in _names(s)}
     return found
 
 
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or module, functions inside of it without their bodies."""
+def _nodes_in(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function or module, without the bodies of nested functions."""
     for child in ast.iter_child_nodes(scope):
         yield child
         if not isinstance(child, (*FUNCTIONS, ast.ClassDef)):
-            yield from _own(child)
+            yield from _nodes_in(child)
 
 
-def _bound(name: str, target: ast.AST, value: ast.AST) -> Iterator[ast.AST]:
+def _bindings(name: str, target: ast.AST, value: ast.AST) -> Iterator[ast.AST]:
     if isinstance(target, ast.Name):
         if target.id == name:
             yield value
@@ -150,17 +152,17 @@ def _bound(name: str, target: ast.AST, value: ast.AST) -> Iterator[ast.AST]:
         values = getattr(value, "elts", None)
         if values is not None and len(values) == len(target.elts):
             for one, part in zip(target.elts, values, strict=True):
-                yield from _bound(name, one, part)
+                yield from _bindings(name, one, part)
         else:
             for one in target.elts:
-                yield from _bound(name, one, value)
+                yield from _bindings(name, one, value)
 
 
 # -- calls and the names of their tensors ---------------------------------------------------
 
 
 def calls_at(scope: ast.AST, number: int, names: Sequence[str]) -> list[ast.Call]:
-    """The calls of functions of these names on one line."""
+    """Return the calls of functions with these names on one line."""
     return [
         n
         for n in ast.walk(scope)
@@ -169,16 +171,16 @@ def calls_at(scope: ast.AST, number: int, names: Sequence[str]) -> list[ast.Call
 
 
 def argument(scopes: Sequence[ast.AST], number: int, op: str, nth: int) -> str:
-    r"""The name of the tensor of a line's ``nth`` send or receive; "" if the text does not tell.
+    r"""Return the name of the tensor of a line's ``nth`` send or receive; "" if unknown.
 
-    A call of ``batch_isend_irecv`` makes those that its list has, in their order.
+    A call of ``batch_isend_irecv`` makes the operations of its list, in order.
 
     >>> text = "ops = [P2POp(isend, act, 1), P2POp(irecv, grad, 1)]\nbatch_isend_irecv(ops)"
     >>> argument([ast.parse(text)], 2, "recv", 0)
     'grad'
     """
     if calls := calls_at(scopes[0], number, (op, f"i{op}")):
-        return _plain(calls[0].args[:1]) if len(calls) == 1 else ""
+        return _name_of_first(calls[0].args[:1]) if len(calls) == 1 else ""
     batches = calls_at(scopes[0], number, ("batch_isend_irecv",))
     given: ast.AST | None = batches[0].args[0] if len(batches) == 1 and batches[0].args else None
     if isinstance(given, ast.Name):
@@ -189,27 +191,29 @@ def argument(scopes: Sequence[ast.AST], number: int, op: str, nth: int) -> str:
         for entry in getattr(given, "elts", ())
         if isinstance(entry, ast.Call) and entry.args and name_of(entry.args[0]) == f"i{op}"
     ]
-    return _plain(made[nth % len(made)].args[1:2]) if made else ""
+    return _name_of_first(made[nth % len(made)].args[1:2]) if made else ""
 
 
-def _plain(arguments: Sequence[ast.AST]) -> str:
+def _name_of_first(arguments: Sequence[ast.AST]) -> str:
     return arguments[0].id if arguments and isinstance(arguments[0], ast.Name) else ""
 
 
-#: Parts of names that tell what is done with a tensor, not which it is.
-_ROLES = frozenset(
+#: Parts of names that describe the use of a tensor, not its identity.
+_GENERIC_PARTS = frozenset(
     "new old recv received send sent out in input output buf buffer buffers tensor tensors got get "
     "other their their my mine own from to next prev previous left right tmp temp data".split()
 )
 
 
 def resemble(one: str, other: str) -> bool:
-    """True if two names have a word in common that says what they name.
+    """Return whether two names have a word in common that identifies a tensor.
 
     >>> resemble("act", "new_act"), resemble("recv_buf", "send_buf"), resemble("x", "x")
     (True, False, False)
     """
-    parts = [{w for w in re.findall(r"[a-z]{3,}", n.lower())} - _ROLES for n in (one, other)]
+    parts = [
+        {w for w in re.findall(r"[a-z]{3,}", n.lower())} - _GENERIC_PARTS for n in (one, other)
+    ]
     return not parts[0].isdisjoint(parts[1])
 
 
@@ -219,22 +223,22 @@ _UNSYMMETRIC = ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.MatMult
 
 
 def order_matters(receives: Sequence[ast.Call], scope: ast.AST) -> bool:
-    """True if what is received first is used otherwise than what comes second.
+    """Return whether the result depends on the order of the received messages.
 
-    Only what the text shows counts: a difference, a list that is returned as it grew, a value that
-    is returned for itself. A sum, a maximum or a set is the same in any order; and a call whose
-    value is used is taken to look at the sender.
+    This must be evident from the text: a difference, a list returned in order of arrival, or a
+    single value returned. A sum, maximum or set does not depend on the order; a call whose value is
+    used is assumed to check the sender.
     """
     parents = {id(c): n for n in ast.walk(scope) for c in ast.iter_child_nodes(n)}
     if any(_is_used(call, parents) for call in receives):
         return False
     given = [call.args[0] for call in receives if call.args]
-    filled = {_plain([g.value]) for g in given if isinstance(g, ast.Subscript)} - {""}
-    buffers = {_plain([g]) for g in given} - {""}
+    filled = {_name_of_first([g.value]) for g in given if isinstance(g, ast.Subscript)} - {""}
+    buffers = {_name_of_first([g]) for g in given} - {""}
     if len(buffers) + len(filled) < len({ast.unparse(g) for g in given}):
         return False
-    for node in ast.walk(scope):  # names of what was received
-        if isinstance(node, ast.Assign) and _taken_from(node.value) in buffers:
+    for node in ast.walk(scope):  # names of received tensors
+        if isinstance(node, ast.Assign) and _source_name(node.value) in buffers:
             buffers |= {t.id for t in node.targets if isinstance(t, ast.Name)}
     first = min(call.lineno for call in receives)
     uses = [
@@ -242,15 +246,15 @@ def order_matters(receives: Sequence[ast.Call], scope: ast.AST) -> bool:
         for n in _names(scope)
         if n.id in buffers and isinstance(n.ctx, ast.Load) and n.lineno >= first
     ]
-    return any(_shows_list(name, scope, parents) for name in filled) or any(
-        _shows_order(use, parents, scope, buffers, apart=len(given) > 1)
+    return any(_list_depends_on_order(name, scope, parents) for name in filled) or any(
+        _use_depends_on_order(use, parents, scope, buffers, apart=len(given) > 1)
         for use in uses
         if not any(use is g for g in given)
     )
 
 
-def _taken_from(value: ast.AST) -> str:
-    """The name of the tensor that an expression only reads: ``y`` of ``float(y[0].item())``."""
+def _source_name(value: ast.AST) -> str:
+    """Return the name of the tensor that an expression reads: ``y`` of ``float(y[0].item())``."""
     while not isinstance(value, ast.Name):
         match value:
             case ast.Call(func=ast.Name(id="float" | "int"), args=[inner]):
@@ -269,14 +273,14 @@ def _names(node: ast.AST) -> list[ast.Name]:
 
 
 def _is_used(call: ast.Call, parents: dict[int, ast.AST]) -> bool:
-    """True if the value of a blocking receive, which is the sender's rank, is used."""
+    """Return whether the result of a blocking receive, the sender's rank, is used."""
     return name_of(call.func) == "recv" and not isinstance(parents.get(id(call)), ast.Expr)
 
 
-def _shows_order(
+def _use_depends_on_order(
     use: ast.AST, parents: dict[int, ast.AST], scope: ast.AST, buffers: set[str], apart: bool
 ) -> bool:
-    """True if an expression of a received value depends on which message came first."""
+    """Return whether an expression of a received value depends on the order of messages."""
     node: ast.AST = use
     while (above := parents.get(id(node))) is not None:
         match above:
@@ -285,12 +289,14 @@ def _shows_order(
                 if any(n.id in buffers for n in _names(other)):
                     return isinstance(operation, _UNSYMMETRIC)
                 if not isinstance(other, ast.Constant):
-                    return False  # with something of the program's: unknown
+                    return False  # combined with another value: unknown
             case ast.Call(func=function) if node is not function:
                 name = name_of(function)
                 if name in ("append", "extend"):
                     grown = function.value if isinstance(function, ast.Attribute) else None
-                    return isinstance(grown, ast.Name) and _shows_list(grown.id, scope, parents)
+                    return isinstance(grown, ast.Name) and _list_depends_on_order(
+                        grown.id, scope, parents
+                    )
                 if name not in ("float", "int", "bool", "str"):
                     return False
             case ast.Return():
@@ -303,8 +309,8 @@ def _shows_order(
     return False
 
 
-def _shows_list(name: str, scope: ast.AST, parents: dict[int, ast.AST]) -> bool:
-    """True if a list is returned as it grew, or its entries are told apart by their place."""
+def _list_depends_on_order(name: str, scope: ast.AST, parents: dict[int, ast.AST]) -> bool:
+    """Return whether a list is returned in order of arrival, or indexed by a constant."""
     for use in _names(scope):
         if use.id != name or not isinstance(use.ctx, ast.Load):
             continue

@@ -1,7 +1,7 @@
-"""Reasons why ranks are stuck, found in the wait-for graph. Pure.
+"""Causes of stuck ranks, found in the wait-for graph. Pure.
 
-Each function takes the operations of the stuck ranks that nothing explains yet, and returns a
-finding and the stuck ranks that it is about, or None.
+Each function takes the operations of the stuck ranks that are not explained yet, and returns a
+finding and the stuck ranks that it explains, or None.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.awaiting import similar
 from distkit.trace.calls import SILENT, STOPPED, at, call, keys, last_call, raised_at, seen
 
-#: A finding, and the stuck ranks that it is about.
-Told = tuple[Finding, set[int]]
+#: A finding, and the stuck ranks that it explains.
+Cause = tuple[Finding, set[int]]
 
 #: The operations of stuck ranks.
 Stuck = Mapping[int, Span]
 
 
-# -- the other end is there, and does not fit ---------------------------------------------
+# -- the other end exists, but does not match ----------------------------------------------
 
 
-def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
-    """Two ends of messages that were meant for each other, and miss each other."""
-    for pair in (_tag_or_group, _taken, _source, _destination, _groups):
+def wrong_end(facts: Evidence, stuck: Stuck) -> Cause | None:
+    """Find two ends of a message that were meant for each other but do not match."""
+    for pair in (_tag_or_group, _message_taken, _wrong_source, _wrong_destination, _mixed_groups):
         for mine in stuck.values():
             if (finding := pair(facts, mine)) is not None:
                 return finding, {mine.rank, *finding.culprits, *finding.lines} & stuck.keys()
@@ -47,7 +47,7 @@ def wrong_end(facts: Evidence, stuck: Stuck) -> Told | None:
 
 
 def _tag_or_group(facts: Evidence, mine: Span) -> Finding | None:
-    """A message between the same two ranks, with another tag or in another group."""
+    """Find a message between the same two ranks with a different tag or group."""
     for other in facts.unmatched if mine.op in P2P else ():
         if not _would_meet(mine, other):
             continue
@@ -68,9 +68,9 @@ def _tag_or_group(facts: Evidence, mine: Span) -> Finding | None:
 
 
 def _would_meet(one: Span, other: Span) -> bool:
-    """True if one sends to the other, who receives from it, tags and groups aside."""
-    fits = other.op in P2P and other.op is not one.op and other.peer == one.rank
-    return fits and one.peer in (other.rank, None)
+    """Return whether two ends would match if tags and groups were ignored."""
+    is_opposite = other.op in P2P and other.op is not one.op and other.peer == one.rank
+    return is_opposite and one.peer in (other.rank, None)
 
 
 def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
@@ -80,8 +80,8 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
 
 
-def _taken(facts: Evidence, mine: Span) -> Finding | None:
-    """A receive whose message an earlier one has taken, which receives from any source."""
+def _message_taken(facts: Evidence, mine: Span) -> Finding | None:
+    """Find a receive whose message was taken by an earlier receive from any source."""
     if mine.op is not Op.RECV or mine.peer is None:
         return None
     taken = [
@@ -109,8 +109,8 @@ def _taken(facts: Evidence, mine: Span) -> Finding | None:
     )
 
 
-def _source(facts: Evidence, mine: Span) -> Finding | None:
-    """A receive from one rank, while the message is from another."""
+def _wrong_source(facts: Evidence, mine: Span) -> Finding | None:
+    """Find a receive from one rank while another rank sends the message."""
     if mine.op is not Op.RECV or mine.peer is None or _in_conversation(facts, mine):
         return None
     for send in facts.unmatched:
@@ -126,15 +126,15 @@ def _source(facts: Evidence, mine: Span) -> Finding | None:
     return None
 
 
-def _destination(facts: Evidence, mine: Span) -> Finding | None:
-    """A message to one rank, while another waits for it."""
+def _wrong_destination(facts: Evidence, mine: Span) -> Finding | None:
+    """Find a message to one rank while another rank waits for it."""
     if mine.op not in P2P:
         return None
     wants = Op.RECV if mine.op is Op.SEND else Op.SEND
     for other in facts.unmatched:
         send, recv = (mine, other) if mine.op is Op.SEND else (other, mine)
-        meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
-        if other.op is wants and meant and not _in_conversation(facts, send):
+        is_meant = recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
+        if other.op is wants and is_meant and not _in_conversation(facts, send):
             return rules.wrong_destination.finding(
                 send,
                 recv,
@@ -147,9 +147,9 @@ def _destination(facts: Evidence, mine: Span) -> Finding | None:
 
 
 def _in_conversation(facts: Evidence, mine: Span) -> bool:
-    """True if a chain of messages leads from this one back to its rank: a circle.
+    """Return whether a chain of waiting ranks leads from this message back to its rank.
 
-    It is none if each rank of it has sent to another one already: those messages went astray.
+    It does not count if each rank of the chain has an unmatched send: those are misdirected.
     """
     rank, circle = mine.peer, [mine.rank]
     while rank is not None and rank not in circle:
@@ -162,8 +162,8 @@ def _in_conversation(facts: Evidence, mine: Span) -> bool:
     return rank == mine.rank and not astray.issuperset(circle)
 
 
-def _groups(facts: Evidence, mine: Span) -> Finding | None:
-    """The same collective, by ranks that wait for each other in different groups."""
+def _mixed_groups(facts: Evidence, mine: Span) -> Finding | None:
+    """Find ranks that wait for each other in the same collective of different groups."""
     if mine.op not in COLLECTIVES:
         return None
     for rank in facts.waits_for[mine.rank]:
@@ -171,22 +171,22 @@ def _groups(facts: Evidence, mine: Span) -> Finding | None:
         if theirs is None or mine.rank not in facts.waits_for[rank] or theirs.group == mine.group:
             continue
         if theirs.op is mine.op:
-            return _all_in(facts, mine.group, theirs.group, mine.op)
+            return _mixed_group_finding(facts, mine.group, theirs.group, mine.op)
     return None
 
 
-def _all_in(facts: Evidence, group: str, other: str, op: Op) -> Finding:
-    """Those who are stuck in the same collective of two groups: the fewer are the odd ones."""
+def _mixed_group_finding(facts: Evidence, group: str, other: str, op: Op) -> Finding:
+    """Return the finding for one collective called on two groups; the culprits are the fewer."""
     spans = [s for s in facts.stuck.values() if s.op is op and s.group in (group, other)]
     halves = [[s.rank for s in spans if s.group == g] for g in (group, other)]
     return replace(_wrong_group(facts, *spans), culprits=outliers(halves))
 
 
-# -- the other end will not come ------------------------------------------------------------
+# -- the other end has finished -------------------------------------------------------------
 
 
-def left_alone(facts: Evidence, stuck: Stuck) -> Told | None:
-    """A rank waits for one that has come to the end of its program; messages first."""
+def left_alone(facts: Evidence, stuck: Stuck) -> Cause | None:
+    """Find a rank that waits for one that has reached the end of its program; messages first."""
     calls = [s for s in stuck.values() if s.match is None]
     for mine in sorted(calls, key=lambda s: s.op not in P2P):
         gone = [r for r in facts.waits_for[mine.rank] if facts.is_gone(r)]
@@ -208,7 +208,7 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
     if mine.peer is None:
         done = sum(r.rank == mine.rank and s.rank in gone for s, r in facts.pairs)
     else:
-        done = sum(_ends(s, r) == _ends(mine, mine) for s, r in facts.pairs)
+        done = sum(_endpoints(s, r) == _endpoints(mine, mine) for s, r in facts.pairs)
     rule = rules.no_receiver if mine.op is Op.SEND else rules.no_sender
     return rule.finding(
         mine,
@@ -223,7 +223,7 @@ def _no_partner(facts: Evidence, mine: Span, gone: list[int]) -> Finding:
     )
 
 
-def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
+def _endpoints(send: Span, recv: Span) -> tuple[int | None, int | None]:
     return (
         send.rank if send.op is Op.SEND else send.peer,
         recv.rank if recv.op is Op.RECV else recv.peer,
@@ -231,7 +231,7 @@ def _ends(send: Span, recv: Span) -> tuple[int | None, int | None]:
 
 
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
-    """A collective that some ranks wait in, and others have ended without."""
+    """Return the finding for a collective that some ranks wait in and others ended without."""
     mine = here[min(here)]
     if "gradients" in mine.attributes:
         return _without_backward(facts, here, gone)
@@ -258,7 +258,7 @@ def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
 
 
 def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
-    """Gradients that some ranks wait for, and others have ended without."""
+    """Return the finding for gradients that some ranks wait for and others ended without."""
     if (found := left_out(facts, gone, here.values())) is not None:
         return found
     mine = here[min(here)]
@@ -280,25 +280,25 @@ def _without_backward(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
 def _why_not_called(
     facts: Evidence, mine: Span, here: Stuck, gone: list[int]
 ) -> tuple[rules.Rule, str]:
-    """The rule, and its remedy; "" for the rule's own."""
+    """Return the rule, and a remedy that replaces the rule's; "" for none."""
     if mine.op is Op.NEW_GROUP:
         return rules.new_group, ""
     if mine.group != "world" and not any(facts.calls[mine.group].get(r) for r in gone):
         return rules.member_missing, ""
     rule = rules.missing_barrier if mine.op is Op.BARRIER else rules.skipped
     remedy = not_coming(facts, mine, gone) or fill(rule.remedy, gone=gone)
-    return rule, remedy + _of_a_group(facts, here)
+    return rule, remedy + _group_hint(facts, here)
 
 
-def _of_a_group(facts: Evidence, here: Stuck) -> str:
-    """That those who wait are the members of a group, and may have meant it."""
+def _group_hint(facts: Evidence, here: Stuck) -> str:
+    """Return a hint if the waiting ranks are the members of a group that they may have meant."""
     theirs = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
     alone = len(here) > 1 and all(s.group == "world" for s in here.values())
     return rules.divergence.say("meant", ranks=[*here]) if theirs and alone else ""
 
 
-def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
-    """Ranks wait for a key of a store that no rank has set."""
+def without_key(facts: Evidence, stuck: Stuck) -> Cause | None:
+    """Find ranks that wait for a key of a store that no rank has set."""
     mine = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
     if mine is None:
         return None
@@ -319,13 +319,13 @@ def without_key(facts: Evidence, stuck: Stuck) -> Told | None:
         here=Calls(here.values()),
         keys=keys(wanted),
         near="".join(rule.say("near", set=e, call=call(e)) for e in near),
-        others=_elsewhere_now(facts, others),
+        others=_activity_of(facts, others),
     )
     return finding, {*here}
 
 
-def _elsewhere_now(facts: Evidence, ranks: list[int]) -> str:
-    """What ranks that do not wait here do now."""
+def _activity_of(facts: Evidence, ranks: list[int]) -> str:
+    """Return what ranks that do not wait here are doing, as text."""
     stuck = [facts.stuck[r] for r in ranks if r in facts.stuck]
     gone = [f"rank {r} has {facts.over([r])}" for r in ranks if facts.is_gone(r)]
     said = [clauses([s], "wait in", facts.call) for s in stuck]
@@ -340,15 +340,15 @@ def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
         missing=away,
         here=Calls(here.values()),
         away=away or [*here],
-        others=_elsewhere_now(facts, away),
+        others=_activity_of(facts, away),
     )
 
 
 # -- all wait for each other --------------------------------------------------------------
 
 
-def circle(facts: Evidence, stuck: Stuck) -> Told | None:
-    """Ranks each of which waits for the next, and the last one for the first."""
+def circle(facts: Evidence, stuck: Stuck) -> Cause | None:
+    """Find a cycle of ranks, each of which waits for the next."""
     ways = {r: [w for w in facts.waits_for[r] if w in stuck] for r in stuck}
     start = next((r for r in stuck if ways[r]), None)
     if start is None:
@@ -381,12 +381,12 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 
 
 def gone(how: str) -> str:
-    """One word for how a process ended."""
+    """Return "hung" or "ended", depending on how a process ended."""
     return "hung" if SILENT in how else "ended"
 
 
 def search(how: str) -> str:
-    """The remedy for a process that has ended."""
+    """Return the remedy for a process that has ended."""
     if INJECTED in how:
         return rules.died.say("asked")
     if SILENT in how:
@@ -395,12 +395,12 @@ def search(how: str) -> str:
     return next(found, rules.died.remedy)
 
 
-#: DDP's words for two ranks that wrap different models.
+#: DDP's error for two ranks that wrap different models.
 _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) has inconsistent")
 
 
 def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) -> Finding:
-    """DDP's complaint in the next forward pass that gradients have been missing."""
+    """Return the finding for DDP's error about gradients missing in the previous iteration."""
     rule = rules.unused_before
     where = sorted(places.values())[0] if any(places.values()) else ""
     before = rule.say("before", where=where) if where else ""
@@ -409,7 +409,7 @@ def _prior_iteration(facts: Evidence, ranks: list[int], places: dict[int, str]) 
 
 
 def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
-    """Ranks that raised or died in the same way."""
+    """Return the finding for ranks that raised or died in the same way."""
     last = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
     places = {r: where for r in ranks} if where else lines_of(*last) if how == "raised" else {}
     if how == "raised":
@@ -434,35 +434,35 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
         process="process" if len(ranks) == 1 else "processes",
         ranks=ranks,
         ended=gone(text),
-        how=headline(text)[:_LONGEST],
+        how=headline(text)[:_MAX_CHARS],
         where=where,
         after=f"; {who}{seen(last[0])}" if last and not where else "",
     )
 
 
 def raised(text: str, where: str, line: str = "") -> str:
-    """An exception in a sentence, after who raised it.
+    """Return an exception as the predicate of a sentence about a rank.
 
     Args:
-        text: the name of its class, and what it says.
+        text: the name of its class and its message.
         where: the user's line that raised it.
         line: the text of that line.
 
     >>> raised("SystemExit: 0", "a.py:3")
     'called sys.exit(0) at a.py:3'
     """
-    said = headline(text, line)[:_LONGEST]
+    said = headline(text, line)[:_MAX_CHARS]
     name, _, code = said.partition(": ")
     if name == "SystemExit":
         return f"called sys.exit({code}){at(where)}"
     return f"raised {raised_at(said, where)}"
 
 
-_LONGEST = 200  # characters of an exception's first line that are shown
+_MAX_CHARS = 200  # characters of an exception's first line that are shown
 
 
 def first(finding: Finding) -> Finding:
-    """The finding of a rank that raised, where others wait for it."""
+    """Adapt the finding of a rank that raised while others wait for it."""
     if finding.rule is not rules.raised:
         return finding
     if " called sys.exit(" in finding.message:

@@ -1,8 +1,8 @@
-"""Mismatches: among the members of a collective, between the ends of a message.
+"""Mismatches between the calls of a collective, and between the ends of a message. Pure.
 
-The n-th collective of a rank on a group belongs with the n-th of every other member, so that a
-mistake that hangs nobody is found, too. The same call on other lines is no mistake: programs
-say ``if rank == 0: … else: …``. Pure.
+The n-th collective of a rank on a group is compared with the n-th of every other member, so
+mistakes without a hang are found, too. The same call on different lines is not a mistake: programs
+contain ``if rank == 0: … else: …``.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from distkit.events import Op, Span
 from distkit.trace.calls import at, call, difference, share
 from distkit.trace.log import grouped
 
-#: A finding, and the operations that its mistake concerns.
+#: A finding, and the operations involved.
 Mismatch = tuple[Finding, list[Span]]
 
-#: Calls that every rank must make: the mistake when one does not, and their name.
+#: Calls that every rank must make: the rule violated otherwise, and their name.
 _WAIT_FOR_ALL: dict[Op, tuple[rules.Rule, str]] = {
     Op.NEW_GROUP: (rules.new_group, "new_group"),
     Op.BARRIER: (rules.missing_barrier, "the barrier"),
 }
 
-_WINDOW = 8  # so far apart may calls be that changed places
+_MAX_REORDERED = 8  # maximum number of calls that may be reordered
 
 
 def collectives(facts: Evidence) -> Iterator[Mismatch]:
-    """The first contradiction of each group, and reductions that differ before it."""
+    """Find the first mismatch of each group, and different reductions before it."""
     for group, calls in facts.calls.items():
         seen = set()
         for nth in range(max(map(len, calls.values()))):
@@ -59,14 +59,14 @@ def collectives(facts: Evidence) -> Iterator[Mismatch]:
                 continue
             place = finding.rule, tuple(sorted(set(finding.lines.values())))
             if place not in seen:
-                yield _among_threads(facts, group, finding), list(column.values())
+                yield _thread_remedy(facts, group, finding), list(column.values())
             seen.add(place)
             if finding.rule is not rules.different_reduction:
-                break  # what comes after it is its consequence
+                break  # later mismatches are consequences
 
 
-def _among_threads(facts: Evidence, group: str, finding: Finding) -> Finding:
-    """A remedy for threads that race, whose calls have no order."""
+def _thread_remedy(facts: Evidence, group: str, finding: Finding) -> Finding:
+    """Replace the remedy if several threads call collectives on the group."""
     ranks = [rank for rank, groups in facts.trace.info.threads.items() if group in groups]
     if not ranks:
         return finding
@@ -79,44 +79,44 @@ def _compare(
 ) -> Finding | None:
     spans = list(column.values())
     differ = {d for s in spans[1:] if (d := difference(spans[0], s))}
-    what = next((d for d in _KINDS if d in differ), "")
+    what = next((d for d in _FINDERS if d in differ), "")
     if not what:
         if spans[0].op is Op.ALL_TO_ALL and (found := _exchanged(facts, column)):
             return found
         if all(s.where == spans[0].where for s in spans):
-            return None  # nearly always
+            return None  # the common case
         return _swapped_lines(facts, calls, nth, column) or shifted(facts, calls, nth, column)
     if len({"gradients" in s.attributes for s in spans}) == 2:
         found = _gradients(facts, column)
         if found is not None:
             return found
-    if _changed_places(calls, nth, column, where=False):
+    if _reordered_calls(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
     return (
         diverged(facts, calls, nth, column)
         or _uneven(facts, calls, nth, column)
-        or _KINDS[what](facts, column)
+        or _FINDERS[what](facts, column)
     )
 
 
 def _exchanged(facts: Evidence, column: Column) -> Finding | None:
-    """An all_to_all in which a rank is not sent what it awaits."""
+    """Find an all_to_all in which a rank is not sent what it expects."""
     if any("sends" in s.attributes for s in column.values()):
         return _splits(facts, column)
     sizes = {s.nbytes for s in column.values()}
     if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
-        return None  # else it may be meant
+        return None  # may be intended
     rows = grouped(column, lambda rank: column[rank].nbytes)
     return replace(_tensor(facts, column), culprits=outliers(list(rows.values())))
 
 
 def _splits(facts: Evidence, column: Column) -> Finding | None:
-    """The first two ranks one of which sends more or fewer rows than the other awaits."""
+    """Find the first rank that sends more or fewer rows than the receiver expects."""
     members = facts.members(next(iter(column.values())).group)
     if len({(s.dtype, s.shape[1:]) for s in column.values() if s.nbytes}) > 1:
         return None  # rows of different sizes
     if any("Split sizes" in end.text for r, end in facts.ends.items() if r in column):
-        return None  # those of a call do not even fit its own tensor, and torch says so
+        return None  # the splits do not fit the call's own tensor; torch reports that
     shares = {r: _shares(s, len(members)) for r, s in column.items()}
     for sender, receiver in product(shares, shares):
         sent, awaited = shares[sender][0], shares[receiver][1]
@@ -128,7 +128,7 @@ def _splits(facts: Evidence, column: Column) -> Finding | None:
 
 
 def _shares(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
-    """The rows that a rank sends to each member, and those that it awaits from each."""
+    """Return the rows that a rank sends to each member, and expects from each."""
     even = [span.shape[0] // size] * size if span.shape else []
     return span.attributes.get("sends", even), span.attributes.get("receives", even)
 
@@ -153,7 +153,7 @@ def _split(
 
 
 def _classes(column: Column) -> list[list[int]]:
-    """The ranks whose calls fit together."""
+    """Group the ranks whose calls agree."""
     found: list[list[int]] = []
     for rank, span in sorted(column.items()):
         for ranks in found:
@@ -188,35 +188,35 @@ def _op(facts: Evidence, column: Column) -> Finding:
     for op in [op for op in _WAIT_FOR_ALL if op in called]:
         rule, name = _WAIT_FOR_ALL[op]
         without = [r for r, s in column.items() if s.op is not op]
-        missing = [r for r in without if not _comes_to(facts, column, r, op)]
+        missing = [r for r in without if not _reaches(facts, column, r, op)]
         if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
             message = rules.divergence.sentences["waits_for_all"]
             return _finding(rule, column, message=message, culprits=missing, name=name)
-    remedy = rules.another_order.remedy if _changes_places(facts, column) else ""
+    remedy = rules.another_order.remedy if _is_reordered(facts, column) else ""
     return _finding(rules.different_collective, column, remedy=remedy)
 
 
-def _comes_to(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
-    """True if a rank's call is one too many, and its text leads on to the one of the others.
+def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
+    """Return whether a rank makes an extra call and would then reach the others' call.
 
-    One that repeats what the others have done as often already has skipped theirs.
+    A rank that repeats a call which the others have made equally often has skipped theirs.
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
     before = [facts.before(s.rank, span.where, s) for s in (span, other)]
     repeats = before[0] == before[1] > 0
-    return not repeats and _is_ahead(facts, span, op)
+    return not repeats and _leads_to(facts, span, op)
 
 
-def _is_ahead(facts: Evidence, span: Span, op: Op) -> bool:
-    """True if the program's text leads from a call on to an operation."""
+def _leads_to(facts: Evidence, span: Span, op: Op) -> bool:
+    """Return whether the program reaches an operation after a call."""
     return any(str(op) in name for name in facts.program.ahead(facts.path(span)))
 
 
-def _changes_places(facts: Evidence, column: Column) -> bool:
-    """True if the text leads each of two ranks on to what the other calls."""
+def _is_reordered(facts: Evidence, column: Column) -> bool:
+    """Return whether two ranks would each reach the other's call next."""
     one, *others = column.values()
     return any(
-        s.where != one.where and _is_ahead(facts, one, s.op) and _is_ahead(facts, s, one.op)
+        s.where != one.where and _leads_to(facts, one, s.op) and _leads_to(facts, s, one.op)
         for s in others
     )
 
@@ -243,19 +243,21 @@ def _tensor(facts: Evidence, column: Column) -> Finding:
 
 
 def _same_tensor(facts: Evidence, column: Column) -> str:
-    """The remedy for tensors that differ, by what differs and where the calls stand."""
+    """Return the remedy for different tensors, given what differs and the lines of the calls."""
     rule, order = rules.different_tensor, rules.another_order.remedy
     spans = [*column.values()]
     dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
     one_call = len(places) == 1
     unlike = len({s.attributes.get("reduction") for s in spans}) > 1
-    if not one_call and (unlike or _changes_places(facts, column)):
+    if not one_call and (unlike or _is_reordered(facts, column)):
         return order + rule.say("one_call")
     path = facts.path(spans[0])
     if one_call and (loop := facts.program.reordered(path)) is not None:
         return order + rule.say("reordered", loop=loop)
     if len({*dtypes}) > 1:
-        return rule.say("dtype", dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_room(d))))
+        return rule.say(
+            "dtype", dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_dtype_rank(d)))
+        )
     cause = ""
     if one_call and facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
         cause = rule.say("last_batch")
@@ -264,13 +266,13 @@ def _same_tensor(facts: Evidence, column: Column) -> str:
     return fill(rule.remedy, cause=cause)
 
 
-def _room(dtype: str) -> tuple[bool, int]:
-    """Of two dtypes the floating one, or else the wider one, holds the values of both."""
+def _dtype_rank(dtype: str) -> tuple[bool, int]:
+    """Return a sort key: floating-point dtypes after others, wider ones after narrower."""
     return "float" in dtype, int("".join(filter(str.isdigit, dtype)) or 0)
 
 
-#: What differs, the worst first, and the finding that it makes.
-_KINDS = {
+#: The function that returns the finding, by what differs; most serious first.
+_FINDERS = {
     "op": _op,
     "members": _members,
     "root": _root,
@@ -281,7 +283,7 @@ _KINDS = {
 
 
 def _gradients(facts: Evidence, column: Column) -> Finding | None:
-    """Some send gradients, and others go on: have they left some out, or made fewer steps?"""
+    """Find ranks that continue without gradients that the others send, if some were left out."""
     without = [r for r, s in column.items() if "gradients" not in s.attributes]
     have = [s for r, s in column.items() if r not in without]
     gone = [column[r] for r in without]
@@ -298,22 +300,22 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
 def _uneven(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """One rank calls a line once more, where another has already gone on to the next."""
+    """Find a rank that repeats a line while another has continued to the next."""
     for a, b in ((a, b) for a in column for b in column if a != b):
         one, other = column[a].where, column[b].where
         rows = [s.where for s in calls[a][:nth]], [s.where for s in calls[b][:nth]]
         before = rows[0].count(one)
         if not one or one == other or not before or before != rows[1].count(one):
             continue
-        if _loops(rows[0], one, other):
+        if _stays_in_loop(rows[0], one, other):
             more = [r for r, s in column.items() if s.where == one]
             rest = [r for r in column if r not in more]
             return one_more(facts, column, [more, rest], [before, before])
     return None
 
 
-def _loops(before: list[str], again: str, other: str) -> bool:
-    """True if a rank that calls ``again`` stays in its loop, and one that calls ``other`` left."""
+def _stays_in_loop(before: list[str], again: str, other: str) -> bool:
+    """Return whether calling ``again`` stays in a loop that calling ``other`` leaves."""
     if other not in before:
         return True
     steps = set(pairwise(before))
@@ -328,12 +330,12 @@ def _key(span: Span, where: bool) -> tuple[object, ...]:
     return (*what, span.where) if where else what
 
 
-def _changed_places(calls: dict[int, list[Span]], nth: int, column: Column, where: bool) -> int:
-    """The number of next calls that are the same on all ranks but for their order; 0 if none.
+def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, where: bool) -> int:
+    """Return the number of next calls that differ between ranks only in order; 0 if none.
 
-    With ``where``, lines tell the calls apart, each of them once.
+    With ``where``, calls on different lines are different, and each may occur only once.
     """
-    rows = [calls[r][nth : nth + _WINDOW] for r in column]
+    rows = [calls[r][nth : nth + _MAX_REORDERED] for r in column]
     keys = [[_key(s, where) for s in row] for row in rows]
     for width in range(2, min(map(len, keys)) + 1):
         counts = [Counter(row[:width]) for row in keys]
@@ -347,18 +349,18 @@ def _changed_places(calls: dict[int, list[Span]], nth: int, column: Column, wher
 def _swapped_lines(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """The same calls, but the ranks come to their lines in another order: silently wrong."""
+    """Find equal calls whose lines the ranks reach in a different order: silently wrong."""
     places = {s.where for s in column.values()}
-    if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _EMPTY:
+    if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
         return None
-    if not _changed_places(calls, nth, column, where=True):
+    if not _reordered_calls(calls, nth, column, where=True):
         return None
     if any(facts.program.alternatives([a], [b]) for a, b in combinations(places, 2)):
-        return None  # branches of an if: each rank goes through one of them
+        return None  # branches of one condition
     return _another_order(calls, nth, column)
 
 
-_EMPTY = {Op.BARRIER, Op.NEW_GROUP}
+_WITHOUT_TENSOR = {Op.BARRIER, Op.NEW_GROUP}
 
 
 def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Finding:
@@ -378,14 +380,14 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
 
 
 def messages(facts: Evidence) -> Iterator[Mismatch]:
-    """Messages whose two ends differ in size or dtype, one finding for each pair of lines.
+    """Find messages whose ends differ in size or dtype, one finding per pair of lines.
 
-    Between two ranks what differs later, on other lines, comes of the first.
+    Later differences between the same two ranks are consequences of the first.
     """
     found: dict[tuple[str, str], list[tuple[Span, Span]]] = defaultdict(list)
     first: dict[tuple[object, ...], tuple[str, str]] = {}  # the lines that differ, by the two ranks
     for send, recv in facts.pairs:
-        if send.dtype and recv.dtype and not _alike(send, recv):
+        if send.dtype and recv.dtype and not _same_layout(send, recv):
             ends = send.rank, recv.rank, send.group, send.tag
             found[first.setdefault(ends, (send.where, recv.where))].append((send, recv))
     for pairs in found.values():
@@ -393,7 +395,7 @@ def messages(facts: Evidence) -> Iterator[Mismatch]:
         yield _wrong_tensor(facts, *pairs[0], spans), spans
 
 
-def _alike(one: Span, other: Span) -> bool:
+def _same_layout(one: Span, other: Span) -> bool:
     return (one.dtype, one.nbytes) == (other.dtype, other.nbytes)
 
 
@@ -412,7 +414,7 @@ def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) ->
 
 
 def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
-    """The remedy for a message that does not fit its buffer: another one may have been meant."""
+    """Return the remedy for a message that does not fit its buffer; another may be meant."""
     meant = [
         s
         for end, other in ((send, recv), (recv, send))
@@ -420,7 +422,7 @@ def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
         if (s.op, s.rank, s.group, s.tag) == (end.op, end.rank, end.group, end.tag)
         and s.seq != end.seq
         and s.peer == end.peer
-        and _alike(s, other)
+        and _same_layout(s, other)
     ]
     if meant:
         return rules.crossed_messages.remedy

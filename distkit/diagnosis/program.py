@@ -1,9 +1,9 @@
-"""Reading the program's text: the loops, conditions and exits on the way to a line. Pure.
+"""Analysis of the program's text: the loops, conditions and exits on the way to a line. Pure.
 
-The calls alone do not tell a rank that left its loop early from one that came to a call which
-others never make; the text does. A *path* is where a call stands: its own line and those of the
-functions that led to it, the innermost first, each ``file:number`` as in events. Where a text is
-not known, or is no Python, nothing is said.
+Calls alone do not distinguish a rank that left its loop early from one that made a call which
+others never make; the text does. A *path* is the stack of a call: its line and its callers' lines,
+innermost first, each ``file:number`` as in events. Files that are unknown or not Python are
+ignored.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from distkit.diagnosis.dataflow import (
     reorders,
 )
 
-#: A line and those that led to it, the innermost first.
+#: A line and its callers' lines, innermost first.
 Path = Sequence[str]
 
-#: The statements and expressions around a line from the outside, and the branch of each.
+#: The statements and expressions around a line, outermost first, and the branch of each.
 Chain = list[tuple[ast.AST, str]]
 
 _LOOPS = ast.For, ast.While, ast.AsyncFor
 _PARTS = ast.stmt, ast.ExceptHandler, ast.match_case
-_LONGEST = 60  # characters of a condition that are shown
-_TRIES = 5
-_DEEPEST = 4  # calls that are followed to where a function is called, or to what it calls
+_MAX_CHARS = 60  # characters of a condition that are shown
+_MAX_TRIES = 5
+_MAX_DEPTH = 4  # maximum depth of calls followed, to callers or to called functions
 
 
 @dataclass(frozen=True)
 class Place:
-    """A statement: its words, and where it begins."""
+    """A statement: its text, and the line where it begins."""
 
     words: str
     where: str
 
     @property
     def loops(self) -> bool:
-        """True if it is a loop."""
+        """Whether it is a loop."""
         return self.words.startswith(("for ", "while "))
 
     def __str__(self) -> str:
@@ -57,12 +57,12 @@ class Guard:
     """A statement that may keep a rank from a line.
 
     Args:
-        place: its words and line.
+        place: its text and line.
         node: its syntax tree.
-        part: the branch of it that leads to the line; "exit" if the statement leads away from it.
-        by_rank: what it decides by differs among the ranks, as the text tells …
-        names_rank: … in the condition itself.
-        scope: for an exit, what it leaves: a function or a loop.
+        part: the branch that leads to the line; "exit" if the statement leads away from it.
+        by_rank: whether its condition depends on the rank, directly or by assignments.
+        names_rank: whether the condition itself names the rank.
+        scope: for an exit, the function or loop that it leaves.
     """
 
     place: Place
@@ -74,13 +74,13 @@ class Guard:
 
     @property
     def leads_away(self) -> bool:
-        """True for an exit: ``return``, ``raise``, ``break`` or ``continue`` before the line."""
+        """Whether it is an exit: ``return``, ``raise``, ``break`` or ``continue``."""
         return self.part == "exit"
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """One function of a path: its file, the statements around the line, and what encloses them."""
+    """One function of a path: its file and line, and the statements and scopes around the line."""
 
     file: str
     number: int
@@ -93,10 +93,10 @@ class _Frame:
 
 
 class Program:
-    r"""The texts of a run's program.
+    r"""The source texts of a run's program.
 
     Args:
-        sources: by the file's name.
+        sources: the text of each file.
 
     >>> text = "for x in data:\n    if bad(x):\n        continue\n    reduce(x)\nbarrier()\n"
     >>> program = Program({"a.py": text})
@@ -114,48 +114,48 @@ class Program:
         self._sources = sources
 
     def text(self, where: str) -> str:
-        """The line itself; "" if it is not known."""
+        """Return the text of a line; "" if unknown."""
         file, number = _split(where)
         lines = self._sources.get(file, "").splitlines()
         return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
     def tree(self, where: str) -> ast.Module | None:
-        """The syntax tree of a line's file; None if it is not known, or is no Python."""
+        """Return the syntax tree of a line's file; None if it is unknown or not Python."""
         file, number = _split(where)
         return _parsed(self._sources[file]) if number and self._sources.get(file) else None
 
     def mentions(self, name: str) -> bool:
-        """True if a text of the program has this name in it."""
+        """Return whether a text of the program contains this name."""
         return any(name in text for text in self._sources.values())
 
     def scopes(self, where: str) -> list[ast.AST]:
-        """The functions around a line, the innermost first, and the module."""
+        """Return the functions around a line, innermost first, and the module."""
         frames = self._frames([where])
         return frames[-1].scopes if frames else []
 
     # -- what keeps ranks away ------------------------------------------------------
 
     def keeps_away(self, path: Path, others: Sequence[Path] = ()) -> Guard | None:
-        """What makes some ranks skip a line: the innermost condition that fits, if there is one.
+        """Return the innermost condition that may make some ranks skip a line, if there is one.
 
-        Best fits one whose other branch the others took, then one that depends on the rank.
+        A condition whose other branch was taken is preferred, then one that depends on the rank.
 
         Args:
-            path: of the line.
-            others: the paths of calls that the ranks made which never come to it.
+            path: the path of the line.
+            others: the paths of calls made by the ranks that never reach it.
         """
         guards = self._guards(path)
         decided = [g for g in guards if not g.place.loops or g.by_rank]
         taken = [self._branches(other) for other in others]
         fits = (
-            [g for g in decided if any(_took_another(g, branches) for branches in taken)],
+            [g for g in decided if any(_took_other_branch(g, branches) for branches in taken)],
             [g for g in decided if g.by_rank],
             [g for g in decided if not g.leads_away],
         )
         return next((found[-1] for found in fits if found), None)
 
     def unshared(self, here: Path, there: Path) -> list[Guard]:
-        """The loops, conditions and exits on the way to a line that another line does not have."""
+        """Return the loops, conditions and exits that apply to one line but not to another."""
         branches, functions = self._branches(there), {id(f.function) for f in self._frames(there)}
         return [
             g
@@ -165,7 +165,7 @@ class Program:
         ]
 
     def alternatives(self, here: Path, there: Path) -> bool:
-        """True if two lines are branches of one condition: who takes one skips the other."""
+        """Return whether two lines are in different branches of one condition."""
         other = dict(self._branches(there))
         return any(
             isinstance(node, (ast.If, ast.IfExp, ast.Match)) and other.get(id(node), part) != part
@@ -174,14 +174,14 @@ class Program:
         )
 
     def follows(self, here: str, there: Path) -> bool:
-        """True if a line comes after another one of the file, and no loop leads back to that."""
+        """Return whether a line follows another one of the file, and no loop leads back."""
         (file, number), (other, first) = _split(here), _split(there[0])
         both = {id(n) for f in self._frames([here]) for n, _ in f.chain}
         nodes = [n for f in self._frames(there) for n, _ in f.chain if id(n) in both]
         return file == other and first < number and not any(isinstance(n, _LOOPS) for n in nodes)
 
     def skips(self, here: str, there: str) -> bool:
-        r"""True if a line of a function comes before another one, or in its place.
+        r"""Return whether a line of a function comes before another one, or instead of it.
 
         >>> program = Program({"a.py": "if me:\n    reduce(x)\nelse:\n    end()\nend()\n"})
         >>> program.skips("a.py:4", "a.py:2"), program.skips("a.py:5", "a.py:2")
@@ -195,7 +195,7 @@ class Program:
         return alike or number < last or not self.follows(here, [there])
 
     def loops(self, path: Path) -> list[Place]:
-        """The loops around a line, the innermost first."""
+        """Return the loops around a line, innermost first."""
         return [
             _place(frame.file, node)
             for frame in reversed(self._frames(path))
@@ -204,10 +204,10 @@ class Program:
         ]
 
     def exits(self, path: Path) -> list[Place]:
-        """Statements that may keep a rank from reaching a line as often as others do.
+        """Return statements that may keep a rank from reaching a line as often as others do.
 
-        That is every ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` of
-        the loops around it, and every ``return`` before it.
+        These are ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` in the
+        loops around it, and every ``return`` before it.
         """
         found: dict[Place, None] = {}
         for frame in self._frames(path):
@@ -222,18 +222,18 @@ class Program:
         return [*found]
 
     def ahead(self, path: Path) -> set[str]:
-        """The names of functions that are called after a line, before the program's end.
+        """Return the names of functions called after a line, before the program's end.
 
-        Those that only a loop leads back to do not count.
+        Calls reached only by another iteration of a loop do not count.
         """
         found: set[str] = set()
         for frame in reversed(self._frames(path)):
             for statement in _after(frame.chain):
-                _add_calls(statement, frame.scopes[-1], found, _DEEPEST)
+                _add_calls(statement, frame.scopes[-1], found, _MAX_DEPTH)
         return found
 
     def hides(self, path: Path) -> list[Place]:
-        """The handlers around a line that let a rank go on which has raised before it."""
+        """Return the handlers around a line that hide an exception raised before it."""
         return [
             _place(frame.file, handler)
             for frame in self._frames(path)
@@ -243,13 +243,13 @@ class Program:
             if not _raises(handler)
         ]
 
-    # -- in which order -------------------------------------------------------------
+    # -- order of iteration -----------------------------------------------------------
 
     def reordered(self, path: Path, *, directly: bool = False) -> Place | None:
-        """The loop around a line that takes the same things in another order on some ranks.
+        """Return a loop around a line with the same items in another order on some ranks.
 
-        That is one over ``sorted(names, reverse=rank == 1)``, say, whose variable the line uses:
-        ``directly``, or by what was computed of it.
+        An example is a loop over ``sorted(names, reverse=rank == 1)`` whose variable the line
+        uses, ``directly`` or by a value computed from it.
         """
         for frame in reversed(self._frames(path)):
             used = names_behind(frame.chain[-1][0], () if directly else frame.scopes)
@@ -262,7 +262,7 @@ class Program:
         return None
 
     def unordered(self, path: Path) -> Place | None:
-        """The innermost loop around a line that does not count: it may have any order."""
+        """Return the innermost loop around a line if it is a ``for`` without ``range``."""
         for place in self.loops(path)[:1]:
             if place.words.startswith("for ") and " in range(" not in place.words:
                 return place
@@ -271,19 +271,19 @@ class Program:
     # -- finding a line ---------------------------------------------------------
 
     def _guards(self, path: Path) -> list[Guard]:
-        """All that may keep a rank from a line, from the outside; of a frame the exits first."""
+        """Return all guards of a line, outermost first; in each frame exits come first."""
         frames = self._frames(path)
         found = []
         for frame in frames:
-            found += [*_ways_out(frame), *_conditions(frame)]
+            found += [*_exits_before(frame), *_conditions(frame)]
         return found
 
     def _branches(self, path: Path) -> set[tuple[int, str]]:
-        """The branches that a line stands in."""
+        """Return the branches that contain a line."""
         return {(id(node), part) for f in self._frames(path) for node, part in f.chain}
 
     def _frames(self, path: Path) -> list[_Frame]:
-        """The functions of a path, the outermost first."""
+        """Return the functions of a path, outermost first."""
         lines = [*path]
         if len(lines) == 1:
             lines += self._callers(lines[0])
@@ -295,19 +295,19 @@ class Program:
             if tree is None:
                 continue
             scopes = _scopes(tree, number)
-            chain = _inwards(scopes[0], number)
+            chain = _enclosing(scopes[0], number)
             if chain:
-                chain += _to_call(chain[-1][0], number, inner)
+                chain += _conditions_in(chain[-1][0], number, inner)
             found.append(_Frame(file, number, chain, scopes))
             inner = getattr(scopes[0], "name", "")
         return found[::-1]
 
     def _callers(self, where: str, depth: int = 0) -> list[str]:
-        """The lines that must have led to a line: each function is called in one place."""
+        """Return the callers' lines of a line, as far as each function is called on one line."""
         file, number = _split(where)
         tree = self.tree(where)
         function = _scopes(tree, number)[0] if tree is not None else None
-        if tree is None or not isinstance(function, FUNCTIONS) or depth == _DEEPEST:
+        if tree is None or not isinstance(function, FUNCTIONS) or depth == _MAX_DEPTH:
             return []
         calls = {
             n.lineno
@@ -321,16 +321,16 @@ class Program:
         return [caller, *self._callers(caller, depth + 1)]
 
 
-@lru_cache(maxsize=64)  # a run that hangs is looked at again and again
+@lru_cache(maxsize=64)  # a hanging run is diagnosed repeatedly
 def _parsed(text: str) -> ast.Module | None:
-    """The tree of a text, a cell's magics aside; None if it is no Python."""
-    for _ in range(_TRIES):
+    """Return the tree of a text, ignoring a cell's magics; None if it is not Python."""
+    for _ in range(_MAX_TRIES):
         try:
             return ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             plain = re.sub(r"^( *)[%!].*", r"\1pass", text, flags=re.M)
             return None if plain == text else _parsed(plain)
-        except SystemError:  # another thread was parsing: CPython before 3.11.8, gh-106905
+        except SystemError:  # concurrent parsing in CPython before 3.11.8, gh-106905
             continue
     return None
 
@@ -341,14 +341,14 @@ def _split(where: str) -> tuple[str, int]:
 
 
 def _extent(node: ast.AST) -> range:
-    """The lines of a statement, an ``except`` or a ``case``."""
+    """Return the lines of a statement, an ``except`` or a ``case``."""
     first = node.pattern.lineno if isinstance(node, ast.match_case) else getattr(node, "lineno", 0)
     last = node.body[-1] if isinstance(node, ast.match_case) else node
     return range(first, (getattr(last, "end_lineno", 0) or first) + 1)
 
 
 def _scopes(tree: ast.Module, number: int) -> list[ast.AST]:
-    """The functions around a line, the innermost first, and the module."""
+    """Return the functions around a line, innermost first, and the module."""
     around = [
         n
         for n in ast.walk(tree)
@@ -357,19 +357,19 @@ def _scopes(tree: ast.Module, number: int) -> list[ast.AST]:
     return [*sorted(around, key=lambda n: -n.lineno), tree]
 
 
-def _inwards(node: ast.AST, number: int) -> Chain:
-    """The statements around a line number inside a function or module, and the part of each."""
+def _enclosing(node: ast.AST, number: int) -> Chain:
+    """Return the statements around a line number in a function or module, and their branches."""
     for field, value in ast.iter_fields(node):
         for at, child in enumerate(value if isinstance(value, list) else ()):
             if isinstance(child, _PARTS) and number in _extent(child):
                 part = f"{field} {at}" if isinstance(node, ast.Match) else field
-                return [(node, part), *_inwards(child, number)]
+                return [(node, part), *_enclosing(child, number)]
     return [(node, "")]
 
 
 def _after(chain: Chain) -> Iterator[ast.stmt]:
-    """The statements behind a line in its function, as far as the line leads to them."""
-    skipping = False  # to the end of a loop
+    """Yield the statements reached after a line in its function."""
+    skipping = False  # after break or continue, to the end of the loop
     for (node, part), (child, _) in zip(chain[-2::-1], chain[:0:-1], strict=True):
         block = getattr(node, part, None)
         if skipping or not isinstance(block, list):
@@ -385,13 +385,13 @@ def _after(chain: Chain) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _to_call(statement: ast.AST, number: int, inner: str) -> Chain:
-    """The conditional expressions of a statement around the calls on one of its lines.
+def _conditions_in(statement: ast.AST, number: int, inner: str) -> Chain:
+    """Return the conditional expressions of a statement around a call on one of its lines.
 
     Args:
-        statement: the innermost one.
-        number: the line.
-        inner: the function that is called there; "" for a communication.
+        statement: the innermost statement.
+        number: the line number.
+        inner: the function that is called there; "" for any communication.
     """
     if isinstance(statement, FUNCTIONS):
         return []
@@ -404,7 +404,7 @@ def _to_call(statement: ast.AST, number: int, inner: str) -> Chain:
 
 
 def _expressions(node: ast.AST, around: Chain) -> Iterator[Chain]:
-    """The calls in an expression, each with the expressions around it."""
+    """Yield the calls in an expression, each with the expressions around it."""
     if isinstance(node, ast.Call):
         yield [*around, (node, "")]
     for field, value in ast.iter_fields(node):
@@ -414,7 +414,7 @@ def _expressions(node: ast.AST, around: Chain) -> Iterator[Chain]:
                 yield from _expressions(child, [*around, (node, part)])
 
 
-#: Names of functions that communicate.
+#: Pattern of names of functions that communicate.
 _COMMUNICATES = re.compile(
     r"^i?(send|recv)|broadcast|reduce|gather|scatter|all_to_all|barrier|new_group|irecv|backward"
 )
@@ -426,7 +426,7 @@ def _is_call(node: ast.AST, inner: str) -> bool:
 
 
 def _add_calls(node: ast.AST, tree: ast.AST, found: set[str], depth: int) -> None:
-    """Add the names of what a statement calls, and what functions of the file call in turn."""
+    """Add the names of functions called by a statement, directly or by functions of the file."""
     if isinstance(node, FUNCTIONS):
         return
     for call in ast.walk(node):
@@ -444,9 +444,9 @@ def _add_calls(node: ast.AST, tree: ast.AST, found: set[str], depth: int) -> Non
 
 
 def _conditions(frame: _Frame) -> Iterator[Guard]:
-    """The loops and conditions around a frame's line."""
+    """Yield the loops and conditions around a frame's line."""
     for (node, part), (child, _) in zip(frame.chain, [*frame.chain[1:], (None, "")], strict=True):
-        words, decides = _read(node, part, child)
+        words, decides = _describe(node, part, child)
         if decides is None or _is_certain(decides):
             continue
         yield Guard(
@@ -459,7 +459,7 @@ def _conditions(frame: _Frame) -> Iterator[Guard]:
 
 
 def _is_certain(test: ast.AST) -> bool:
-    """True for a test that has the same outcome on every rank."""
+    """Return whether a test has the same outcome on every rank."""
     return isinstance(test, ast.Constant) or "__name__" in ast.unparse(test)
 
 
@@ -469,8 +469,8 @@ def _line(node: ast.AST, child: ast.AST | None) -> int:
     return int(getattr(node, "lineno", 0))
 
 
-#: A statement, the conditions under which it stands, and the loop around it, if there is one.
-_Standing = tuple[ast.AST, tuple[ast.AST, ...], "ast.AST | None"]
+#: A statement, the conditions around it, and the loop around it, if there is one.
+_Context = tuple[ast.AST, tuple[ast.AST, ...], "ast.AST | None"]
 
 
 def _statements(
@@ -478,8 +478,8 @@ def _statements(
     parts: Mapping[int, str],
     tests: tuple[ast.AST, ...] = (),
     loop: ast.AST | None = None,
-) -> Iterator[_Standing]:
-    """The statements in a function or loop, but for branches that a chain of ``parts`` avoids."""
+) -> Iterator[_Context]:
+    """Yield the statements of a function or loop, except branches not taken by ``parts``."""
     for field, value in ast.iter_fields(node):
         if isinstance(node, ast.If) and parts.get(id(node), field) != field:
             continue
@@ -495,69 +495,71 @@ def _statements(
 _TESTS = ast.If, ast.Match, ast.ExceptHandler
 
 
-def _ways_out(frame: _Frame) -> Iterator[Guard]:
-    """The conditional exits before a frame's line: of its function and of the loops around it."""
+def _exits_before(frame: _Frame) -> Iterator[Guard]:
+    """Yield the conditional exits before a frame's line, from its function or its loops."""
     parts = {id(node): part for node, part in frame.chain}
     for child, tests, loop in _statements(frame.function, parts):
         if not tests or _extent(child).start >= frame.number:
             continue
         if isinstance(child, (ast.Return, ast.Raise)):
-            yield _exit(frame, child, tests, frame.function)
+            yield _exit_guard(frame, child, tests, frame.function)
         elif isinstance(child, (ast.Break, ast.Continue)) and id(loop) in parts:
-            yield _exit(frame, child, tests, loop)
+            yield _exit_guard(frame, child, tests, loop)
 
 
-def _exit(frame: _Frame, child: ast.AST, tests: Sequence[ast.AST], scope: ast.AST | None) -> Guard:
-    """A statement that leaves a function or a loop under conditions."""
+def _exit_guard(
+    frame: _Frame, child: ast.AST, tests: Sequence[ast.AST], scope: ast.AST | None
+) -> Guard:
+    """Return the guard for a statement that leaves a function or loop under conditions."""
     decide = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
     by_rank = any(t is not None and depends_on_rank(t, frame.scopes) for t in decide)
-    return Guard(_leaving(frame.file, child, tests), child, "exit", by_rank, scope=scope)
+    return Guard(_exit_statement(frame.file, child, tests), child, "exit", by_rank, scope=scope)
 
 
-def _leaving(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Place:
+def _exit_statement(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Place:
     place = _place(file, child)
-    return Place(f"{place.words}` under `{_words(tests[-1])}", place.where)
+    return Place(f"{place.words}` under `{_text_of(tests[-1])}", place.where)
 
 
 def _exits(file: str, node: ast.AST) -> Iterator[Place]:
-    """The ways out of a loop's pass, or out of a function."""
+    """Yield the exits of a loop's iteration, or of a function."""
     for child, tests, loop in _statements(node, {}):
         if isinstance(child, ast.Return) or (
             isinstance(child, (ast.Break, ast.Continue)) and loop is None
         ):
             if tests:
-                yield _leaving(file, child, tests)
-        elif (isinstance(child, ast.With) and "no_sync" in _words(child)) or (
-            isinstance(child, ast.ExceptHandler) and not _leads_out(child.body)
+                yield _exit_statement(file, child, tests)
+        elif (isinstance(child, ast.With) and "no_sync" in _text_of(child)) or (
+            isinstance(child, ast.ExceptHandler) and not _ends_with_exit(child.body)
         ):
             yield _place(file, child)
 
 
-def _took_another(guard: Guard, branches: set[tuple[int, str]]) -> bool:
-    """True if a line in these branches stands in another branch of a condition."""
+def _took_other_branch(guard: Guard, branches: set[tuple[int, str]]) -> bool:
+    """Return whether these branches contain the other branch of a condition."""
     if guard.leads_away or not isinstance(guard.node, (ast.If, ast.IfExp)):
         return False
     other = "orelse" if guard.part == "body" else "body"
     return (id(guard.node), other) in branches
 
 
-# -- telling it -----------------------------------------------------------------------
+# -- text of statements ---------------------------------------------------------------
 
 
 def _place(file: str, node: ast.AST) -> Place:
-    return Place(_words(node), f"{file}:{getattr(node, 'lineno', 0)}")
+    return Place(_text_of(node), f"{file}:{getattr(node, 'lineno', 0)}")
 
 
-def _words(node: ast.AST) -> str:
-    return _shorten(_read(node, "body")[0])
+def _text_of(node: ast.AST) -> str:
+    return _shorten(_describe(node, "body")[0])
 
 
 def _shorten(words: str) -> str:
-    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+    return words if len(words) <= _MAX_CHARS else f"{words[: _MAX_CHARS - 1]}…"
 
 
-def _read(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[str, ast.AST | None]:
-    """A statement in words, and the expression by which it decides whether a part is reached."""
+def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[str, ast.AST | None]:
+    """Return a statement as text, and the expression that decides whether a branch is taken."""
     match node:
         case ast.If(test=test) | ast.IfExp(test=test):
             decides = test if part in ("body", "orelse") else None
@@ -578,7 +580,7 @@ def _read(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[str, 
             words = word.join([*map(ast.unparse, before), "…"])
             return words, ast.BoolOp(op, before) if before else None
         case ast.Try() if isinstance(child, ast.ExceptHandler):
-            return _read(child, "")[0], child.type or ast.Name("Exception")
+            return _describe(child, "")[0], child.type or ast.Name("Exception")
         case ast.ExceptHandler(type=kind):
             return f"except {ast.unparse(kind)}" if kind is not None else "except", None
         case ast.With(items=[ast.withitem(context_expr=manager), *_]):
@@ -591,6 +593,6 @@ def _raises(handler: ast.ExceptHandler) -> bool:
     return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
 
 
-def _leads_out(body: Sequence[ast.stmt]) -> bool:
-    """True if a block ends with a statement that leaves it: that one is told instead."""
+def _ends_with_exit(body: Sequence[ast.stmt]) -> bool:
+    """Return whether a block ends with an exit, which is reported instead of the block."""
     return isinstance(body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue))

@@ -75,7 +75,7 @@ class OnRank:
             return []
         planned = {"kill": self._trouble.kill, "drop_rank": self._trouble.drop}
         return [
-            f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} plan "
+            f"dk.trouble({name}={{{self._rank}: {n}}}) did not happen: rank {self._rank} made "
             f"{count(self._done, 'communication')}, and the trouble comes "
             f"when it begins its {ordinal(n + 1)}. Give a smaller number, or let it do more."
             for name, at in planned.items()

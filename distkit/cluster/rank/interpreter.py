@@ -27,7 +27,7 @@ import cloudpickle
 import torch
 
 from distkit.cluster.rank import outbox
-from distkit.diagnosis.advice import STARTS_ITS_OWN
+from distkit.diagnosis.advice import OWN_PROCESSES
 from distkit.recording import recorder
 from distkit.recording.tap import tap
 
@@ -80,7 +80,7 @@ def explain_launchers(rank: int) -> None:
 
     def start_processes(*args: Any, **options: Any) -> Any:
         if rank == 0:
-            print(f"torch.multiprocessing.spawn: {STARTS_ITS_OWN}", file=sys.stderr)
+            print(f"torch.multiprocessing.spawn: {OWN_PROCESSES}", file=sys.stderr)
         return stock(*args, **options)
 
     for module in (spawning, torch.multiprocessing):
