@@ -134,7 +134,7 @@ def addresses(mode: str) -> list[str]:
     """The addresses of the other machines to which this worker has connected."""
     kv = kvstore.create(mode)
     kv.barrier()
-    lines = kv._requests._link._lines
+    lines = kv._requests._link._connections
     ends = [line.socket.getsockopt_string(zmq.LAST_ENDPOINT) for line in lines.values()]
     return sorted({end.split(":")[1] for end in ends if "tcp" in end})
 

@@ -40,7 +40,7 @@ def begin(nodes: Nodes, mode: str, function, **options) -> Path:
 
 
 def flag(kv: KVStore, word: str) -> Path:
-    line = kv._requests._link._lines[kv._scheduler]
+    line = kv._requests._link._connections[kv._scheduler]
     endpoint = line.socket.getsockopt_string(zmq.LAST_ENDPOINT)
     return Path(endpoint.removeprefix("ipc://")).parent / "flags" / word
 

@@ -1,4 +1,4 @@
-"""The asking side of a node: what is in flight, and what came of it."""
+"""Client side of a node: requests in flight, and their outcome."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from distkit.kvstore.transport.recording import Asking, Step, wait_begins
 from distkit.kvstore.transport.session import backup_of
 from distkit.trace.calls import SILENT, STOPPED
 
-#: How many bytes of pushes may be in flight before push waits.
+#: Maximum size of pushes in flight before push blocks [bytes].
 WINDOW = 1 << 28
-#: How many bytes of pushes leave together.
+#: Size of pushes sent together [bytes].
 LETTER = 1 << 20
-#: How many keys a message names.
-_NAMED = 12
+#: Maximum number of keys named in a message.
+_MAX_NAMED = 12
 
 
 class Call(NamedTuple):
-    """A request to be made: to which node, of which kind, with which fields after the head."""
+    """A request to be made: its destination, its class, and its fields after the head."""
 
     to: int
     kind: type[Request]
@@ -31,13 +31,13 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A request on its way, until its answer is here."""
+class _InFlight:
+    """A request in flight, until its answer arrives."""
 
     to: int
     request: Request
     asking: Asking
-    nbytes: int  # that push's window counts
+    nbytes: int  # counted against WINDOW
     answer: Answer | None = None
 
 
@@ -45,14 +45,14 @@ class Requests:
     """Numbers requests, sends them, and sorts the answers.
 
     Args:
-        link: carries them.
-        node: id of the node that asks.
+        link: the transport.
+        node: id of this node.
         first: number of its first request.
-        local: the other end is this process: the trace shows no message.
-        name: of a node, for messages.
-        scheduler: the node without which nothing goes on.
+        local: whether the server is this process; then the trace shows no messages.
+        name: returns the name of a node, for error messages.
+        scheduler: the scheduler, whose end fails all requests.
         servers: the nodes that hold the values.
-        replication: on how many of them each value is.
+        replication: number of servers that hold each value.
     """
 
     def __init__(
@@ -69,84 +69,84 @@ class Requests:
     ) -> None:
         self.node, self._link, self._local, self._name = node, link, local, name
         self._scheduler = scheduler
-        #: The nodes that have a server's values: itself, and its backup.
+        #: The nodes that hold a server's values: itself and its backup.
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
-        #: The keys of which a server has a part.
+        #: Returns the keys of which a server holds a part.
         self.held_by: Callable[[int], list[Key]] = lambda server: []
-        #: The user's call that comes next, on a worker with gates.
+        #: The user's next call, on a worker with gates.
         self.step: Step | None = None
-        #: Whether the trace is to say a worker's clock: it does not follow from the other events.
+        #: Whether to record the worker's clock, which other events do not determine.
         self.clocks = False
         self._gone: dict[int, str] = {}  # nodes that have ended, and how
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
-        self._flights: dict[int, _Flight] = {}  # by number
+        self._in_flight: dict[int, _InFlight] = {}  # by number
         self._refused: dict[Key, str] = {}  # pushes, raised by the next call on that key
-        self._pushed = 0  # bytes in flight
+        self._pushed = 0  # bytes in entry
         self._closed = False
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
-        """Send to several nodes at once, and wait for all the answers.
+        """Send requests to several nodes at once, and wait for all answers.
 
         Raises:
-            KVStoreError: the first refusal among them.
+            KVStoreError: a request was rejected; the first such error.
         """
-        flights, waiting = [self._put(call) for call in calls], None
+        in_flight, waiting = [self._create(call) for call in calls], None
         try:
             self._send()
-            self._give_up()
-            waiting = None if self._local else wait_begins(f.asking for f in flights)
-            while any(f.answer is None for f in flights):
+            self._fail_unanswerable()
+            waiting = None if self._local else wait_begins(f.asking for f in in_flight)
+            while any(f.answer is None for f in in_flight):
                 self._receive(wait=True)
         finally:
             if waiting is not None:
                 waiting.wait_ends()
-            self._abandon(flights)
-        answers = [f.answer for f in flights if f.answer is not None]
+            self._abandon(in_flight)
+        answers = [f.answer for f in in_flight if f.answer is not None]
         for answer in answers:
             if isinstance(answer, Error):
                 raise KVStoreError(answer.text)
         return answers
 
     def post(self, call: Call) -> None:
-        """Send a push with the next :meth:`dispatch`; if it is refused, :meth:`check` raises.
+        """Queue a push for the next :meth:`dispatch`; if it is rejected, :meth:`check` raises.
 
-        When much is on its way already, it is sent at once, and waits.
+        Pushes larger than LETTER are sent at once; more than WINDOW bytes in flight block.
         """
-        self._put(call)
+        self._create(call)
         if self._pushed > LETTER:
             self.dispatch()
         while self._pushed > WINDOW:
             self._receive(wait=True)
 
     def dispatch(self) -> None:
-        """Send what is to be sent, and take the answers that are here."""
+        """Send queued requests, and handle answers that have arrived."""
         self._send()
-        if self._flights:
+        if self._in_flight:
             self._receive(wait=False)
 
     def flush(self) -> None:
         """Wait until every push is acknowledged.
 
         Raises:
-            KVStoreError: one was refused.
+            KVStoreError: a push was rejected.
         """
         self.arrive()
         self.check(list(self._refused))
 
     def arrive(self) -> None:
-        """Wait until every push is acknowledged, or refused."""
+        """Wait until every push is acknowledged or rejected."""
         self.dispatch()
-        while any(isinstance(f.request, Push) for f in self._flights.values()):
+        while any(isinstance(f.request, Push) for f in self._in_flight.values()):
             self._receive(wait=True)
 
     def check(self, keys: Iterable[Key]) -> None:
-        """Raise, once, the refusal of a push of these keys.
+        """Raise, once, the error of a rejected push of these keys.
 
         Raises:
-            KVStoreError: there was one.
+            KVStoreError: a push was rejected.
         """
         for key in keys:
             if key in self._refused:
@@ -156,52 +156,52 @@ class Requests:
         """Close the connections."""
         if not self._closed:
             self._closed = True
-            self._abandon(list(self._flights.values()))
+            self._abandon(list(self._in_flight.values()))
             self._link.close()
 
     # -- nodes that end -----------------------------------------------------------
 
     def depart(self, node: int, how: str) -> None:
-        """A node has ended: a server's backup answers for it, or its values are lost."""
+        """Handle the end of a node; the backup of a server takes over, if there is one."""
         self._gone[node] = how
         self._link.disconnect(node)
-        self._repeat(node)
+        self._resend(node)
 
     def _serving(self, to: int) -> int | None:
-        """The node that answers for another, or for itself; None if there is none any more."""
+        """Return the node that serves a node's values: itself, its backup, or None."""
         return next((n for n in self._owners.get(to, (to,)) if n not in self._gone), None)
 
     def _deliver(self, to: int, requests: list[Request]) -> None:
         node = self._serving(to)
-        if node is not None and requests:  # a batch without a request is a goodbye
+        if node is not None and requests:  # an empty batch would mean goodbye
             self._link.send(node, requests, to)
 
-    def _repeat(self, to: int) -> None:
-        """Send again what was not answered: the node is there again, or its backup serves."""
-        self._deliver(to, [f.request for f in self._flights.values() if f.to == to])
+    def _resend(self, to: int) -> None:
+        """Resend unanswered requests to a node that has returned, or to its backup."""
+        self._deliver(to, [f.request for f in self._in_flight.values() if f.to == to])
 
-    def _give_up(self) -> None:
-        """Refuse what waits for nodes that are gone: without the scheduler, everything."""
+    def _fail_unanswerable(self) -> None:
+        """Fail requests to nodes that have ended; without the scheduler, all requests."""
         for node, how in self._gone.items():
             if self._serving(node) is not None:
                 continue
-            mine = [f for f in self._flights.values() if node in (f.to, self._scheduler)]
-            why = self._loss(node) if mine else ""
+            mine = [f for f in self._in_flight.values() if node in (f.to, self._scheduler)]
+            why = self._loss_text(node) if mine else ""
             why += f"{STOPPED} " if SILENT in how else ""
             for f in mine:
                 text = (
                     f"{self._name(node)} {ended(how)} while {self._name(self.node)} waited for the "
-                    f"answer to {_called(f.request)}. {why}Run again: it is replaced."
+                    f"answer to {_request_name(f.request)}. {why}Run again: it is replaced."
                 )
-                self._settle(f, refusal(f.request, text))
+                self._complete(f, refusal(f.request, text))
 
-    def _loss(self, node: int) -> str:
-        """What is lost with a node, and what would have kept it."""
+    def _loss_text(self, node: int) -> str:
+        """Return what is lost with a node, and how to avoid that."""
         if node == self._scheduler:
             return _WITHOUT_SCHEDULER
         keys = self.held_by(node)
-        what = ", ".join(map(repr, keys[:_NAMED])) or "no key yet"
-        what += f" and {len(keys) - _NAMED} more" * (len(keys) > _NAMED)
+        what = ", ".join(map(repr, keys[:_MAX_NAMED])) or "no key yet"
+        what += f" and {len(keys) - _MAX_NAMED} more" * (len(keys) > _MAX_NAMED)
         owners, remedy = self._owners[node], ""
         who = " and ".join(map(self._name, owners))
         if len(owners) == 1:
@@ -213,7 +213,7 @@ class Requests:
 
     # -- both ways ----------------------------------------------------------------
 
-    def _put(self, call: Call) -> _Flight:
+    def _create(self, call: Call) -> _InFlight:
         if self._closed:
             raise KVStoreError(
                 "this store belongs to a run that has ended. "
@@ -224,10 +224,10 @@ class Requests:
         request = call.kind(self.node, number, *call.fields)
         asking = Asking(request, None if self._local else call.to, step)
         size = request.value.nbytes if isinstance(request, Push) else 0
-        flight = self._flights[number] = _Flight(call.to, request, asking, size)
+        entry = self._in_flight[number] = _InFlight(call.to, request, asking, size)
         self._pushed += size
         self._outbox.setdefault(call.to, []).append(request)
-        return flight
+        return entry
 
     def _send(self) -> None:
         letters, self._outbox = self._outbox, {}
@@ -238,37 +238,37 @@ class Requests:
         for message in self._link.receive(wait=wait):
             if isinstance(message, Departed):
                 self.depart(message.who, message.how)
-            elif isinstance(message, Answer) and message.number in self._flights:
-                self._settle(self._flights[message.number], message)
+            elif isinstance(message, Answer) and message.number in self._in_flight:
+                self._complete(self._in_flight[message.number], message)
         for node, how in self._link.changes():
             if how is None:
                 for to in {node, *self._owners}:
                     if self._serving(to) == node:
-                        self._repeat(to)
-            elif node == self._scheduler:  # of servers the scheduler tells
+                        self._resend(to)
+            elif node == self._scheduler:  # the scheduler reports the end of servers
                 self.depart(node, how)
-        self._give_up()
+        self._fail_unanswerable()
 
-    def _settle(self, flight: _Flight, answer: Answer) -> None:
-        self._land(flight)
-        request, flight.answer = flight.request, answer
+    def _complete(self, entry: _InFlight, answer: Answer) -> None:
+        self._remove(entry)
+        request, entry.answer = entry.request, answer
         if not isinstance(answer, Error):
-            flight.asking.answered(answer, clock=self.clocks and isinstance(request, Push))
+            entry.asking.answered(answer, clock=self.clocks and isinstance(request, Push))
             return
-        flight.asking.failed()
+        entry.asking.failed()
         if isinstance(request, Push):
             self._refused.setdefault(request.key, answer.text)
 
-    def _abandon(self, flights: Iterable[_Flight]) -> None:
-        """Nobody waits for these any more; an answer that still comes is dropped."""
-        for flight in flights:
-            if flight.answer is None:
-                self._land(flight)
-                flight.asking.failed()
+    def _abandon(self, in_flight: Iterable[_InFlight]) -> None:
+        """Stop waiting for requests; later answers are ignored."""
+        for entry in in_flight:
+            if entry.answer is None:
+                self._remove(entry)
+                entry.asking.failed()
 
-    def _land(self, flight: _Flight) -> None:
-        del self._flights[flight.request.number]
-        self._pushed -= flight.nbytes
+    def _remove(self, entry: _InFlight) -> None:
+        del self._in_flight[entry.request.number]
+        self._pushed -= entry.nbytes
 
 
 _WITHOUT_SCHEDULER = (
@@ -281,6 +281,6 @@ def _key(request: Request) -> Key | None:
     return getattr(request, "key", None)
 
 
-def _called(request: Request) -> str:
+def _request_name(request: Request) -> str:
     name = type(request).__name__.lower()
     return name if _key(request) is None else f"{name} of {_key(request)!r}"

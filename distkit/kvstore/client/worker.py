@@ -1,4 +1,4 @@
-"""The worker's side: the KVStore that training code calls."""
+"""Worker side: the KVStore used by training code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Outs: TypeAlias = "dict[Key, list[Tensor]]"
 
 
 class KeyDirectory:
-    """The servers of a store, as its worker sees them.
+    """Layouts of a store's keys, and their placement on servers.
 
     Args:
         servers: the ids of the nodes that hold the values.
@@ -52,7 +52,7 @@ class KeyDirectory:
         self.layouts: dict[Key, Layout] = {}
 
     def layout(self, key: Key, what: str = "pull of") -> Layout:
-        """The layout of a key.
+        """Return the layout of a key.
 
         Raises:
             KVStoreError: this worker has not initialised it.
@@ -67,20 +67,20 @@ class KeyDirectory:
         return self.layouts[key]
 
     def parts(self, key: Key, layout: Layout | None = None) -> list[tuple[int, Part]]:
-        """The parts of a key, each with the id of its server; of a new key if given its layout."""
+        """Return the parts of a key with the ids of their servers; a new key needs its layout."""
         size = (layout or self.layout(key)).size
         found = place(key, size, len(self.servers), self.bound)
         return [(self.servers[part.server], part) for part in found]
 
     def held_by(self, server: int) -> list[Key]:
-        """The keys of which this server has a part."""
+        """Return the keys of which a server holds a part."""
         return [k for k in self.layouts if any(server == node for node, _ in self.parts(k))]
 
     def check(self, what: str, found: _Outs, *, dtype: bool) -> None:
-        """Refuse tensors that do not have their key's shape, and ``dtype`` where that counts.
+        """Check that tensors have the shape of their key, and its dtype if ``dtype``.
 
         Raises:
-            KVStoreError: one does not, or its key is not initialised.
+            KVStoreError: a tensor has not, or its key is not initialised.
         """
         for key, tensors in found.items():
             layout = self.layout(key, what)
@@ -90,19 +90,19 @@ class KeyDirectory:
 
 
 class KVStore:
-    """Weights that several processes share: key → tensor. Made by :func:`distkit.kvstore.create`.
+    """Tensors by key, shared by several processes; created by :func:`distkit.kvstore.create`.
 
     Args:
-        requests: carries what it asks.
+        requests: sends its requests.
         type: the name it was created by, such as "dist_sync".
-        num_workers: how many workers share the store.
-        servers: the ids of the nodes that hold it.
-        scheduler: the id of the node where workers meet; None if there is one worker.
+        num_workers: number of workers that share the store.
+        servers: the ids of the nodes that hold the values.
+        scheduler: the id of the scheduler; None if there is one worker.
         bound: number of elements from which an array is split over all servers.
-        replaces: another process takes the place of a dead worker, so that servers must know who
-            waits at a barrier.
-        barriers: how many barriers the run has passed.
-        giver: the worker whose values are the first ones of keys.
+        replaces: whether dead workers are replaced; then servers must know which workers wait at a
+            barrier.
+        barriers: number of barriers that the run has passed.
+        giver: the worker whose values initialise the keys.
 
     >>> import torch
     >>> from distkit import kvstore
@@ -126,7 +126,7 @@ class KVStore:
         barriers: int = 0,
         giver: int = 0,
     ) -> None:
-        #: The name it was created by; how many workers share it; this one's number, from 0.
+        #: The name it was created by; the number of workers; this worker's rank.
         self.type, self.num_workers, self.rank = type, num_workers, requests.node
         self._mode = canonical(type)
         place = "device" if self._mode.endswith("_device") else "host"
@@ -137,20 +137,20 @@ class KVStore:
         self._replaces, self._barriers, self._giver = replaces, barriers, giver
         self._compression: Compression | None = None
         self._optimizer: OptimizerSpec | None = None
-        self._function: tuple[int, int] | None = None  # whose pushes count once, and the floor
-        self._made: Counter[Key] = Counter()  # its pushes so far
-        self._weights: set[Key] = set()  # keys with other first values than zeros …
+        self._function: tuple[int, int] | None = None  # see ``once``: its number, and the floor
+        self._made: Counter[Key] = Counter()  # number of its pushes so far
+        self._weights: set[Key] = set()  # keys whose first value is not zero …
         self._read: set[Key] = set()  # … and those of them that were pulled
         self._versions: dict[tuple[Key, int], int] = {}  # last pulled, by key and server
-        #: This worker's gradients of each key that came too late for their round.
+        #: Number of this worker's gradients of each key that were too late for their round.
         self.dropped: dict[Key, int] = {}
-        #: Called when a run that did not fail is over, before the store is closed.
+        #: Called at the end of a successful run, before the store is closed.
         self.at_end: list[Callable[[], None]] = []
-        #: What its pushes came to so far.
+        #: The traffic of its pushes so far.
         self.traffic = Traffic()
 
     def __getattr__(self, name: str) -> Any:
-        """Say what to do instead of what was removed."""
+        """Raise an error that names the replacement of a removed method."""
         raise AttributeError(GONE.get(f"KVStore.{name}", f"KVStore has no attribute {name!r}"))
 
     def __repr__(self) -> str:
@@ -159,17 +159,17 @@ class KVStore:
     # -- MXNet's calls ----------------------------------------------------------
 
     def init(self, key: Keys, value: Values) -> None:
-        """Give keys their first value: that of worker 0, whatever the others give.
+        """Initialise keys with the value of worker 0, whatever the others pass.
 
-        Every worker calls it, and it returns when the value is there. If worker 0 was not there
-        when the run began, the first of the others gives the value.
+        Every worker calls it; it returns when the value is set. If worker 0 was not present at the
+        beginning of the run, the first of the other workers sets the value.
 
         Args:
             key: a key or a list of keys: numbers or strings.
             value: a tensor for each.
 
         Raises:
-            KVStoreError: initialised already in this run, or with another shape or dtype; or a
+            KVStoreError: already initialised in this run, or with another shape or dtype; or a
                 key is given twice.
         """
         found = by_key("init", key, value)
@@ -196,18 +196,18 @@ class KVStore:
 
         Args:
             key: a key or a list of keys.
-            value: for each key a tensor like the first, or a list of such: their sum is sent. A
+            value: for each key a tensor like the first, or a list of tensors, whose sum is sent. A
                 key that is given twice is sent once, with the sum.
-            priority: of the keys, or of each: keys of higher priority are sent first.
+            priority: one for all keys, or one per key: higher priorities are sent first.
 
         Raises:
-            KVStoreError: not initialised, or with another shape or dtype. What only a server can
-                tell is raised by the next call on that key.
+            KVStoreError: not initialised, or with another shape or dtype. Errors found by a server
+                are raised by the next call on that key.
         """
         found = by_key("push", key, value)
         sums = self._optimizer is None and self._mode.startswith("dist_sync")
         if sums and (lost := self._read.intersection(found)):
-            self._weights, self._read = set(), set()  # said once
+            self._weights, self._read = set(), set()  # warn once
             warnings.warn(
                 f"push of {next(iter(lost))!r} without an optimizer: the sum of this round "
                 "replaces the value that was pulled before. To update it instead, call "
@@ -222,10 +222,10 @@ class KVStore:
         finally:
             self._requests.dispatch()
         if gates and stepped():
-            self._requests.arrive()  # what others push afterwards comes later
+            self._requests.arrive()  # before pushes that others make afterwards
 
     def _post(self, found: _Outs, priority: int | Sequence[int], *, copy: bool = True) -> None:
-        """Add up each key's gradients, and post the sums in the order of their priority."""
+        """Sum each key's gradients, and queue the sums in order of priority."""
         self._requests.check(found)
         self._keys.check("push of", found, dtype=True)
         order = by_priority([*found], priority)
@@ -244,7 +244,7 @@ class KVStore:
                 self._requests.post(Call(node, messages.Push, fields))
 
     def _once(self, key: Key) -> tuple[int, ...]:
-        """Names the next push of a key by a function that may run again."""
+        """Identify the next push of a key by a function that may run again."""
         if self._function is None:
             return ()
         self._made[key] += 1
@@ -253,25 +253,25 @@ class KVStore:
     def pull(
         self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0
     ) -> Tensor | list[Tensor] | None:
-        """Get the values; under ``dist_sync`` those with this worker's pushes merged in.
+        """Get the values; under ``dist_sync`` they include this worker's pushes.
 
         Args:
             key: a key or a list of keys.
-            out: for each key a tensor to write to, or a list of such; of any dtype.
-            priority: of the keys, or of each: keys of higher priority are asked for first.
+            out: for each key a tensor to write to, or a list of tensors; of any dtype.
+            priority: one for all keys, or one per key: higher priorities are requested first.
 
         Returns:
             The tensor, or the list of tensors, if there is no ``out``.
 
         Raises:
-            KVStoreError: not initialised, ``out`` does not fit, or an earlier push was refused.
+            KVStoreError: not initialised, ``out`` does not fit, or an earlier push was rejected.
         """
         outs = self._outs(key, out)
         self._step(keys := each(key), map(self._keys.layout, keys))
         return self._pull(key, outs, priority)
 
     def _outs(self, key: Keys, out: Values | None) -> _Outs | None:
-        """The outputs for the values, checked; None if the values are to be returned."""
+        """Return the checked outputs; None if the values are returned."""
         outs = None if out is None else by_key("pull", key, out)
         self._keys.check("pull of", outs or {}, dtype=False)
         return outs
@@ -295,7 +295,7 @@ class KVStore:
         return found if isinstance(key, (list, tuple)) else found[0]
 
     def _value(self, key: Key, part: Part, reply: Answer) -> Tensor:
-        """The result of a pull: from now on gradients are computed from this version."""
+        """Return the value of a pull, and record the version that gradients are computed from."""
         assert isinstance(reply, Reply) and reply.value is not None
         self._versions[key, part.server] = reply.version
         if reply.dropped:
@@ -309,26 +309,26 @@ class KVStore:
         out: Values | None = None,
         priority: int | Sequence[int] = 0,
     ) -> Tensor | list[Tensor] | None:
-        """A push, and a pull of what came of it: of small tensors both are sent together.
+        """Push, and pull the result; small tensors are sent together with the request.
 
         Args:
             key: a key or a list of keys.
             value: as in :meth:`push`.
-            out: as in :meth:`pull`; by default ``value``, which then has the sum of all workers'
-                if there is no optimizer.
-            priority: of the keys, or of each.
+            out: as in :meth:`pull`; by default ``value``, which then contains the sum over all
+                workers if there is no optimizer.
+            priority: one for all keys, or one per key.
 
         Returns:
-            What was pulled, if there is no ``out``.
+            The pulled values, if there is no ``out``.
 
         Raises:
-            KVStoreError: what :meth:`push` or :meth:`pull` would raise.
+            KVStoreError: as :meth:`push` and :meth:`pull`.
         """
         found, outs = by_key("push", key, value), self._outs(key, out)
         if gates or sum(tensors[0].nbytes for tensors in found.values()) > LETTER:
             self._push(found, priority)
             self._step(keys := each(key), map(self._keys.layout, keys))
-        else:  # nobody changes the tensors before this returns
+        else:  # the tensors cannot change before this returns
             self._post(found, priority, copy=self._scheduler is None)
         pulled = self._pull(key, outs, priority)
         if outs is None:
@@ -339,7 +339,7 @@ class KVStore:
         return pulled
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Send 2 bits for each element of a gradient; what is lost is added to the next push.
+        """Send 2 bits per element of a gradient; the error is added to the next push.
 
         Args:
             compression_params: ``{"type": "2bit", "threshold": 0.5}``: the servers get
@@ -357,17 +357,17 @@ class KVStore:
 
     @contextmanager
     def once(self, function: int, floor: int = 0) -> Iterator[None]:
-        """Pushes meanwhile count once, even if this function runs again on another worker.
+        """Apply the pushes in this block once, even if the function runs again elsewhere.
 
-        At the end all of them have arrived. The servers keep the first push of a key that a
-        function makes, the first second one, and so on.
+        At the end of the block all pushes have arrived. Servers apply the first n-th push of a key
+        by a function, and ignore repetitions.
 
         Args:
             function: its number in this run.
-            floor: all functions with a lower number are over: none of them will run again.
+            floor: all functions with a lower number have finished and will not run again.
 
         Raises:
-            KVStoreError: a push was refused.
+            KVStoreError: a push was rejected.
         """
         self._function = function, floor
         self._made.clear()
@@ -394,13 +394,13 @@ class KVStore:
         Args:
             optimizer: ``kvstore.SGD(learning_rate=0.1)``, a class or an instance of
                 ``torch.optim``, or a name such as "sgd" or "adam".
-            keys: which keys it updates; by default all without an optimizer of their own.
-            anew: change the one that the servers have; between two barriers, on one worker.
-            options: of a name or class, such as ``lr=0.1``; and those that every optimizer may
-                have: ``rescale_grad`` and ``multi_precision``, see :class:`.OptimizerSpec`.
+            keys: the keys it updates; by default all without an optimizer of their own.
+            anew: replace the servers' optimizer; between two barriers, on one worker.
+            options: options of a name or class, such as ``lr=0.1``; and the common options
+                ``rescale_grad`` and ``multi_precision``, see :class:`.OptimizerSpec`.
 
         Raises:
-            KVStoreError: none that the servers know, or another than they have.
+            KVStoreError: unknown to the servers, or different from the one already set.
         """
         self._set_optimizer(spec_of(optimizer, options), keys, messages.ALWAYS * anew)
 
@@ -412,16 +412,16 @@ class KVStore:
         self._optimizer = spec
 
     def _assign(self, key: Key, value: Tensor) -> None:
-        """Replace a value, and forget what the optimizer kept of it."""
+        """Replace a value, and reset its optimizer state."""
         flat = fresh(value)
         parts = self._keys.parts(key)
         self._requests.ask([Call(n, messages.Assign, (key, cut(flat, p))) for n, p in parts])
 
     def barrier(self) -> None:
-        """Wait until every worker is here; this worker's pushes have arrived by then.
+        """Wait until every worker calls it; this worker's pushes have then arrived.
 
         Raises:
-            KVStoreError: an earlier push was refused.
+            KVStoreError: an earlier push was rejected.
         """
         self._requests.flush()
         if self._scheduler is not None:
@@ -436,11 +436,11 @@ class KVStore:
     _barrier = barrier  # MXNet's name
 
     def note(self, name: str, text: str | None = None) -> str:
-        """A text that the workers of this run store under a name; "" if there is none.
+        """Store a text under a name, or return the text stored there; "" if there is none.
 
         Args:
-            name: of the text.
-            text: to store there from now on; None to read it.
+            name: the name, shared by the workers of this run.
+            text: the text to store; None to read it.
         """
         if self._scheduler is None:
             raise KVStoreError(f'a "{self.type}" store has no other workers to leave notes for.')
@@ -448,10 +448,10 @@ class KVStore:
         assert isinstance(stored, messages.NoteStored)
         return stored.text
 
-    # -- where things are -------------------------------------------------------
+    # -- placement and end ------------------------------------------------------
 
     def key_map(self, keys: Keys | None = None) -> dict[Key, list[Part]]:
-        """The server (numbered from 0) of each part of each key.
+        """Return the server (numbered from 0) of each part of each key.
 
         Args:
             keys: a key or a list of keys; by default all that this worker has used.
@@ -463,10 +463,10 @@ class KVStore:
         return {k: [part for _, part in self._keys.parts(k)] for k in wanted}
 
     def close(self, *, flush: bool = True) -> None:
-        """End the connections, by default when all pushes have arrived: at the end of a run.
+        """Close the connections at the end of a run, by default after all pushes have arrived.
 
         Raises:
-            KVStoreError: a push was refused.
+            KVStoreError: a push was rejected.
         """
         try:
             if flush:
@@ -477,6 +477,6 @@ class KVStore:
             self._requests.close()
 
     def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
-        """A call with these keys, which sends or gets such tensors, is one step."""
-        if gates and self._scheduler is not None:  # else there is nobody to ask
+        """Register a call with these keys and tensors as one step."""
+        if gates and self._scheduler is not None:  # local stores have no gates
             self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))

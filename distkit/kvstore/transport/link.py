@@ -1,4 +1,4 @@
-"""Links to the nodes that answer: ZeroMQ, a DEALER for each; or a function call."""
+"""Links to server nodes: a ZeroMQ DEALER for each, or a function call."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ GOODBYE = encode()
 
 
 @dataclass
-class _Line:
-    """A connection to a node that answers: its socket, and the memory that both lend."""
+class _Connection:
+    """A connection to a server node: its socket, and the shared memory of both ends."""
 
     socket: Any
     ends: Ends
     exchange: Exchange
 
     def receive(self) -> Iterator[Message]:
-        """All messages that are here; those whose memory ended with their sender are lost.
+        """Yield the messages that have arrived, except those whose shared memory has gone.
 
         Raises:
-            KVStoreError: the memory of a process that lives cannot be opened.
+            KVStoreError: the memory of a live process cannot be opened.
         """
         while (frames := receive(self.socket)) is not None:
             with suppress(MemoryGone):
@@ -46,17 +46,17 @@ class ZmqLink:
 
     Args:
         keys: the cluster's, see :func:`.sockets.open_socket`.
-        way: from here to a node, given its endpoint, see :meth:`.Node.way`.
+        route: from here to a node, given its endpoint, see :meth:`.Node.way`.
     """
 
     def __init__(
-        self, keys: tuple[str, str] | None = None, way: Callable[[str], str] = str
+        self, keys: tuple[str, str] | None = None, route: Callable[[str], str] = str
     ) -> None:
         self.context: Any = zmq.Context()
         #: Of what :meth:`wait` waits for.
         self.poller = zmq.Poller()
-        self._keys, self._way = keys, way
-        self._lines: dict[int, _Line] = {}
+        self._keys, self._route = keys, route
+        self._connections: dict[int, _Connection] = {}
         self._changes: list[tuple[int, str | None]] = []
 
     def connect(self, node: int, endpoint: str, heartbeat_timeout: float = 0.0) -> None:
@@ -64,80 +64,80 @@ class ZmqLink:
 
         Memory is lent to nodes of this host alone: not to one at the other end of TCP.
         """
-        way = self._way(endpoint)
+        route = self._route(endpoint)
         sock = open_socket(self.context, zmq.DEALER, self._keys, heartbeat_timeout)
-        pool = memory.shared() if way.startswith("ipc://") else None
-        line = self._lines[node] = _Line(sock, Ends(sock), Exchange(pool))
-        sock.connect(way)
-        for end in (sock, line.ends.socket):
+        pool = memory.shared() if route.startswith("ipc://") else None
+        connection = self._connections[node] = _Connection(sock, Ends(sock), Exchange(pool))
+        sock.connect(route)
+        for end in (sock, connection.ends.socket):
             self.poller.register(end, zmq.POLLIN)
 
     def disconnect(self, node: int) -> None:
-        """Close the connection to a node, which has ended."""
-        if (line := self._lines.pop(node, None)) is not None:
-            for sock in (line.socket, line.ends.socket):
+        """Close the connection to a node that has ended."""
+        if (connection := self._connections.pop(node, None)) is not None:
+            for sock in (connection.socket, connection.ends.socket):
                 self.poller.unregister(sock)
-            line.ends.close(line.socket, GOODBYE)
+            connection.ends.close(connection.socket, GOODBYE)
 
     def send(self, node: int | None, messages: Sequence[Message], to: int = 0) -> None:
-        """Send messages for server ``to`` to the node that serves its values, if it is there.
+        """Send messages for server ``to`` to the node that serves its values, if connected.
 
-        Their tensors are not copied: they must not change any more.
+        Tensors are not copied and must not change afterwards.
         """
-        if node in self._lines:
-            frames = encode(*messages, exchange=self._lines[node].exchange, to=to)
-            self._lines[node].socket.send_multipart(frames, copy=False)  # but for small ones
+        if node in self._connections:
+            frames = encode(*messages, exchange=self._connections[node].exchange, to=to)
+            self._connections[node].socket.send_multipart(frames, copy=False)  # but for small ones
 
     def wait(self) -> Collection[Any]:
-        """Wait until there is something at a connection, or elsewhere: the sockets where it is."""
+        """Wait until a registered socket is readable, and return the readable sockets."""
         ready = dict(self.poller.poll())
-        for node, line in self._lines.items():
-            if line.ends.socket in ready:
-                self._changes += [(node, how) for how in line.ends.changes()]
+        for node, connection in self._connections.items():
+            if connection.ends.socket in ready:
+                self._changes += [(node, how) for how in connection.ends.changes()]
         return ready
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """The answers that are here; if ``wait``, after one came or a connection changed."""
+        """Return the answers that have arrived; if ``wait``, wait for one or for a change."""
         if wait:
             self.wait()
-        return [m for line in self._lines.values() for m in line.receive()]
+        return [m for connection in self._connections.values() for m in connection.receive()]
 
     def changes(self) -> list[tuple[int, str | None]]:
-        """The nodes whose connections ended, and how; or are there again: None. Each once."""
+        """Return, once, the nodes whose connections ended and how (None: restored)."""
         found, self._changes = self._changes, []
         return found
 
     def close(self) -> None:
-        """Close all connections at once; what was not sent is lost."""
-        for line in self._lines.values():
-            line.ends.close(line.socket, GOODBYE)
-        self._lines.clear()
+        """Close all connections at once; unsent messages are lost."""
+        for connection in self._connections.values():
+            connection.ends.close(connection.socket, GOODBYE)
+        self._connections.clear()
         self.context.term()
 
 
 class LocalLink:
-    """A server of one worker, at the other end of a function call."""
+    """A server of one worker in the same process, without transport."""
 
     def __init__(self) -> None:
         self._server = KVServer(Synchronous(), workers=[0], watch=updating)
         self._answers: list[Message] = []
 
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
-        """Have them answered at once."""
+        """Handle requests at once."""
         for request in requests:
             self._answers += self._server.handle(request)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """The answers to what was sent since."""
+        """Return the answers to the requests sent since."""
         answers, self._answers = self._answers, []
         return answers
 
     def changes(self) -> list[tuple[int, str | None]]:
-        """There is no connection that could end."""
+        """Return no changes: there are no connections."""
         return []
 
     def disconnect(self, node: int) -> None:
-        """There is no connection."""
+        """Do nothing: there are no connections."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there are no connections."""

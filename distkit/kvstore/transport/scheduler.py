@@ -24,19 +24,19 @@ from distkit.kvstore.protocol.messages import (
 from distkit.kvstore.protocol.terms import Terms
 
 #: The number of answers that no request has asked for.
-_UNASKED = -1
+_UNSOLICITED = -1
 
 
 class Scheduler:
-    """Registration and barriers of one run: messages in, answers out, no I/O.
+    """Registration and barriers of one run: takes messages, returns answers, does no I/O.
 
     Node ids are 0 to W−1 for workers, W to W+S−1 for servers.
 
     Args:
-        workers: how many there are, W.
-        servers: how many must register, S.
-        lost: called with a node that is taken for dead, its pid, and how it was lost: returns that,
-            as the caller may know better.
+        workers: number of workers, W.
+        servers: number of servers, S.
+        lost: called with a node that is considered dead, its pid, and how it was lost; returns
+            how, possibly corrected.
         on_begin: called when all nodes have registered.
 
     >>> scheduler = Scheduler(workers=1, servers=1)
@@ -54,25 +54,25 @@ class Scheduler:
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         self.workers, self.servers, self.lost, self.on_begin = workers, servers, lost, on_begin
-        self.begun = False  # all nodes have the address book
-        self.terms: Terms | None = None  # as the first worker gave them
+        self.begun = False  # whether all nodes have the address book
+        self.terms: Terms | None = None  # as given by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not ended
-        self.gone: dict[int, str] = {}  # how a node has ended, until another replaces it
-        self.finished: set[int] = set()  # workers that have ended in order
+        self.gone: dict[int, str] = {}  # how a node has ended, until it is replaced
+        self.finished: set[int] = set()  # workers that have ended regularly
         self.at_barrier: dict[int, Barrier] = {}
-        self.barriers = 0  # how many were passed
-        self._lives: Counter[int] = Counter()  # how often each node has ended
-        self._notes: dict[str, str] = {}  # what workers store for each other
+        self.barriers = 0  # number of barriers passed
+        self._lives: Counter[int] = Counter()  # number of times that each node has ended
+        self._notes: dict[str, str] = {}  # texts that workers store for each other
 
     def handle(self, request: Request, to: int = 0) -> list[Answer]:
-        """Answers to this request, and to others that waited for it; ``to`` is this node."""
+        """Handle a request; return all answers now possible. ``to`` is this node."""
         try:
             match request:
                 case Register():
                     return self._register(request)
                 case Barrier():
                     self.at_barrier[request.node] = request
-                    return self._pass()
+                    return self._release_barrier()
                 case Note():
                     return [self._note(request)]
             raise KVStoreError(f"the scheduler has no answer to {type(request).__name__}.")
@@ -86,28 +86,31 @@ class Scheduler:
         if node < self.workers:
             self._check(register)
         notices: list[Answer] = []
-        if life > self._lives[node]:  # it registers before the end of the one before is known
+        if life > self._lives[node]:  # registers before its predecessor's end is known
             notices = self.leave(node, life - 1, "it was replaced")
         self.present[node] = register
         self.gone.pop(node, None)
         self.finished.discard(node)
-        return [*notices, *([self._book(register)] if self.begun else self._introduce())]
+        return [
+            *notices,
+            *([self._address_book(register)] if self.begun else self._begin_if_complete()),
+        ]
 
-    def _introduce(self) -> list[Answer]:
-        """Send the address book as soon as all are there; refuse if they never will be."""
+    def _begin_if_complete(self) -> list[Answer]:
+        """Send the address book once all nodes are present; fail if that is impossible."""
         dead = [n for n in self.gone if n < self.workers]
-        if dead and self._aftermath == "halt":
+        if dead and self._on_worker_end == "halt":
             text = self._missing("the beginning", dead)
-            return [error(self.present.pop(n), text) for n in self._working()]
-        wanted = self.workers - len(dead) * (self._aftermath == "continue") + self.servers
+            return [error(self.present.pop(n), text) for n in self._active_workers()]
+        wanted = self.workers - len(dead) * (self._on_worker_end == "continue") + self.servers
         if self.terms is None or len(self.present) < wanted:
             return []
         self.begun = True
         self.on_begin()
-        return [self._book(self.present[node]) for node in sorted(self.present)]
+        return [self._address_book(self.present[node]) for node in sorted(self.present)]
 
     def _check(self, register: Register) -> None:
-        others = [n for n in self._working() if n != register.node]
+        others = [n for n in self._active_workers() if n != register.node]
         if others and register.terms != self.terms:
             raise KVStoreError(
                 f"worker {register.node} asks for {register.terms}, but worker {others[0]} for "
@@ -115,25 +118,25 @@ class Scheduler:
             )
         self.terms = register.terms
 
-    def _working(self) -> list[int]:
-        """The workers that have registered and not ended."""
+    def _active_workers(self) -> list[int]:
+        """Return the workers that have registered and not ended."""
         return [n for n in sorted(self.present) if n < self.workers]
 
-    def _book(self, register: Register) -> AddressBook:
+    def _address_book(self, register: Register) -> AddressBook:
         assert self.terms is not None
         endpoints = {node: self.present[node].endpoint for node in sorted(self.present)}
         return AddressBook(register.node, register.number, self.terms, endpoints, self.barriers)
 
     # -- barrier ----------------------------------------------------------------
 
-    def _pass(self) -> list[Answer]:
-        """Release the barrier if all workers are there; refuse it if they never will be."""
+    def _release_barrier(self) -> list[Answer]:
+        """Release the barrier once all workers are there; fail if that is impossible."""
         waiting = [self.at_barrier[n] for n in sorted(self.at_barrier)]
         dead = {n for n in self.gone if n < self.workers}
-        if dead and self._aftermath == "halt":
+        if dead and self._on_worker_end == "halt":
             self.at_barrier = {}
             return [error(b, self._missing("barrier", dead)) for b in waiting]
-        excused = {"continue": dead, "replace": self.finished}.get(self._aftermath, set())
+        excused = {"continue": dead, "replace": self.finished}.get(self._on_worker_end, set())
         if not waiting or not self.at_barrier.keys() >= {*range(self.workers)} - excused:
             return []
         self.at_barrier = {}
@@ -148,39 +151,39 @@ class Scheduler:
     # -- nodes that end ---------------------------------------------------------
 
     def leave(self, node: int, life: int, how: str) -> list[Answer]:
-        """Notify the servers of a node's end, and refuse what would wait for it forever.
+        """Notify the servers of a node's end, and fail requests that would wait for it forever.
 
         Args:
-            node: which has ended.
-            life: the number of processes that were this node before.
-            how: it has ended.
+            node: the node that has ended.
+            life: number of processes that were this node before.
+            how: how it has ended.
         """
         if life < self._lives[node] or node in self.gone:
             return []
-        there = self.present.pop(node, None)
-        if there is not None:
-            how = self.lost(node, there.pid, how)
+        registered = self.present.pop(node, None)
+        if registered is not None:
+            how = self.lost(node, registered.pid, how)
         if node >= self.workers and not self.begun:
             return []  # the cluster ends the run
         self._lives[node], self.gone[node] = life + 1, how
         self.at_barrier.pop(node, None)
         first = LIFE * self._lives[node]
         notices: list[Answer] = [
-            Departed(to, _UNASKED, node, how, first)
+            Departed(to, _UNSOLICITED, node, how, first)
             for to in (sorted(self.present) if self.begun else ())
             if to >= self.workers or node >= self.workers
         ]
-        return [*notices, *(self._pass() if self.begun else self._introduce())]
+        return [*notices, *(self._release_barrier() if self.begun else self._begin_if_complete())]
 
     def finish(self, node: int, last: int) -> list[Answer]:
-        """A node has ended in order: no barrier waits for it."""
+        """Handle the regular end of a node; barriers no longer wait for it."""
         if node not in self.present:
             return []
         self.finished.add(node)
-        return self._pass() if self.begun else []
+        return self._release_barrier() if self.begun else []
 
     @property
-    def _aftermath(self) -> str:
+    def _on_worker_end(self) -> str:
         """The effect of a worker's end on the others."""
         return "" if self.terms is None else self.terms.aftermath
 

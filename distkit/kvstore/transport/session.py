@@ -5,11 +5,11 @@ With one backup for each server a crash loses nothing that was acknowledged.
 ::
 
     worker ──push──► primary ──copy──► backup        the primary handles the push, and answers
-           ◄──ack───         ◄──ack───               nobody before its backup has it, too
+           ◄──ack───         ◄──ack───               only after the backup has received it
 
-The backup handles the same messages in the same order, and so has the same values to the bit. When
-the primary has ended, the backup serves in its place; workers repeat what was not acknowledged,
-and a push that the backup knows counts once. A second crash may lose values.
+The backup handles the same messages in the same order, so its values are bitwise equal. When the
+primary has ended, the backup takes over; workers repeat unacknowledged requests, and a push that
+the backup has accepted is not applied again. A second crash may lose values.
 
 Source: primary-backup replication as in Alsberg & Day, 1976; the ring is Li et al.'s, 2014.
 """
@@ -39,7 +39,7 @@ from distkit.kvstore.transport.recording import updating
 
 
 def backup_of(server: int, servers: int) -> int:
-    """The server that has copies of another's values, both numbered from 0.
+    """Return the server that holds copies of another's values, both numbered from 0.
 
     >>> [backup_of(server, servers=3) for server in range(3)]
     [1, 2, 0]
@@ -48,7 +48,7 @@ def backup_of(server: int, servers: int) -> int:
 
 
 class Backup:
-    """The primary's side: the answers that wait for copies to arrive.
+    """Primary side of replication: holds answers until the copies have arrived.
 
     Args:
         node: id of the primary.
@@ -57,45 +57,45 @@ class Backup:
 
     def __init__(self, node: int, to: int | None = None) -> None:
         self._node, self.to = node, to
-        self._made = self._arrived = 0
-        self._held: deque[tuple[int, Message]] = deque()
+        self._copies_sent = self._copies_acknowledged = 0
+        self._held_answers: deque[tuple[int, Message]] = deque()
 
     def copy(self, message: Message) -> list[Copy]:
-        """What is sent to the backup before this message is handled."""
+        """Return the copy to send to the backup before this message is handled."""
         if self.to is None or not isinstance(message, Change):
             return []
-        self._made += 1
-        return [Copy(self._node, self._made, message)]
+        self._copies_sent += 1
+        return [Copy(self._node, self._copies_sent, message)]
 
     def hold(self, answers: Sequence[Message]) -> list[Message]:
-        """The answers that may leave now: the others wait until all copies so far have arrived."""
-        if not self._held and self._arrived == self._made:
+        """Return the answers that may be sent now; hold others until all copies have arrived."""
+        if not self._held_answers and self._copies_acknowledged == self._copies_sent:
             return list(answers)
-        self._held += [(self._made, answer) for answer in answers]
+        self._held_answers += [(self._copies_sent, answer) for answer in answers]
         return []
 
     def arrived(self, number: int) -> list[Message]:
-        """The backup has this copy: the answers that waited for it."""
-        self._arrived = max(self._arrived, number)
+        """Record that the backup has a copy; return the answers that waited for it."""
+        self._copies_acknowledged = max(self._copies_acknowledged, number)
         found: list[Message] = []
-        while self._held and self._held[0][0] <= number:
-            found.append(self._held.popleft()[1])
+        while self._held_answers and self._held_answers[0][0] <= number:
+            found.append(self._held_answers.popleft()[1])
         return found
 
     def lost(self) -> list[Message]:
-        """The backup has ended: nothing waits for it any more."""
+        """Record that the backup has ended; return the answers that waited for it."""
         self.to = None
-        return self.arrived(self._made)
+        return self.arrived(self._copies_sent)
 
 
 class ServerSession:
     """Registers a server and hands its requests to its KVServer; no I/O.
 
-    ``stores`` has its values, by server: with those of a server whose backup it was. ``replicas``
-    has its copies of values of servers that are there.
+    ``stores`` holds the values that it serves, by server, including those it has taken over.
+    ``replicas`` holds its copies of other servers' values.
 
     Args:
-        node: the server's place in the cluster.
+        node: the server's identity in the cluster.
     """
 
     def __init__(self, node: Node) -> None:
@@ -106,22 +106,22 @@ class ServerSession:
         self._departed: list[Departed] = []  # workers
 
     def register(self, endpoint: str) -> Register:
-        """The server's own request to the scheduler, with the endpoint it listens on."""
+        """Return the server's registration, with the endpoint it listens on."""
         return Register(self.node.id, 0, endpoint, pid=os.getpid())
 
     def handle_answer(self, answer: Answer) -> list[Message]:
         """Handle an answer of the scheduler, or of the backup."""
         match answer:
             case AddressBook():
-                self._open(answer)
+                self._begin(answer)
             case Departed():
                 return self._depart(answer)
             case Reply():
                 return self.backup.arrived(answer.number)
         return []
 
-    def _open(self, book: AddressBook) -> None:
-        """Serve from now on."""
+    def _begin(self, book: AddressBook) -> None:
+        """Begin to serve."""
         n, terms = self.node, book.terms
         workers = [node for node in book.endpoints if node < n.workers]
         must_update, on_crash = not terms.sync, terms.on_crash
@@ -133,28 +133,28 @@ class ServerSession:
             self.replicas = {n.workers + i: fresh() for i in others}
 
     def handle(self, request: Request, to: int) -> list[Message]:
-        """Answer a worker's request to server ``to``, or a server whose backup this is."""
+        """Handle a worker's request to server ``to``, or a copy from a primary."""
         if isinstance(request, Copy):
             return self._apply_copy(request)
         if to != self.node.id:
-            return [*self._in_place_of(to).handle(request)]
+            return [*self._take_over(to).handle(request)]
         copies = self.backup.copy(request)
         return [*copies, *self.backup.hold(self.stores[to].handle(request))]
 
     # -- as a backup ------------------------------------------------------------
 
     def _apply_copy(self, copy: Copy) -> list[Message]:
-        """Do as the primary did; its answers are the primary's to give.
+        """Apply a copy and acknowledge it; the primary sends the answers.
 
-        Copies from a server in whose place this one serves are acknowledged to nobody.
+        Late copies from a server that was taken over are ignored.
         """
         if copy.node not in self.replicas:
             return []
         self.replicas[copy.node].handle(copy.message)
         return [Reply(copy.node, copy.number)]
 
-    def _in_place_of(self, server: int) -> KVServer:
-        """The store of a server that has ended: its copy, from now on."""
+    def _take_over(self, server: int) -> KVServer:
+        """Return the store of a server that has ended, taking over from its replica."""
         if server in self.replicas:
             store = self.stores[server] = self.replicas.pop(server)
             store.watch = partial(updating, server=server)
@@ -165,19 +165,19 @@ class ServerSession:
     # -- others that end --------------------------------------------------------
 
     def leave(self, node: int, life: int, how: str) -> list[Message]:
-        """The connection of a node has broken: if it has ended, the scheduler says so."""
+        """Ignore a broken connection; the scheduler reports if the node has ended."""
         return []
 
     def finish(self, node: int, last: int) -> list[Message]:
-        """A node has ended in order: its work is done, and this was its last request."""
+        """Handle the regular end of a node after this request."""
         return self._depart(Departed(self.node.id, 0, node, FINISHED, last))
 
     def _depart(self, departed: Departed) -> list[Message]:
-        who = departed.who
-        if who >= self.node.workers:
-            if who in self.replicas:
-                self._in_place_of(who)
-            return self.backup.lost() if who == self.backup.to else []
+        node = departed.who
+        if node >= self.node.workers:
+            if node in self.replicas:
+                self._take_over(node)
+            return self.backup.lost() if node == self.backup.to else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
         answers = [a for store in self.stores.values() for a in store.handle(departed)]
