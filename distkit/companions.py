@@ -1,6 +1,6 @@
-"""The packages beside distkit, which it imports when one of its public names is theirs.
+"""Companion packages, which distkit imports lazily for some of its public names.
 
-A companion imports distkit like any program, and distkit imports one by :func:`load` alone.
+Companions import distkit like any program; distkit imports companions only by :func:`load`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MovedFinder:
     def find_spec(
         name: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
-        """Raise ModuleNotFoundError for what has moved."""
+        """Raise ModuleNotFoundError for a module that has moved or was removed."""
         if name in MOVED:
             where = MOVED[name]
             raise ModuleNotFoundError(f"{name} has moved: import {where} instead.", name=name)
@@ -93,13 +93,13 @@ def attributes(
     modules: Mapping[str, str] | None = None,
     former: Mapping[str, str] | None = None,
 ) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a package whose public names are imported when first used.
+    """Return the ``__getattr__`` of a package that imports its public names on first use.
 
     Args:
-        package: its name.
+        package: the name of the package.
         homes: the module of each public name.
-        modules: the public names that are modules themselves, and which.
-        former: the module of each name that has moved, which warns.
+        modules: the full name of each public name that is a module.
+        former: the new module of each name that has moved; using it warns.
     """
     modules, former = modules or {}, former or {}
 

@@ -1,18 +1,18 @@
-"""Consistency models: which gradients make an update, and whom a pull waits for. Pure.
+"""Consistency models: the gradients of an update, and the workers that a pull waits for. Pure.
 
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for
 =============  =======================================  =====================================
 synchronous    the sum of one gradient of each worker   the workers missing in this round
-backup b       the first N − b gradients of a round;    as above; whoever is late does not
-               late ones are dropped                    count
-asynchronous   each gradient as it comes                nobody
-bounded s      each gradient as it comes                workers more than s gradients behind
+backup b       the first N − b gradients of a round;    as above, except late workers
+               late ones are dropped
+asynchronous   each gradient as it arrives              no worker
+bounded s      each gradient as it arrives              workers more than s gradients behind
 =============  =======================================  =====================================
 
-``s = 0`` lets nobody run ahead, ``s = ∞`` is asynchronous. A worker's *clock* counts its
-gradients of a key. The server decides by these rules, the simulation plays by them, diagnosis and
-the Servers view tell by them who waits for whom. Sources: Li et al., 2014; Chen et al., Revisiting
+With ``s = 0`` no worker runs ahead; ``s = ∞`` is asynchronous. A worker's *clock* counts its
+gradients of a key. The server, the simulation, diagnosis and the Servers view use these rules.
+Sources: Li et al., 2014; Chen et al., Revisiting
 distributed synchronous SGD, 2016 (backup workers); Ho et al., More effective distributed ML via a
 stale synchronous parallel parameter server, 2013.
 """
@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """One gradient of every worker, less ``backup`` of them, makes an update.
+    """An update applies one gradient of every worker, except ``backup`` of them.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -37,21 +37,21 @@ class Synchronous:
     halts: ClassVar[bool] = True
 
     def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """The round that a gradient belongs to and its worker's next clock; None: too late.
+        """Return the round of a gradient and its worker's next clock; None if it is too late.
 
-        With backup workers, the round of the weights that it was computed from. ``clock`` is its
-        worker's, ``pulled`` the version it was computed from, ``version`` the present one, which
-        is the number of the present round.
+        With backup workers it is the round of the weights that the gradient was computed from.
+        ``clock`` is its worker's clock, ``pulled`` the version it was computed from, ``version``
+        the current version, which is also the number of the current round.
         """
         n = max(clock, pulled if self.backup else version)
         return (n, n + 1) if n >= version else None
 
     def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """True if the gradients of these workers make an update: all are there, or enough."""
+        """Return whether the gradients of these workers complete a round."""
         return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
     def needs(self, clock: int) -> int:
-        """The number of gradients of each worker that a pull needs: as many as its own."""
+        """Return the number of gradients of each worker that a pull needs: its own number."""
         return clock
 
     def awaits(
@@ -62,16 +62,16 @@ class Synchronous:
         members: Collection[int],
         clocks: Mapping[int, int],
     ) -> set[int]:
-        """The workers that a pull waits for, asked when its own worker was at ``clock``.
+        """Return the workers that a pull waits for, made when its worker was at ``clock``.
 
-        Those who miss, until its own gradients are in.
+        These are the workers missing in the round, until its own gradients are applied.
         """
         return set() if version >= self.needs(clock) else set(members).difference(arrived)
 
 
 @dataclass(frozen=True)
 class Asynchronous:
-    """Each gradient is an update; nobody runs more than ``staleness`` gradients ahead.
+    """Each gradient is an update; workers run at most ``staleness`` gradients ahead.
 
     >>> Asynchronous(staleness=3).awaits(5, 9, (), members={0, 1, 2}, clocks={0: 5, 1: 2, 2: 1})
     {2}
@@ -82,15 +82,15 @@ class Asynchronous:
     halts: ClassVar[bool] = False
 
     def place(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """At once."""
+        """Return the current version as the round: gradients are applied at once."""
         return version, clock + 1
 
     def complete(self, arrived: Collection[int], members: Collection[int]) -> bool:
-        """One is enough."""
+        """Return whether there is a gradient."""
         return bool(arrived)
 
     def needs(self, clock: int) -> int:
-        """Up to ``staleness`` fewer than its own."""
+        """Return its own number of gradients less ``staleness``."""
         return 0 if self.staleness is None else clock - self.staleness
 
     def awaits(
@@ -101,24 +101,24 @@ class Asynchronous:
         members: Collection[int],
         clocks: Mapping[int, int],
     ) -> set[int]:
-        """Those who are too far behind."""
+        """Return the workers that are too far behind."""
         least = self.needs(clock)
         return {m for m in members if clocks.get(m, 0) < least}
 
 
-#: ``backup``: how many workers a round does not wait for. ``staleness``: by how many gradients a
-#: worker may be ahead, where that is bounded. ``halts``: whether gradients are applied in rounds,
-#: so that the others cannot go on without a worker.
+#: ``backup``: number of workers that a round does not wait for. ``staleness``: number of gradients
+#: by which a worker may be ahead, if bounded. ``halts``: whether gradients are applied in rounds,
+#: which need every worker.
 Rule = Synchronous | Asynchronous
 
 
 def synchronous(mode: str) -> bool:
-    """True if a store of this mode applies gradients in rounds."""
+    """Return whether a store of this mode applies gradients in rounds."""
     return mode.startswith("dist_sync")
 
 
 def rule_of(mode: str, *, staleness: int | None = None, backup: int = 0, **others: Any) -> Rule:
-    """The consistency model of a store; ``others`` of its terms say nothing about it.
+    """Return the consistency model of a store; ``others`` are options that do not affect it.
 
     >>> rule_of("dist_sync", backup=1, on_crash="continue")
     Synchronous(backup=1)

@@ -36,21 +36,21 @@ from functools import partial
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-#: What the files of distkit and of its companions begin with. Installed, all are side by side, and
-#: the companions' names begin with distkit's; a checkout has the companions in a folder.
+#: Path prefixes of distkit and its companions. Installed, they are side by side and the companions'
+#: names begin with distkit's; a checkout has the companions in a folder.
 OWN = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
 
-#: In a notebook, errors are at most this wide [columns].
+#: Maximum width of errors in a notebook [columns].
 WIDTH = 100
 
 
-class _Brief(BaseException):
-    """In a notebook it shows its message and the reader's line, not the way through distkit."""
+class _BriefTraceback(BaseException):
+    """In a notebook, shows its message and the user's line instead of distkit's frames."""
 
     def _render_traceback_(self) -> list[str]:
-        """The traceback that IPython shows."""
+        """Return the traceback that IPython shows."""
         frames = traceback.extract_tb(self.__traceback__)
-        theirs = [
+        user_frames = [
             f
             for f in frames
             if not f.filename.startswith(OWN)
@@ -60,7 +60,11 @@ class _Brief(BaseException):
         name = type(self).__name__
         head = "\n".join(map(_wrap, f"{name}: {self}".splitlines()))
         head = f"\x1b[31m{name}\x1b[0m{head[len(name) :]}"
-        return [f"----> {theirs[-1].lineno} {theirs[-1].line}\n", head] if theirs else [head]
+        return (
+            [f"----> {user_frames[-1].lineno} {user_frames[-1].line}\n", head]
+            if user_frames
+            else [head]
+        )
 
 
 def _wrap(line: str) -> str:
@@ -72,11 +76,11 @@ def _wrap(line: str) -> str:
 
 
 def is_generated(file: str, function: str) -> bool:
-    """True if a frame is of code that Python wrote and nobody can read: a dataclass's methods."""
+    """Return whether a frame belongs to generated code, such as a dataclass's methods."""
     return file == "<string>" and function.startswith("__")
 
 
-class DistkitError(_Brief, Exception):
+class DistkitError(_BriefTraceback, Exception):
     """Base class of every error that distkit raises on purpose."""
 
 
@@ -93,10 +97,10 @@ class StoppedError(ClusterError):
 
 
 class RunError(DistkitError):
-    """One run of a function on the ranks did not end well.
+    """One run of a function on the ranks failed.
 
-    ``run`` is the :class:`distkit.cluster.Run` as far as it came: its trace, and the
-    results of the ranks that did finish.
+    ``run`` is the :class:`distkit.cluster.Run` up to the failure: its trace, and the
+    results of the ranks that finished.
     """
 
     run: object = None
@@ -121,19 +125,18 @@ class RankError(RunError):
 class RankDied(RankError):
     """A rank's process ended in the middle of the run.
 
-    ``line`` is where it crashed, if it left a report; else that of its last recorded call, after
-    which it ended.
+    ``line`` is the line of the crash, if it was reported; otherwise of the last recorded call.
     """
 
 
 class DeadlockError(RunError):
-    """Ranks waited for each other for ever, and were released.
+    """Ranks waited for each other forever, and were released.
 
-    ``findings`` says who waited for whom, where, and what to do about it. In a notebook a picture
-    of that stands above the message.
+    ``findings`` describes which ranks waited for which, on which lines, and the remedy. A notebook
+    shows a picture of that above the message.
     """
 
-    #: Makes the picture, for every kind of front end; empty if there is none.
+    #: Returns the picture as a MIME bundle; empty if there is none.
     draw: Callable[[], dict[str, str]] = dict
 
     def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
@@ -142,7 +145,7 @@ class DeadlockError(RunError):
         self._shown = False
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """The picture alone, as ``display(error)`` shows it."""
+        """Return the picture, for ``display(error)``."""
         return self.draw() or {"text/plain": repr(self)}
 
     def _render_traceback_(self) -> list[str]:
@@ -155,15 +158,15 @@ class DeadlockError(RunError):
 
 
 class MismatchError(DeadlockError):
-    """Ranks called collectives that do not fit together, and would not have come to an end.
+    """Ranks called collectives that do not match and would have hung.
 
     They differ in the operation, the tensor's size or dtype, the root or the order: ``findings``
-    says in what, and where.
+    describes the difference and the lines.
     """
 
 
 class NotPicklableError(RunError, TypeError):
-    """The function, one of its arguments or a result cannot travel between processes."""
+    """The function, one of its arguments or a result cannot be pickled."""
 
 
 class RunInterrupted(RunError):
@@ -174,10 +177,10 @@ class StepError(DistkitError):
     """A stepper cannot do what was asked."""
 
 
-class RunStopped(_Brief, KeyboardInterrupt):
-    """Somebody pressed stop, or Ctrl-C: the run was interrupted on all ranks.
+class RunStopped(_BriefTraceback, KeyboardInterrupt):
+    """The user pressed stop or Ctrl-C, and the run was interrupted on all ranks.
 
-    ``run`` is the :class:`distkit.cluster.Run` as far as it came.
+    ``run`` is the :class:`distkit.cluster.Run` up to the interrupt.
     """
 
     run: object = None

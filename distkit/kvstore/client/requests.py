@@ -84,7 +84,7 @@ class Requests:
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, _InFlight] = {}  # by number
         self._refused: dict[Key, str] = {}  # pushes, raised by the next call on that key
-        self._pushed = 0  # bytes in entry
+        self._pushed = 0  # bytes in flight
         self._closed = False
 
     def ask(self, calls: Sequence[Call]) -> list[Answer]:
