@@ -15,11 +15,11 @@ from tests.stress.kvstore.schedules import random_schedule_errors
 @pytest.mark.parametrize(
     ("broken", "name", "instead"),
     [
-        (Entry, "knows", lambda self, push: False),  # counts what comes again
+        (Entry, "has_accepted", lambda self, push: False),  # counts what comes again
         (Backup, "copy", lambda self, request: []),  # loses what it acknowledged
         (Backup, "hold", lambda self, answers: list(answers)),  # acknowledges what may be lost
         (Backup, "lost", lambda self: []),  # waits for a backup that has ended
-        (ServerSession, "_in_place_of", lambda self, server: self.stores[server]),
+        (ServerSession, "_take_over", lambda self, server: self.stores[server]),
     ],
 )
 def test_schedules_at_random_find_what_is_broken(monkeypatch, broken, name, instead) -> None:
