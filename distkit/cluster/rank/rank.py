@@ -333,15 +333,17 @@ class Rank:
         yield
         done.set()
 
-    def _witness(self, run: int, emit: Emit) -> CallContext:
+    def _call_context(self, run: int, emit: Emit) -> CallContext:
         """Create the check of this run's collectives before they go to the backend."""
-        spec, rollcall = self.spec, None
+        spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # it needs shared memory
-            rollcall = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
+            fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
         self._release_event.clear()
-        witness = CallContext(emit, rollcall, self._release_event.wait)
-        witness.meet(WORLD, list(range(spec.world_size)))  # since new_group may be the first call
-        return witness
+        context = CallContext(emit, fingerprint, self._release_event.wait)
+        context.add_group(
+            WORLD, list(range(spec.world_size))
+        )  # since new_group may be the first call
+        return context
 
 
 def _no_keyboard(prompt: object = "") -> str:

@@ -84,7 +84,7 @@ class LiveTrace:
 
     def begin_process(self, rank: int) -> None:
         """Attribute further events of a rank to a new process."""
-        self._first_seq[rank] += APART
+        self._first_seq[rank] += SEQ_STRIDE
         self.rows[rank] = 0
 
     def fail_pending(self, rank: int, at: float) -> None:

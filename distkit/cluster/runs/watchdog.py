@@ -73,7 +73,7 @@ class DeadlockWatchdog:
         }
         if not waits:
             return False
-        graph = Evidence(trace).board
+        graph = Evidence(trace).graph
         spans = [s for s in trace.spans if (s.rank, s.seq) in waits]
         return len(spans) < len(waits) or any(graph.has_come(s) for s in spans)
 

@@ -455,10 +455,7 @@ def _look(bar: Json) -> str:
 
 
 def _fill(look: str, color: str) -> tuple[str, str]:
-#: Tints of bars and colours of their labels, where they differ from the defaults.
-SOLID = ("send", "collective", "mark")
-TINTS = {"request": 0.42, "open": 0.2, "paused": 0.06, "recv": 0.06}
-INKS = {"touch": "#fff", "paused": GRAY, "open": WARNING_LIGHT}
+    """Return the attributes that fill and outline a bar."""
     if look in ("touch", *SOLID):
         return f'fill="{WARNING_LIGHT if look == "touch" else color}"', ""
     dash = ' stroke-dasharray="5 3"' if look in ("open", "paused") else ""
