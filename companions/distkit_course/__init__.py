@@ -1,8 +1,7 @@
 """The course: exercises and their judges, predictions, quizzes, grading.
 
 ``dk.check``, ``dk.hint``, ``dk.solution``, ``dk.predict`` and ``dk.concept_check`` come from here.
-What the exercises ask is in :mod:`distkit_course.content`, the folder ``course`` beside the
-notebooks.
+The exercises themselves are in :mod:`distkit_course.content`, the folder ``notebooks/course``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands of this companion: ``distkit grade``, ``assignments`` and ``answers``."""
+"""Commands of this companion: ``distkit grade``, ``assignments`` and ``answers``."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    """Add them to the parser of ``distkit``."""
+    """Add the commands to the parser of ``distkit``."""
     grade = commands.add_parser(
         "grade",
         help="grade submissions of the exercises",
-        description="Grade submissions. Exit status 0: all pass; 1: some do not, or a submission "
-        "has no exercise; 2: some are blocked, as the machine is too busy, and all others pass.",
+        description="Grade submissions. Exit status 0: all pass; 1: some fail, or a submission "
+        "has no exercise; 2: some are blocked because the machine is busy, and all others pass.",
     )
     grade.add_argument(
         "submissions",
         type=Path,
         nargs="+",
         metavar="SUBMISSION",
-        help="a notebook or a Python file with functions of the exercises' names",
+        help="a notebook or a Python file with functions named after the exercises",
     )
     grade.add_argument(
         "--reports",
         type=Path,
         default=Path("reports"),
         metavar="DIR",
-        help="where the reports go: a JSON file for each submission (reports)",
+        help="folder of the reports, one JSON file per submission (default: reports)",
     )
-    which = "these exercises, separated by commas; those of a submission without it"
-    grade.add_argument("--exercises", default="", metavar="NAMES", help=which)
+    exercises = "exercises, separated by commas (default: those in each submission)"
+    grade.add_argument("--exercises", default="", metavar="NAMES", help=exercises)
     grade.set_defaults(run=_grade)
-    made = commands.add_parser("assignments", help="write the exercises as nbgrader's assignments")
-    made.add_argument("folder", type=Path, metavar="DIR", help="of a course of nbgrader")
-    which = "these exercises, separated by commas; all of the lessons without it"
-    made.add_argument("--exercises", default="", metavar="NAMES", help=which)
-    made.set_defaults(run=_assignments)
+    export = commands.add_parser("assignments", help="write nbgrader assignments of the exercises")
+    export.add_argument("folder", type=Path, metavar="DIR", help="the root of an nbgrader course")
+    exercises = "exercises, separated by commas (default: all of the lessons)"
+    export.add_argument("--exercises", default="", metavar="NAMES", help=exercises)
+    export.set_defaults(run=_assignments)
     answers = commands.add_parser(
         "answers", help="print the answers of the concept checks, for teachers"
     )
     answers.set_defaults(run=_answers)
-    for command in (made, answers):
+    for command in (export, answers):
         command.add_argument(
             "lessons",
             nargs="*",
             metavar="LESSON",
-            help="beginnings of lessons' names, such as 02; all without them",
+            help="prefixes of lesson names, such as 02 (default: all)",
         )
 
 
@@ -61,9 +61,9 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
         args.submissions, grade(args.submissions, args.reports, names), strict=True
     ):
         codes.add(report.exit_code)
-        empty = "" if report.criteria else " (there is no exercise in it)"
+        note = "" if report.criteria else " (there is no exercise in it)"
         file = args.reports / f"{report.submission}.json"
-        print(f"{submission}: {report.points} of {report.max} points{empty}, {file}")
+        print(f"{submission}: {report.points} of {report.max} points{note}, {file}")
     return 1 if 1 in codes else max(codes)
 
 

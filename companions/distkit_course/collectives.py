@@ -1,7 +1,4 @@
-"""The judge of collectives: they run on real ranks, and their messages are counted.
-
-The schedule of the best algorithm is the measure.
-"""
+"""Judges collectives on real ranks: results, and messages compared with the best algorithm's."""
 
 from __future__ import annotations
 
@@ -22,30 +19,30 @@ from distkit_course.task import Answer, Criterion, Mistake, NotAttempted
 #: Calls a function on one of ``n`` ranks, and returns what this rank holds after it.
 Call = Callable[[Callable[..., object], int, int, int], Tensor]
 
-#: What a rank should hold: ``f(rank, n, length)``.
+#: The expected values of a rank: ``f(rank, n, length)``.
 Right = Callable[[int, int, int], Tensor]
 
-#: What a rank holds after a call, and the tensor that the call returned, if it did.
+#: The values of a rank after a call, and those of the returned tensor, if any.
 Outcome = tuple[list[float], list[float] | None]
 
-#: Worlds and lengths that an answer has to be right on: odd ones, fewer elements than ranks. One
-#: rank comes last: what is wrong there has a plainer sign among several.
+#: World sizes and lengths to test, with odd numbers and fewer elements than ranks. One rank comes
+#: last: mistakes show more clearly on several.
 WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
-#: Where messages, bytes and rounds are counted: ranks, and elements of four bytes.
+#: World size and length (elements of four bytes) for which messages, bytes and rounds are counted.
 N, LENGTH = 4, 1024
 
 
 @dataclass(frozen=True)
 class OnRanks:
-    """Tries a collective on real ranks: is it right, and how far from the best?
+    """Tests a collective on real ranks: its results, and its cost compared with the best algorithm.
 
     Args:
-        algorithm: the one to beat: its schedule is the measure.
-        call: how the function is called.
-        right: what a rank should hold then.
-        into: the parameter that has to hold it.
-        parts: whether the tensor is one of n parts of what the algorithm counts as a whole.
+        algorithm: the reference for messages, bytes and rounds.
+        call: calls the function.
+        right: the expected values of a rank.
+        into: the parameter that must hold them.
+        parts: whether the tensor is one of n parts of the tensor that the algorithm counts.
     """
 
     algorithm: Algorithm
@@ -54,21 +51,21 @@ class OnRanks:
     into: str
     parts: bool = False
 
-    def __call__(self, mine: Answer) -> Iterator[Criterion]:
-        """Run an answer; every rank calls it."""
+    def __call__(self, answer: Answer) -> Iterator[Criterion]:
+        """Run an answer on all ranks and yield the criteria."""
         for n in WORLDS:
-            run = run_answer(trial, mine, n, self.call, mine, LENGTHS)
-            if theirs := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
-                calls = ", ".join(f"dist.{op}" for op in theirs)
+            run = run_answer(trial, answer, n, self.call, answer, LENGTHS)
+            if called := sorted({str(s.op) for s in run.trace.spans if s.op in events.COLLECTIVES}):
+                calls = ", ".join(f"dist.{op}" for op in called)
                 raise Mistake(f"it calls {calls}: write it with send and recv, isend and irecv")
             if wrong := self._wrong(n, run.results):
-                attempted = n == 1 or self._touched(n, run.results, run.trace)
+                attempted = n == 1 or self._attempted(n, run.results, run.trace)
                 raise Mistake(wrong, run.trace) if attempted else NotAttempted
         yield Criterion("values", f"right on {min(WORLDS)} to {max(WORLDS)} ranks")
-        yield from self._compared(run_answer(trial, mine, N, self.call, mine, (LENGTH,)).trace)
+        yield from self._costs(run_answer(trial, answer, N, self.call, answer, (LENGTH,)).trace)
 
     def _wrong(self, n: int, results: list[list[Outcome]]) -> str:
-        """The first difference from what a rank should hold, in words; "" if there is none."""
+        """Describe the first difference from the expected values; return "" if there is none."""
         for rank, outcomes in enumerate(results):
             for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
                 right = self.right(rank, n, length)
@@ -86,47 +83,47 @@ class OnRanks:
                 )
         return ""
 
-    def _touched(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
-        """True if the answer does anything at all."""
+    def _attempted(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
+        """Return whether the answer changes a value or sends a message."""
 
-        def nothing(*_: object) -> None:
+        def do_nothing(*_: object) -> None:
             pass
 
         before = [
-            [self.call(nothing, rank, n, length).tolist() for length in LENGTHS]
+            [self.call(do_nothing, rank, n, length).tolist() for length in LENGTHS]
             for rank in range(n)
         ]
-        held = [[got for got, _ in outcomes] for outcomes in results]
-        return held != before or bool(trace.messages)
+        after = [[got for got, _ in outcomes] for outcomes in results]
+        return after != before or bool(trace.messages)
 
-    def _compared(self, trace: Trace) -> Iterator[Criterion]:
-        """Messages, bytes and rounds beside the algorithm's."""
+    def _costs(self, trace: Trace) -> Iterator[Criterion]:
+        """Compare messages, bytes and rounds with the algorithm's."""
         best, sent = self.algorithm, measured(trace)
         size = 4 * LENGTH * (N if self.parts else 1)
-        needed = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
-        optimum = (*(int(of.max()) for of in needed), best.rounds(N))
-        for name, most in zip(("messages", "bytes", "rounds"), optimum, strict=True):
-            yield at_most(name, sent[name], most, f"{best.title} needs {most:,}", trace)
+        required = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)
+        optimum = (*(int(column.max()) for column in required), best.rounds(N))
+        for name, limit in zip(("messages", "bytes", "rounds"), optimum, strict=True):
+            yield at_most(name, sent[name], limit, f"{best.title} needs {limit:,}", trace)
 
 
-def trial(call: Call, mine: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
-    """On each rank: what it holds after the call, and what the call returned, for each length."""
+def trial(call: Call, answer: Answer, lengths: tuple[int, ...]) -> list[Outcome]:
+    """Return a rank's values after the call, and the returned ones, for each length."""
     rank, n, returned = dist.get_rank(), dist.get_world_size(), list[object]()
 
-    def noted(*args: object) -> None:
-        returned.append(mine(*args))
+    def record(*args: object) -> None:
+        returned.append(answer(*args))
 
-    return [(call(noted, rank, n, length).tolist(), _numbers(returned[-1])) for length in lengths]
+    return [(call(record, rank, n, length).tolist(), _numbers(returned[-1])) for length in lengths]
 
 
 def _numbers(returned: object) -> list[float] | None:
-    """The numbers of a tensor, or of a list of tensors; None for anything else."""
+    """Return the numbers of a tensor or a list of tensors; None for anything else."""
     parts = returned if isinstance(returned, list | tuple) else [returned]
     tensors = [part.detach().reshape(-1) for part in parts if isinstance(part, Tensor)]
     return cat(tensors).tolist() if tensors and len(tensors) == len(parts) else None
 
 
-# -- in words --------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
 def _few(numbers: list[float]) -> str:

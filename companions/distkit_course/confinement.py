@@ -1,6 +1,6 @@
-"""Limits of the processes in which an answer runs: time, memory, output and processes.
+"""Resource limits of the processes that run an answer: time, memory, output and processes.
 
-They do not keep an answer from files and processes of the same user: a container does.
+They do not isolate an answer from files and processes of the same user: use a container for that.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, TextIO
 
 import psutil
 
-#: Of each rank: processor time and time [s], memory and a file [bytes], printed characters, and
+#: Limits of each rank: CPU and wall time [s], memory and file size [bytes], printed characters, and
 #: processes beyond those of its user. (Linux does not count the processes of root.)
 CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 200
 
-#: Memory of the process that judges, beyond what it has at first [bytes].
+#: Memory limit of the judge process, beyond its initial use [bytes].
 JUDGE = 2 << 30
 
 
 def confine() -> None:
-    """Bound this rank, and what it starts, from now on."""
-    from distkit.cluster.rank.rank import Rank  # of no use to the kernel
+    """Apply the limits to this rank and its child processes."""
+    from distkit.cluster.rank.rank import Rank  # not needed by the kernel
 
     folder = Rank.here.spec.folder
     tempfile.tempdir = folder
@@ -39,39 +39,39 @@ def confine() -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Limit the memory of this process to so many bytes above its use now, on Linux."""
+    """Limit this process to ``more`` bytes above its current memory use, on Linux."""
     if sys.platform == "linux":
         _limit(resource.RLIMIT_DATA, psutil.Process().memory_info().data + more)
 
 
-def _limit(which: int, most: int, more: int = 0) -> None:
-    """Lower a limit, for good; ``more`` is between the signal that warns and the one that kills."""
-    _, hard = resource.getrlimit(which)
-    least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(which, (least, least + more if hard == resource.RLIM_INFINITY else hard))
+def _limit(resource_id: int, limit: int, more: int = 0) -> None:
+    """Lower a soft and hard limit; ``more`` is the distance from warning signal to kill."""
+    _, hard = resource.getrlimit(resource_id)
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource_id, (soft, soft + more if hard == resource.RLIM_INFINITY else hard))
 
 
-def _limit_processes(most: int) -> None:
-    """Limit them, unless the user's in other containers count, too: then there are too many."""
+def _limit_processes(limit: int) -> None:
+    """Limit processes, unless those of other containers count and exceed the limit already."""
     before = resource.getrlimit(resource.RLIMIT_NPROC)
-    resource.setrlimit(resource.RLIMIT_NPROC, (most, before[1]))
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, before[1]))
     try:
         threading.Thread(target=int).start()
     except RuntimeError:
         resource.setrlimit(resource.RLIMIT_NPROC, before)
     else:
-        _limit(resource.RLIMIT_NPROC, most)
+        _limit(resource.RLIMIT_NPROC, limit)
 
 
 def _threads() -> int:
-    """The number of threads of this user's processes."""
-    every = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
-    mine = [one for one in every if one["uids"] and one["uids"].real == os.getuid()]
-    return sum(one["num_threads"] or 0 for one in mine)
+    """Return the number of threads of this user's processes."""
+    processes = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
+    own = [info for info in processes if info["uids"] and info["uids"].real == os.getuid()]
+    return sum(info["num_threads"] or 0 for info in own)
 
 
 class _Bounded:
-    """A stream that refuses to go on after so many characters."""
+    """A text stream that raises OSError after PRINTED characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._left = stream, PRINTED

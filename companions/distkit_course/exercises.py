@@ -1,15 +1,15 @@
-"""Your turn: write it yourself, and have it judged: on real ranks, or beside the real server.
+"""Exercises: check an answer on real ranks or with the real server, and get hints or a solution.
 
 Example::
 
-    def mine(x):                          # is to sum x over all ranks, in place
+    def mine(x):                          # sums x over all ranks, in place
         ...
 
-    dk.check.ring_all_reduce              # the task; dk.check.ring_all_reduce() shows it, too
-    dk.check.ring_all_reduce(mine)        # right? as few messages and bytes as can be?
+    dk.check.ring_all_reduce              # shows the task, like dk.check.ring_all_reduce()
+    dk.check.ring_all_reduce(mine)        # checks results, messages and bytes
     dk.hint.ring_all_reduce()             # the next hint
     dk.solution.ring_all_reduce()         # a solution
-    dk.solution.too_short()               # of a question in words: three answers to compare with
+    dk.solution.too_short()               # sample answers of a free-text question
 
 ``dk.check`` lists the exercises.
 """
@@ -30,67 +30,69 @@ __all__ = ["LESSONS", "QUESTIONS", "TASKS", "check", "hint", "solution"]
 TASKS = {task.name: task for task in content.TASKS}
 
 
-class _Desk:
-    """One attribute per exercise; its repr tells what they are."""
+class _Catalog:
+    """A namespace with one attribute per exercise; its repr lists them."""
 
     def __init__(
-        self, what: str, make: Callable[[Any], Callable[..., Any]], known: Mapping[str, Any]
+        self, heading: str, make: Callable[[Any], Callable[..., Any]], known: Mapping[str, Any]
     ) -> None:
-        self._what, self._make, self._known = what, make, known
+        self._heading, self._make, self._known = heading, make, known
         self.__doc__ = f"{__doc__}\n{self!r}"  # for help(dk.check)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if (one := self._known.get(name)) is None:
-            there = ", ".join(self._known)
-            raise AttributeError(f"there is no exercise {name!r}. There are: {there}.")
-        return self._make(one)
+        if (entry := self._known.get(name)) is None:
+            names = ", ".join(self._known)
+            raise AttributeError(f"there is no exercise {name!r}. There are: {names}.")
+        return self._make(entry)
 
     def __dir__(self) -> Iterable[str]:
         return list(self._known)
 
     def __repr__(self) -> str:
         width = max(map(len, self._known))
-        lines = (f"  {name:{width}}  {one.title}" for name, one in self._known.items())
-        return "\n".join([self._what, *lines])
+        lines = (f"  {name:{width}}  {entry.title}" for name, entry in self._known.items())
+        return "\n".join([self._heading, *lines])
 
 
-def _none() -> None:
-    """Stands for the answer that was not given."""
+def _missing() -> None:
+    """The default of a missing answer."""
 
 
 class _Check:
-    """Judges a function; its repr, and a call without a function, show the task."""
+    """Judges a function; without one, it shows the task, like its repr."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
-    def __call__(self, mine: Answer = _none) -> Verdict:
-        return self._task.not_attempted if mine is _none else self._task.judge(mine)
+    def __call__(self, answer: Answer = _missing) -> Verdict:
+        return self._task.not_attempted if answer is _missing else self._task.judge(answer)
 
     def __repr__(self) -> str:
         return str(self._task)
 
 
-_given: dict[str, int] = {}
+_hints_given: dict[str, int] = {}
 
 
-def _hint(one: Task | Question) -> Words:
-    """The next hint; after the last one it begins again."""
-    nth = _given.get(one.name, 0) % len(one.hints)
-    _given[one.name] = nth + 1
-    return Words(f"Hint {nth + 1} of {len(one.hints)}: {one.hints[nth]}")
+def _hint(entry: Task | Question) -> Words:
+    """Return the next hint; after the last, the first again."""
+    index = _hints_given.get(entry.name, 0) % len(entry.hints)
+    _hints_given[entry.name] = index + 1
+    return Words(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}")
 
 
-def _solution(one: Task | Question) -> Source | Words:
-    return source(one.solution) if isinstance(one, Task) else Words(one.answers)
+def _solution(entry: Task | Question) -> Source | Words:
+    return source(entry.solution) if isinstance(entry, Task) else Words(entry.answers)
 
 
 _ALL: dict[str, Task | Question] = {**TASKS, **QUESTIONS}
 
-check = _Desk("dk.check.NAME shows a task, dk.check.NAME(f) judges f on real ranks:", _Check, TASKS)
-hint = _Desk("dk.hint.NAME() gives the next hint:", lambda one: partial(_hint, one), _ALL)
-solution = _Desk(
+check = _Catalog(
+    "dk.check.NAME shows a task, dk.check.NAME(f) judges f on real ranks:", _Check, TASKS
+)
+hint = _Catalog("dk.hint.NAME() gives the next hint:", lambda entry: partial(_hint, entry), _ALL)
+solution = _Catalog(
     "dk.solution.NAME() shows a solution, or answers to compare yours with:",
-    lambda one: partial(_solution, one),
+    lambda entry: partial(_solution, entry),
     _ALL,
 )

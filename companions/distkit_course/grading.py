@@ -1,8 +1,8 @@
-"""Grades a class: each submission has its own judge process; this process writes the reports.
+"""Grades submissions: each has a separate judge process; this process writes the reports.
 
-A judge sends plain values. The report is written after the judge, and all that the submission has
-started, has ended. Reports stay in memory until the last submission is graded, when all are written
-again: no submission changes another's.
+A judge sends plain values. Its report is written after the judge and all processes started by the
+submission have ended. At the end all reports are written again from memory, so that no submission
+can change another's report.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from distkit_course.exercises import TASKS
 from distkit_course.judging import row
 from distkit_course.task import BLOCKED, FAIL, PASS
 
-#: The functions that a judge's process runs.
+#: The functions that a judge process runs.
 _JUDGE = "distkit.cluster.processes.forkserver:call_beside", "distkit_course.judging:main"
 
-#: A judge that says nothing for longer than this has hung, and is killed [s].
-SILENT = 300.0
+#: Seconds without a message after which a judge counts as hung and is killed.
+TIMEOUT = 300.0
 
 
 @dataclass
@@ -43,9 +43,9 @@ class Report:
     """The report on a submission.
 
     Args:
-        submission: its name.
-        criteria: what was looked at, and the points for it.
-        evidence: traces of what is not right, by the names of their files.
+        submission: the submission's name.
+        criteria: rows with criteria and points.
+        evidence: traces of failed criteria, by file name.
     """
 
     submission: str
@@ -54,35 +54,35 @@ class Report:
 
     @property
     def points(self) -> int:
-        """The points that it gets."""
+        """The points given."""
         return sum(row["points"] for row in self.criteria)
 
     @property
     def max(self) -> int:
-        """The points that it can get."""
+        """The highest possible points."""
         return sum(row["max"] for row in self.criteria)
 
     @property
     def exit_code(self) -> int:
-        """0: all pass; 1: some do not, or there is none; 2: some are blocked, all others pass."""
-        seen = {row["status"] for row in self.criteria} - {PASS}
-        return 1 if seen - {BLOCKED} or not self.criteria else 2 if seen else 0
+        """0: all pass; 1: some fail, or there are none; 2: some are blocked, all others pass."""
+        statuses = {row["status"] for row in self.criteria} - {PASS}
+        return 1 if statuses - {BLOCKED} or not self.criteria else 2 if statuses else 0
 
     def files(self) -> dict[str, bytes]:
-        """The report and its evidence, by the names of their files."""
-        whole = {
+        """Return the report and its evidence, by file name."""
+        report = {
             "submission": self.submission,
             "points": self.points,
             "max": self.max,
             "criteria": self.criteria,
         }
-        text = json.dumps(whole, indent=2, ensure_ascii=False)
+        text = json.dumps(report, indent=2, ensure_ascii=False)
         return {f"{self.submission}.json": text.encode(errors="replace"), **self.evidence}
 
-    def add(self, seen: dict[str, Any], trace: bytes = b"") -> None:
-        """Add a row, and the trace that belongs to it."""
-        file = f"{self.submission}/{seen['criterion']}.gz"
-        self.criteria.append({**seen, "evidence": file if trace else None})
+    def add(self, criterion: dict[str, Any], trace: bytes = b"") -> None:
+        """Add a row and its trace."""
+        file = f"{self.submission}/{criterion['criterion']}.gz"
+        self.criteria.append({**criterion, "evidence": file if trace else None})
         if trace:
             self.evidence[file] = trace
 
@@ -92,10 +92,10 @@ class Report:
 
 
 def titles(submissions: Sequence[Path]) -> list[str]:
-    """A name for each submission: its file's, or its path's where two files have the same.
+    """Return a name for each submission: its file name, or its path if two file names are equal.
 
     Raises:
-        DistkitError: two have the same name all the same.
+        DistkitError: two submissions would have the same name.
 
     >>> titles([Path("in/ada.py"), Path("in/bob.ipynb")])
     ['ada', 'bob']
@@ -105,23 +105,23 @@ def titles(submissions: Sequence[Path]) -> list[str]:
     names = [path.stem for path in submissions]
     if len({*names}) < len(names):
         files = [path.resolve() for path in submissions]
-        above = os.path.commonpath([path.parent for path in files])
-        names = ["-".join(path.relative_to(above).parts) for path in files]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise DistkitError(f"two submissions would have the report {twice}.json. Rename one.")
+        parent = os.path.commonpath([path.parent for path in files])
+        names = ["-".join(path.relative_to(parent).parts) for path in files]
+    if duplicate := next((name for name in names if names.count(name) > 1), ""):
+        raise DistkitError(f"two submissions would have the report {duplicate}.json. Rename one.")
     return names
 
 
 def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) -> Iterator[Report]:
-    """Judge submissions one after the other; what one does costs no other.
+    """Judge submissions one after the other, isolated from each other.
 
     Args:
         submissions: notebooks or Python files.
-        folder: where the reports go.
-        names: of the exercises; those in each submission if there are none.
+        folder: the folder of the reports.
+        names: names of exercises; if empty, those in each submission.
 
     Raises:
-        DistkitError: there is no such exercise, or two submissions have the same name.
+        DistkitError: an exercise is unknown, or two submissions have the same name.
     """
     if unknown := [name for name in names if name not in TASKS]:
         raise DistkitError(f"there is no exercise {unknown[0]!r}. There are: {', '.join(TASKS)}.")
@@ -132,46 +132,46 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
         _judge(path, report, names)
         files = {folder / name: content for name, content in report.files().items()}
         written |= files
-        with suppress(OSError):  # a full disk, say: it is tried again
+        with suppress(OSError):  # for example a full disk; retried at the end
             _write(files)
         yield report
     _write(written)
 
 
 def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
-    """Judge a submission; where a judge ends in an exercise, another goes on with the next."""
-    left = [*names]
+    """Judge a submission; if a judge ends in an exercise, start another for the next exercise."""
+    pending = [*names]
     while True:
-        begun, unread = "", "its judge ended while reading it"
-        for kind, what in _heard(submission, left):
+        current, read_error = "", "its judge ended while reading it"
+        for kind, content in _judge_messages(submission, pending):
             match kind:
                 case "unreadable":
-                    unread = what
+                    read_error = content
                 case "answers":
-                    unread, left = "", [*what]
+                    read_error, pending = "", [*content]
                 case "exercise":
-                    begun = what
-                    left.remove(begun)
+                    current = content
+                    pending.remove(current)
                 case "judged":
-                    begun = ""
-                    for seen in what:
-                        report.add(*seen)
-        if begun:
-            report.add_failed(begun, "the check did not end")
-        if unread or not (begun and left):
+                    current = ""
+                    for row_args in content:
+                        report.add(*row_args)
+        if current:
+            report.add_failed(current, "the check did not end")
+        if read_error or not (current and pending):
             break
-    if unread:
-        report.add(row("submission.reading", FAIL, 0, unread))
-    for name in left:
+    if read_error:
+        report.add(row("submission.reading", FAIL, 0, read_error))
+    for name in pending:
         report.add_failed(name, "it was not judged")
 
 
-def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
-    """Start a judge, yield its messages, and end everything that it has started."""
+def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
+    """Start a judge, yield its messages, and end all processes that it has started."""
     adopt_orphans()
     ours, theirs = socket.socketpair()
-    ours.settimeout(SILENT)
-    line, before = Channel(ours), children()
+    ours.settimeout(TIMEOUT)
+    channel, before = Channel(ours), children()
     with theirs:
         process = subprocess.Popen(
             boot.command(*_JUDGE, theirs.fileno(), submission, *names),
@@ -179,14 +179,14 @@ def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not meant for it
+            start_new_session=True,  # Ctrl-C must not reach it
         )
     try:
         with suppress(EOFError):
             while True:
-                yield line.recv()
+                yield channel.recv()
     finally:
-        line.close()
+        channel.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE)
         process.kill()
@@ -199,7 +199,7 @@ def _heard(submission: Path, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _write(files: Mapping[Path, bytes]) -> None:
-    """Write files, whatever is in their place."""
+    """Write files, replacing links and folders in their place."""
     for file, content in files.items():
         folder = file.parent
         if folder.is_symlink() or not folder.is_dir():

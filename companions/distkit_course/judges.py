@@ -1,7 +1,7 @@
-"""Ways to try an answer, and what all of them look at. Each runs it on ranks of its own.
+"""Tests of answers, each on separate ranks.
 
-Of a program with messages the results are compared, then what the busiest rank sent with what is
-needed; of a function its values; of a quick program its time, in pairs with a slow one's.
+:class:`Calls` compares the values of a function, :class:`Program` the results of a program and what
+its busiest rank sent, :class:`Quicker` its time with that of a naive program.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from distkit_course.task import (
 #: One frame of a rank's traceback.
 _FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
 
-#: Runs of each program before its time counts, and pairs of runs that count.
+#: Warm-up runs of each program, and pairs of measured runs.
 WARM_UPS, PAIRS = 2, 5
 
 
@@ -65,25 +65,25 @@ WARM_UPS, PAIRS = 2, 5
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """The results of a program by rank, and the trace of the run."""
+    """The results of a program by rank, and its trace."""
 
     results: list[Any]
     trace: Trace
 
 
 def run_answer(
-    program: Callable[..., object], mine: Answer, n: int, *arguments: object
+    program: Callable[..., object], answer: Answer, n: int, *arguments: object
 ) -> AnswerRun:
-    """Run a program that tries an answer on n ranks, under the answer's name, which errors say.
+    """Run a program that calls an answer on n ranks; errors show the answer's name.
 
-    The answer runs on the ranks only: they send plain values.
+    The answer runs on the ranks only, which send plain values.
 
     Raises:
-        NotAttempted: it is a stub.
+        NotAttempted: the answer is a stub.
         Mistake: the run failed.
     """
     named = partial(_confined, program, *arguments)
-    named.__name__ = name_of(mine)  # type: ignore[attr-defined]
+    named.__name__ = name_of(answer)  # type: ignore[attr-defined]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*its limits", CommunicationWarning)  # on purpose
@@ -93,19 +93,19 @@ def run_answer(
         if isinstance(error, RankError) and "NotImplementedError" in str(error):
             raise NotAttempted from None
         trace = error.run.trace if isinstance(error.run, Run) else None
-        raise Mistake(f"on {count(n, 'rank')}:\n{_describe(error, mine)}", trace) from error
+        raise Mistake(f"on {count(n, 'rank')}:\n{_describe(error, answer)}", trace) from error
     except values.DAMAGED as error:
         raise Mistake(f"on {count(n, 'rank')}: its results cannot be read: {error}") from error
 
 
 def _run(program: Callable[..., object], n: int, again: bool = True) -> Run:
     try:
-        server().preload("distkit_course.exercises")  # or each rank would import it for itself
+        server().preload("distkit_course.exercises")  # saves an import in each rank
         return run_ranks(program, n, within=SECONDS, raw=True)
     except StartError:
         if not again:
             raise
-        return _run(program, n, False)  # an earlier answer has killed what ranks are forked from
+        return _run(program, n, False)  # an earlier answer has killed the fork server
 
 
 def _confined(program: Callable[..., object], *arguments: object) -> bytes:
@@ -113,15 +113,15 @@ def _confined(program: Callable[..., object], *arguments: object) -> bytes:
     return values.pack(program(*arguments))
 
 
-def _describe(error: RunError, mine: Answer) -> str:
-    """The error, with the learner's lines only."""
+def _describe(error: RunError, answer: Answer) -> str:
+    """Describe an error with only the learner's lines of its traceback."""
     if isinstance(error, DeadlockError):
-        what = "" if isinstance(error, MismatchError) else "deadlock in "
-        return f"{what}{name_of(mine)}: " + "\n".join(map(str, error.findings))
+        prefix = "" if isinstance(error, MismatchError) else "deadlock in "
+        return f"{prefix}{name_of(answer)}: " + "\n".join(map(str, error.findings))
     if isinstance(error, RunInterrupted):
-        return f"{name_of(mine)} did not end within {SECONDS} s"
+        return f"{name_of(answer)} did not end within {SECONDS} s"
     if "SIGXCPU" in str(error):
-        return f"{name_of(mine)} computes for more than {CPU} s. Is there an endless loop?"
+        return f"{name_of(answer)} computes for more than {CPU} s. Is there an endless loop?"
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
     folder = Path(__file__).parent
@@ -136,51 +136,51 @@ def _describe(error: RunError, mine: Answer) -> str:
 
 
 def call_answer(
-    mine: Answer,
+    answer: Answer,
     cases: Iterable[tuple[Any, ...]],
     words: Callable[..., str],
-    call: Callable[..., Any] = lambda mine, *case: mine(*case),
+    call: Callable[..., Any] = lambda answer, *case: answer(*case),
 ) -> Iterator[Any]:
-    """Call an answer on a rank, in each case, and yield the values that it returns.
+    """Call an answer with each case on a rank, and yield the returned values.
 
     Args:
-        mine: the answer.
+        answer: the answer.
         cases: arguments of ``call``.
-        words: a case in words, of the same arguments.
+        words: describes a case, with the same arguments.
         call: calls the answer.
 
     Raises:
-        NotAttempted: it is a stub.
-        Mistake: it raises in a case.
+        NotAttempted: the answer is a stub.
+        Mistake: the answer raises an exception.
     """
     cases = [*cases]
-    (outcomes,) = run_answer(_call_each, mine, 1, call, mine, cases).results
-    for case, (how, what) in zip(cases, outcomes, strict=True):
-        if how == "stub":
+    (outcomes,) = run_answer(_call_each, answer, 1, call, answer, cases).results
+    for case, (kind, content) in zip(cases, outcomes, strict=True):
+        if kind == "stub":
             raise NotAttempted
-        if how == "raised":
-            raise Mistake(f"{words(*case)}: {what}")
-        yield values.unpack(what)
+        if kind == "raised":
+            raise Mistake(f"{words(*case)}: {content}")
+        yield values.unpack(content)
 
 
 def _call_each(
-    call: Callable[..., Any], mine: Answer, cases: list[tuple[Any, ...]]
+    call: Callable[..., Any], answer: Answer, cases: list[tuple[Any, ...]]
 ) -> list[tuple[str, Any]]:
-    """On the rank: each value at once, as the answer may change it later, up to an exception."""
+    """Return the values up to an exception, packed at once: the answer may change them later."""
     outcomes = list[tuple[str, Any]]()
     for case in cases:
         try:
-            outcomes.append(("value", values.pack(call(mine, *deepcopy(case)))))
+            outcomes.append(("value", values.pack(call(answer, *deepcopy(case)))))
         except NotImplementedError:
             return [*outcomes, ("stub", None)]
         except Exception as error:
-            return [*outcomes, ("raised", raised(error, mine))]
+            return [*outcomes, ("raised", raised(error, answer))]
     return outcomes
 
 
 # -- values ------------------------------------------------------------------------------
 
-#: Why an answer is wrong: ``f(returned, right, *arguments)``, in words; "" for no idea.
+#: Explains a wrong answer: ``f(returned, right, *arguments)``; "" if no cause is recognised.
 Why = Callable[..., str]
 
 
@@ -190,18 +190,18 @@ class Calls:
 
     Args:
         solution: the right function.
-        cases: arguments to try, the plain ones first.
-        why: names usual reasons.
+        cases: arguments, the simple ones first.
+        why: names common causes.
     """
 
     solution: Answer
     cases: Iterable[tuple[Any, ...]]
     why: Why = lambda returned, right, *case: ""
 
-    def __call__(self, mine: Answer) -> Iterator[Criterion]:
-        """Stop at the first difference."""
+    def __call__(self, answer: Answer) -> Iterator[Criterion]:
+        """Compare up to the first difference."""
         cases = [*self.cases]
-        for number, returned in enumerate(call_answer(mine, cases, self._words)):
+        for number, returned in enumerate(call_answer(answer, cases, self._words)):
             case = cases[number]
             right = self.solution(*deepcopy(case))
             if returned is None and not number:
@@ -220,13 +220,13 @@ class Calls:
 
 
 def same(returned: Any, right: Any) -> bool:
-    """True if two values are equal, numbers but for rounding."""
+    """Return whether two values are equal, numbers up to rounding."""
     if isinstance(right, list | tuple):
-        several = isinstance(returned, list | tuple) and len(returned) == len(right)
-        return several and all(map(same, returned, right))
+        same_length = isinstance(returned, list | tuple) and len(returned) == len(right)
+        return same_length and all(map(same, returned, right))
     if isinstance(right, float | int) and not isinstance(right, bool):
-        number = isinstance(returned, float | int) and not isinstance(returned, bool)
-        return number and math.isclose(returned, right, rel_tol=1e-5, abs_tol=1e-12)
+        is_number = isinstance(returned, float | int) and not isinstance(returned, bool)
+        return is_number and math.isclose(returned, right, rel_tol=1e-5, abs_tol=1e-12)
     return type(returned) is type(right) and bool(returned == right)
 
 
@@ -239,11 +239,11 @@ class Program:
 
     Args:
         call: calls the answer on rank ``rank`` of ``n``; returns plain data.
-        right: what it should return there.
-        worlds: numbers of ranks to try; what is sent is counted in the first.
-        most: what a rank may send on n ranks: "messages", "bytes", "rounds", "calls" (collective
-            operations); a reason may follow after the number.
-        why: names usual mistakes: ``f(results, rights)``.
+        right: the expected value of a rank.
+        worlds: world sizes to test; messages are counted in the first.
+        most: the limits of a rank on n ranks: "messages", "bytes", "rounds", "calls" (collective
+            operations), each with an optional reason.
+        why: names common mistakes: ``f(results, rights)``.
     """
 
     call: Callable[[Answer, int, int], Any]
@@ -252,9 +252,9 @@ class Program:
     most: dict[str, tuple[Callable[[int], int], str]] = field(default_factory=dict)
     why: Callable[[list[Any], list[Any]], str] = lambda results, rights: ""
 
-    def __call__(self, mine: Answer) -> Iterator[Criterion]:
-        """Values first, then what was sent in the first world."""
-        traces = [self._compared(mine, n) for n in self.worlds]
+    def __call__(self, answer: Answer) -> Iterator[Criterion]:
+        """Compare the values, then the messages in the first world."""
+        traces = [self._compared(answer, n) for n in self.worlds]
         yield Criterion("values", f"right on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
         for name, (limit, why) in self.most.items():
@@ -263,15 +263,15 @@ class Program:
                 name, sent[name], most, f"{most:,} suffice{why and f': {why}'}", traces[0]
             )
 
-    def _compared(self, mine: Answer, n: int) -> Trace:
-        run = run_answer(_called, mine, n, self.call, mine)
-        rights = [self.right(rank, n) for rank in range(n)]
+    def _compared(self, answer: Answer, n: int) -> Trace:
+        run = run_answer(_called, answer, n, self.call, answer)
+        expected = [self.right(rank, n) for rank in range(n)]
         untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
         if same(run.results, untouched) and not run.trace.spans:
             raise NotAttempted
-        for rank, (result, right) in enumerate(zip(run.results, rights, strict=True)):
+        for rank, (result, right) in enumerate(zip(run.results, expected, strict=True)):
             if not same(result, right):
-                why = self.why(run.results, rights)
+                why = self.why(run.results, expected)
                 raise Mistake(
                     f"on {count(n, 'rank')}, rank {rank} has {result!r} where {right!r} is right"
                     + (f": {why}" if why else ""),
@@ -280,13 +280,13 @@ class Program:
         return run.trace
 
 
-def _called(call: Callable[[Answer, int, int], Any], mine: Answer) -> Any:
+def _called(call: Callable[[Answer, int, int], Any], answer: Answer) -> Any:
     import torch.distributed as dist
 
-    return call(mine, dist.get_rank(), dist.get_world_size())
+    return call(answer, dist.get_rank(), dist.get_world_size())
 
 
-#: What is counted, and of whom.
+#: Singular and suffix of each counted quantity.
 _COUNTED = {
     "messages": ("message", " sent by the busiest rank"),
     "bytes": ("byte", " sent by the busiest rank"),
@@ -296,26 +296,26 @@ _COUNTED = {
 
 
 def measured(trace: Trace) -> dict[str, int]:
-    """What the busiest rank sent: messages, bytes, rounds and calls of collectives."""
+    """Return the maximum per rank of messages, bytes, rounds and collective calls."""
     columns = Columns(trace)
     messages, nbytes = (int(sent.max(initial=0)) for sent in columns.sent)
     calls = [s.rank for s in trace.spans if s.op in events.COLLECTIVES]
-    most = max(map(calls.count, set(calls)), default=0)
-    return {"messages": messages, "bytes": nbytes, "rounds": rounds(columns), "calls": most}
+    max_calls = max(map(calls.count, set(calls)), default=0)
+    return {"messages": messages, "bytes": nbytes, "rounds": rounds(columns), "calls": max_calls}
 
 
-def at_most(name: str, got: int, most: int, else_: str, trace: Trace) -> Criterion:
-    """Met if no more was sent than needed; else wasteful."""
-    what, whose = _COUNTED[name]
-    text = count(got, what) + whose
+def at_most(name: str, got: int, most: int, reason: str, trace: Trace) -> Criterion:
+    """Return a criterion that passes up to ``most``, and else is wasteful."""
+    unit, suffix = _COUNTED[name]
+    text = count(got, unit) + suffix
     if got <= most:
         return Criterion(name, text)
-    return Criterion(name, f"{text}; {else_}", WASTEFUL, trace)
+    return Criterion(name, f"{text}; {reason}", WASTEFUL, trace)
 
 
 # -- time ------------------------------------------------------------------------------------
 
-#: On a machine with more runnable processes than this per core, a slow answer proves nothing.
+#: Load per core above which a slow answer is not judged.
 BUSY = 1.5
 
 
@@ -325,9 +325,9 @@ class Quicker:
 
     Args:
         call: calls a program on rank ``rank`` of ``n``.
-        naive: the slow way.
-        ratio: how many times as quick as the naive one it has to be.
-        why: what takes the time of a slow one.
+        naive: the slow program.
+        ratio: the required speedup over it.
+        why: the usual cause of a slow answer.
         n: number of ranks.
     """
 
@@ -337,9 +337,9 @@ class Quicker:
     why: str
     n: int = 2
 
-    def __call__(self, mine: Answer) -> Iterator[Criterion]:
-        """One run of both in turn."""
-        run = run_answer(_timed, mine, self.n, self.call, mine, self.naive)
+    def __call__(self, answer: Answer) -> Iterator[Criterion]:
+        """Run both programs in turn."""
+        run = run_answer(_timed, answer, self.n, self.call, answer, self.naive)
         by_pair = zip(*run.results, strict=True)
         slowest = [tuple(map(max, zip(*ranks, strict=True))) for ranks in by_pair]
         yield judged(slowest, self.ratio, os.getloadavg()[0] / machine.cpus() > BUSY, self.why)
@@ -348,20 +348,20 @@ class Quicker:
 def judged(
     pairs: Sequence[tuple[float, float]], ratio: float, busy: bool, why: str = ""
 ) -> Criterion:
-    """The criterion of time.
+    """Return the criterion of time.
 
     Args:
         pairs: seconds of the answer and of the naive program, by the slowest rank.
-        ratio: how many times as quick it has to be.
-        busy: whether others use the machine.
-        why: what takes the time of a slow one.
+        ratio: the required speedup.
+        busy: whether other processes use the machine.
+        why: the usual cause of a slow answer.
 
     >>> judged([(1.0, 2.0), (1.1, 2.1), (9.0, 2.0)], 1.5, busy=False).status
     'pass'
     >>> judged([(1.0, 1.0)] * 3, 1.5, busy=True).status
     'blocked'
     """
-    ratios = [naive / mine for mine, naive in pairs]
+    ratios = [naive / answer for answer, naive in pairs]
     text = f"{median(ratios):.1f} times as quick as one after the other; {ratio:g} are needed"
     if median(ratios) >= ratio:
         return Criterion("time", text)
@@ -371,7 +371,7 @@ def judged(
 
 
 def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
-    """On each rank: seconds of each program, in turn."""
+    """Return this rank's seconds of each program, run in turn."""
     import torch.distributed as dist
 
     rank, n, seconds = dist.get_rank(), dist.get_world_size(), []
@@ -387,11 +387,11 @@ def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[l
 
 @dataclass(frozen=True)
 class Both:
-    """One trial after the other, of the same answer."""
+    """Runs several trials of the same answer, up to the first mistake."""
 
     trials: tuple[Trial, ...]
 
-    def __call__(self, mine: Answer) -> Iterator[Criterion]:
-        """Up to the first mistake."""
+    def __call__(self, answer: Answer) -> Iterator[Criterion]:
+        """Yield the criteria of all trials."""
         for trial in self.trials:
-            yield from trial(mine)
+            yield from trial(answer)

@@ -1,7 +1,7 @@
-"""The judge of one submission: a process that reads it, judges it and ends.
+"""The judge process of one submission.
 
-The submission's functions run on ranks, which send plain values to this process. It sends the rows
-of the report to the process that writes it.
+The submission's functions run on ranks, which send plain values to this process. This process sends
+the rows of the report to the grading process.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from distkit_course.exercises import TASKS
 from distkit_course.submissions import Written, read
 from distkit_course.task import BLOCKED, FAIL, NOT_ATTEMPTED, PASS, Criterion, Task, Verdict
 
-#: Longest message of a criterion [characters], and size of all traces of a submission [bytes].
-LONGEST, EVIDENCE = 20_000, 1 << 25
+#: Limits: the message of a criterion [characters], all traces of a submission [bytes].
+MAX_MESSAGE, MAX_EVIDENCE = 20_000, 1 << 25
 
 
-def main(line: str, submission: str, *names: str) -> None:
+def main(fd: str, submission: str, *names: str) -> None:
     """Judge a submission.
 
     Args:
-        line: the file descriptor of the channel to the process that writes the reports.
+        fd: the file descriptor of the channel to the grading process.
         submission: the path of the file.
-        names: of the exercises; those in the submission if there are none.
+        names: names of exercises; if empty, those in the submission.
     """
     die_with_parent()
-    channel, room = Channel(socket.socket(fileno=int(line))), EVIDENCE
+    channel, budget = Channel(socket.socket(fileno=int(fd))), MAX_EVIDENCE
     limit_memory(JUDGE)
     try:
         answers = read(Path(submission))
     except DistkitError as error:
-        channel.send(("unreadable", str(error)[:LONGEST]))
+        channel.send(("unreadable", str(error)[:MAX_MESSAGE]))
         return
-    channel.send(("answers", chosen := names or tuple(answers)))
-    for name in chosen:
+    channel.send(("answers", selected := names or tuple(answers)))
+    for name in selected:
         channel.send(("exercise", name))
-        seen = [*_rows(TASKS[name], _judged(TASKS[name], answers.get(name)), room)]
-        room -= sum(len(trace) for _, trace in seen)
-        channel.send(("judged", seen))
+        rows = [*_rows(TASKS[name], _judged(TASKS[name], answers.get(name)), budget)]
+        budget -= sum(len(trace) for _, trace in rows)
+        channel.send(("judged", rows))
 
 
 def _judged(task: Task, answer: Written | str | None) -> Verdict:
@@ -61,19 +61,19 @@ def _judged(task: Task, answer: Written | str | None) -> Verdict:
         return Verdict(task.name, FAIL, (Criterion("check", why, FAIL),))
 
 
-def _rows(task: Task, verdict: Verdict, room: int) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The rows of a report, and the trace of what is not right; a mistake costs all that is left.
+def _rows(task: Task, verdict: Verdict, budget: int) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield rows of a report and traces of failed criteria; a failure costs all points left.
 
-    Traces that are larger than ``room`` [bytes] are left out.
+    Traces larger than ``budget`` [bytes] are omitted.
     """
     left = task.worth
-    for seen in verdict.criteria or [Criterion("attempt", "", NOT_ATTEMPTED)]:
-        of = {BLOCKED: 0, FAIL: left, NOT_ATTEMPTED: left}.get(seen.status, 1)
-        left -= of or 1
-        trace = b"" if seen.status == PASS else _saved(seen.trace)
-        trace = trace if len(trace) <= room else b""
-        room -= len(trace)
-        yield row(f"{task.name}.{seen.name}", seen.status, of, seen.text), trace
+    for criterion in verdict.criteria or [Criterion("attempt", "", NOT_ATTEMPTED)]:
+        points = {BLOCKED: 0, FAIL: left, NOT_ATTEMPTED: left}.get(criterion.status, 1)
+        left -= points or 1
+        trace = b"" if criterion.status == PASS else _saved(criterion.trace)
+        trace = trace if len(trace) <= budget else b""
+        budget -= len(trace)
+        yield row(f"{task.name}.{criterion.name}", criterion.status, points, criterion.text), trace
 
 
 def _saved(trace: Trace | None) -> bytes:
@@ -83,8 +83,8 @@ def _saved(trace: Trace | None) -> bytes:
         return trace.save(Path(folder, "trace")).read_bytes()
 
 
-def row(name: str, status: str, of: int, message: str) -> dict[str, Any]:
-    """A row of a report: a criterion, its points and their maximum."""
-    points = of if status == PASS else 0
-    said = message[:LONGEST]
-    return {"criterion": name, "status": status, "points": points, "max": of, "message": said}
+def row(name: str, status: str, worth: int, message: str) -> dict[str, Any]:
+    """Return a row of a report: a criterion, its points and their maximum."""
+    points = worth if status == PASS else 0
+    text = message[:MAX_MESSAGE]
+    return {"criterion": name, "status": status, "points": points, "max": worth, "message": text}

@@ -1,11 +1,11 @@
-"""A guess that is made before a run, and compared with the answer.
+"""Predictions: a guess made before a run and compared with the answer afterwards.
 
 Example::
 
     guess = dk.predict("How many messages does rank 0 send?")
-    guess                                 # in a notebook: a field, and Commit; or guess.commit(6)
+    guess                                 # shows a field and Commit; or guess.commit(6)
     run = cluster.run(ring)
-    guess.compare(len(sent_by_0))         # the guess, the answer, how far they are apart
+    guess.compare(len(sent_by_0))         # shows guess, answer and their difference
 """
 
 from __future__ import annotations
@@ -28,31 +28,33 @@ from distkit.errors import DistkitError
 from distkit.views.widget.assets import FORMAT, css, esm
 from distkit.views.widget.snapshot import HtmlSnapshot
 
-#: What can be guessed, and what can be the answer.
+#: The type of guesses and answers.
 Value = float | str | Sequence[float | str]
 
 PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
 _SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: "–"}
 _COLOURS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
-#: Numbers that differ by less, relative to the answer, are close; ratios up to this, exact.
+#: Relative differences up to which a guess is close, and exact.
 NEAR, EXACT = 0.1, 1e-9
-#: Ratios that have a word.
-_TIMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}
-#: More items of a list that are wrong are only counted.
-MOST_ITEMS = 6
+#: Ratios with a name.
+_RATIO_NAMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}
+#: Wrong items of a list to show; further ones are only counted.
+MAX_ITEMS = 6
 
-_OVER = "The answer is there already. Run the cell with dk.predict again to guess anew."
-_CHOOSE = "Choose one of the answers first."
-_NUMBERS = "Type a number in digits, such as 12, or several with commas between them, such as 0, 4."
-_TWO = "Type two numbers with a comma between them, such as 5, 7."
+_TOO_LATE = "The answer is there already. Run the cell with dk.predict again to guess anew."
+_CHOICE_NEEDED = "Choose one of the answers first."
+_NUMBER_NEEDED = (
+    "Type a number in digits, such as 12, or several with commas between them, such as 0, 4."
+)
+_TWO_NEEDED = "Type two numbers with a comma between them, such as 5, 7."
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A guess beside the answer; true when they are equal.
+    """A guess compared with the answer; true when they are equal.
 
-    ``status`` is "pass", "close" (a number within 10 %), "fail" or "unknown" (nobody guessed).
+    ``status`` is "pass", "close" (a number within 10 %), "fail" or "unknown" (no guess).
     """
 
     question: str
@@ -65,27 +67,27 @@ class Comparison:
         return self.status == PASS
 
     def _rows(self) -> list[tuple[str, str]]:
-        yours = [] if self.guess is None else [("your guess", self.guess)]
-        return [*yours, ("the answer", self.actual), (_SIGNS[self.status], self.words)]
+        guess = [] if self.guess is None else [("your guess", self.guess)]
+        return [*guess, ("the answer", self.actual), (_SIGNS[self.status], self.words)]
 
     def __repr__(self) -> str:
-        lines = (f"  {name:12}  {said}".rstrip() for name, said in self._rows())
+        lines = (f"  {name:12}  {value}".rstrip() for name, value in self._rows())
         return "\n".join([self.question, *(line.replace("\n", f"\n{'':16}") for line in lines)])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
+        """Return the comparison as HTML."""
         colour = _COLOURS[self.status]
         cell = "padding:1px 14px 1px 0;text-align:left;vertical-align:top"
         rows = "".join(
             f'<tr style="background:none"><td style="{cell};white-space:nowrap">{escape(name)}</td>'
-            f'<td style="{cell};white-space:pre-line;overflow-wrap:anywhere"><b>{escape(said)}</b>'
+            f'<td style="{cell};white-space:pre-line;overflow-wrap:anywhere"><b>{escape(value)}</b>'
             "</td></tr>"
-            for name, said in self._rows()
+            for name, value in self._rows()
         )
         return (
             f'<div style="border-left:4px solid {colour};padding:4px 14px;font:var('
             '--jp-ui-font-size1,13px)/1.45 var(--jp-ui-font-family,sans-serif)">'
-            f"{worded(self.question)}<table style='border:0;margin:2px 0'>{rows}</table></div>"
+            f"{code_html(self.question)}<table style='border:0;margin:2px 0'>{rows}</table></div>"
         )
 
 
@@ -94,46 +96,46 @@ class _Form(anywidget.AnyWidget):
     picture = traitlets.Dict().tag(sync=True)
 
 
-class Shown(ABC):
-    """Something with a form in a notebook, and its text where no kernel is."""
+class StaticForm(ABC):
+    """A form in a notebook, with a static text for documents without a kernel."""
 
     _widget: type[Any]
 
     @abstractmethod
     def _picture(self) -> dict[str, object]:
-        """What the form shows."""
+        """Return the state that the form shows."""
 
     @abstractmethod
-    def _entered(self, said: Mapping[str, Any]) -> None:
-        """Take what a reader has entered."""
+    def _submit(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of the form."""
 
     @cached_property
     def form(self) -> Any:
-        """The widget, made when it is first shown."""
-        made = self._widget(picture=self._picture())
-        made.on_msg(lambda _, said, __: self._entered(said))
-        return made
+        """The widget, created when it is first shown."""
+        widget = self._widget(picture=self._picture())
+        widget.on_msg(lambda _, message, __: self._submit(message))
+        return widget
 
     @cached_property
-    def _still(self) -> HtmlSnapshot:
+    def _snapshot(self) -> HtmlSnapshot:
         return HtmlSnapshot(self._draw)
 
     def _refresh(self) -> None:
         if "form" in vars(self):
             self.form.picture = self._picture()
-            self._still.renew()
+            self._snapshot.renew()
 
     def _draw(self, text: str = "") -> tuple[str, str]:
-        """HTML and text for where no kernel is."""
+        """Return HTML and text for documents without a kernel."""
         text = text or repr(self)
-        return f'<div style="white-space:pre-line">{worded(text)}</div>', text
+        return f'<div style="white-space:pre-line">{code_html(text)}</div>', text
 
     def _ipython_display_(self) -> None:
-        self._still.show(*(self.form._repr_mimebundle_() or ({}, {})))
+        self._snapshot.show(*(self.form._repr_mimebundle_() or ({}, {})))
 
 
-class Prediction(Shown):
-    """A question that waits for a guess, and then for the answer. :func:`predict` makes one."""
+class Prediction(StaticForm):
+    """A question with its guess and answer, created by :func:`predict`."""
 
     _widget = _Form
 
@@ -144,68 +146,68 @@ class Prediction(Shown):
         committed: Callable[[], object] = lambda: None,
         why: str = "",
     ) -> None:
-        self.question, self.choices = question, [_shown(c) for c in choices]
+        self.question, self.choices = question, [_format(c) for c in choices]
         self.guess: Value | None = None
         self._committed, self._why, self._note = committed, why, ""
         self._answer: Comparison | None = None
-        self._heard = 0
+        self._submissions = 0
 
     def commit(self, guess: Value) -> None:
-        """Make the guess, or change it: a number, several numbers, or one of the choices.
+        """Set or change the guess: a number, several numbers, or one of the choices.
 
         Raises:
-            DistkitError: it is none of these; or the answer is there already.
+            DistkitError: it is none of these, or the answer is known already.
         """
         self._note = ""
         if self._answer is not None:
-            raise DistkitError(_OVER)
+            raise DistkitError(_TOO_LATE)
         if self.choices:
-            self.guess = self._chosen(guess, "The guess")
+            self.guess = self._choice(guess, "The guess")
         else:
-            self.guess = _formed(guess, self.question)
+            self.guess = _validated(guess, self.question)
         self._refresh()
         self._committed()
 
     def compare(self, actual: Value) -> Comparison:
-        """The guess beside the answer; without a guess, the answer.
+        """Compare the guess with the answer.
 
         Args:
-            actual: of the run: a number, words, a list of either, or one of the choices.
+            actual: the answer: a number, words, a list of either, or one of the choices.
 
         Raises:
-            DistkitError: it is none of these.
+            DistkitError: the answer is none of these.
         """
-        actual = self._chosen(actual, "The answer") if self.choices else _plain(actual)
+        actual = self._choice(actual, "The answer") if self.choices else _plain(actual)
         if self.guess is None:
-            said = UNKNOWN, "no guess was committed: next time guess first, it is worth it"
+            verdict = UNKNOWN, "no guess was committed: next time guess first, it is worth it"
         elif isinstance(actual, str):
-            said = _same_words(self.guess, actual)
+            verdict = _compared_text(self.guess, actual)
         else:
-            said = _apart(_read(self.guess, actual), actual)
-        guess = None if self.guess is None else _shown(self.guess)
-        self._answer, self._note = Comparison(self.question, guess, _shown(actual), *said), ""
+            verdict = _compared(_matching(self.guess, actual), actual)
+        guess = None if self.guess is None else _format(self.guess)
+        self._answer, self._note = Comparison(self.question, guess, _format(actual), *verdict), ""
         self._refresh()
         return self._answer
 
-    def _chosen(self, value: object, what: str) -> str:
-        if not (said := _shown(value)):
-            raise DistkitError(_CHOOSE)
-        found = [c for c in self.choices if _folded(c) == _folded(said)]
-        if not found:
-            raise DistkitError(f"{what} {said!r} is none of the choices: {_listed(self.choices)}.")
-        return found[0]
+    def _choice(self, value: object, what: str) -> str:
+        if not (text := _format(value)):
+            raise DistkitError(_CHOICE_NEEDED)
+        matches = [c for c in self.choices if _normalized(c) == _normalized(text)]
+        if not matches:
+            raise DistkitError(f"{what} {text!r} is none of the choices: {_joined(self.choices)}.")
+        return matches[0]
 
-    # -- how it looks ----------------------------------------------------------------------
+    # -- display -------------------------------------------------------------------------
 
     @property
     def _state(self) -> tuple[str, str]:
-        """A status, and what is to be said."""
+        """The status, and a note for the reader."""
         if self._note:
             return "refused", self._note
         if self._answer is None:
             return "waits", "" if self.guess is None else "Go on: a cell below has the answer."
         if self.guess is None:
-            return "waits", _OVER
+            return "waits", _TOO_LATE
         answer = self._answer
         words = answer.words if answer else f"the answer: {answer.actual}"
         return answer.status, f"{words}\n{self._why}".strip()
@@ -216,48 +218,48 @@ class Prediction(Shown):
             "format": FORMAT,
             "question": self.question,
             "choices": self.choices,
-            "guess": "" if self.guess is None else _shown(self.guess),
+            "guess": "" if self.guess is None else _format(self.guess),
             "final": self._answer is not None,
             "status": status,
             "note": note,
-            "heard": self._heard,  # the same answer again is one, too
+            "heard": self._submissions,  # the same guess again is an update, too
         }
 
-    def _entered(self, said: Mapping[str, Any]) -> None:
+    def _submit(self, message: Mapping[str, Any]) -> None:
         try:
-            self.commit(str(said["guess"]))
+            self.commit(str(message["guess"]))
         except DistkitError as error:
             self._note = str(error)
             self._refresh()
 
     def _refresh(self) -> None:
-        self._heard += 1
+        self._submissions += 1
         super()._refresh()
 
     def __repr__(self) -> str:
-        among = f" ({_listed(self.choices)})" if self.choices else ""
+        choices = f" ({_joined(self.choices)})" if self.choices else ""
         if self.guess is None:
-            given = ".commit(…)" if self._answer is None else "none"
-            return f"{self.question}{among}\n  your guess: {given}"
-        said = f"{_shown(self.guess)}  {self._state[1]}".rstrip()
-        return f"{self.question}{among}\n  your guess: {said}"
+            guess = ".commit(…)" if self._answer is None else "none"
+            return f"{self.question}{choices}\n  your guess: {guess}"
+        guess = f"{_format(self.guess)}  {self._state[1]}".rstrip()
+        return f"{self.question}{choices}\n  your guess: {guess}"
 
 
-_asked: dict[object, Prediction] = {}
+_predictions: dict[object, Prediction] = {}
 
 
 def predict(question: str, choices: Sequence[object] | None = None) -> Prediction:
-    """Ask for a guess before a run. In a notebook it shows a field or the choices, and Commit.
+    """Ask for a guess before a run. In a notebook, show a field or the choices, and Commit.
 
-    Until the answer is there the guess can be changed, and a cell that asks again shows it.
+    The guess can be changed until the answer is known; running the cell again shows it.
 
     Args:
-        question: what will the run say? It has a field for a number or several, and if it has the
-            words "two numbers", for two.
-        choices: the possible answers, also in words; None for numbers.
+        question: the question. Without choices, it asks for one or several numbers; if it contains
+            the words "two numbers", for two.
+        choices: the possible answers, numbers or words; None for a free number.
 
     Raises:
-        DistkitError: there are fewer than two choices, or two are the same.
+        DistkitError: there are fewer than two choices, or two are equal.
 
     >>> guess = predict("How many messages does rank 0 send?")
     >>> guess.commit(6)
@@ -267,31 +269,31 @@ def predict(question: str, choices: Sequence[object] | None = None) -> Predictio
       the answer    3
       ✗             twice the answer
     """
-    offered = [_shown(c) for c in choices or ()]
-    if choices is not None and len({*map(_folded, offered)}) < max(2, len(offered)):
+    offered = [_format(c) for c in choices or ()]
+    if choices is not None and len({*map(_normalized, offered)}) < max(2, len(offered)):
         raise DistkitError(f"{question!r} needs two or more different choices; got {offered}.")
-    made, here = Prediction(question, offered), cell()
-    if here is None:
-        return made
-    key: object = (here, question, *offered)
-    before = _asked.get(key)
-    if before is None or before.guess is None or before._answer is not None:
-        _asked[key] = made
-    return _asked[key]
+    prediction, cell_id = Prediction(question, offered), cell()
+    if cell_id is None:
+        return prediction
+    key: object = (cell_id, question, *offered)
+    existing = _predictions.get(key)
+    if existing is None or existing.guess is None or existing._answer is not None:
+        _predictions[key] = prediction
+    return _predictions[key]
 
 
 # -- values --------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Value:
-    """A value without the classes of numpy and torch.
+    """Convert numpy and torch values to plain Python.
 
     Raises:
-        DistkitError: it is neither a number nor words nor a list of either.
+        DistkitError: the value is neither a number nor words nor a list of either.
     """
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, bool):
-        return _shown(value)
+        return _format(value)
     if isinstance(value, str):
         if value.strip():
             return value
@@ -309,24 +311,24 @@ def _plain(value: Any) -> Value:
 
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
 _NUMBER = re.compile(r"[~≈]*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)[%×µa-z]*", re.I)
-_DIGITS = 15  # of an integer that a float holds exactly
+_DIGITS = 15  # longest integer that a float holds exactly
 
 
 def _number(word: str) -> float | None:
-    """A number as people write it, with its unit.
+    """Parse a number with an optional unit.
 
     >>> _number("1024"), _number("2.5%"), _number("3rd"), _number("many")
     (1024, 2.5, 3, None)
     """
-    if (found := _NUMBER.fullmatch(word)) is None:
+    if (match := _NUMBER.fullmatch(word)) is None:
         return None
-    digits = found[1]
+    digits = match[1]
     whole = re.fullmatch(r"[-+]?\d+", digits) and len(digits) <= _DIGITS
     return int(digits) if whole else float(digits)
 
 
 def _readings(guess: Value) -> list[list[float]]:
-    """The numbers of a guess; of words in two ways: commas group thousands, or separate numbers.
+    """Return the numbers of a guess: for a text with commas as thousands or number separators.
 
     >>> _readings("1,024 bytes"), _readings([0, "4 ms"])
     ([[1024], [1, 24]], [[0, 4]])
@@ -337,49 +339,49 @@ def _readings(guess: Value) -> list[list[float]]:
         return [[number for item in guess for number in _readings(item)[0]]]
     words = [word.strip(",") for word in re.split(r"[;\s()\[\]]+", guess)]
     grouped = [word.replace(",", "" if _GROUPED.fullmatch(word) else " ") for word in words]
-    apart = [word.replace(",", " ") for word in words]
+    separated = [word.replace(",", " ") for word in words]
     return [
         [number for word in " ".join(way).split() if (number := _number(word)) is not None]
-        for way in (grouped, apart)
+        for way in (grouped, separated)
     ]
 
 
-def _formed(guess: Value, question: str) -> Value:
-    """A guess of the form that a question without choices asks for.
+def _validated(guess: Value, question: str) -> Value:
+    """Return a valid guess for a question without choices.
 
     Raises:
-        DistkitError: it has no number, or not two where two are asked for.
+        DistkitError: the guess has no number, or not two if two are asked for.
     """
     if not isinstance(guess, str):
         guess = _plain(guess)
-    found = {len(numbers) for numbers in _readings(guess)}
-    if "two numbers" in question.casefold() and 2 not in found:
-        raise DistkitError(_TWO)
-    if found == {0}:
-        raise DistkitError(_NUMBERS)
+    counts = {len(numbers) for numbers in _readings(guess)}
+    if "two numbers" in question.casefold() and 2 not in counts:
+        raise DistkitError(_TWO_NEEDED)
+    if counts == {0}:
+        raise DistkitError(_NUMBER_NEEDED)
     return guess
 
 
-def _read(guess: Value, actual: float | Sequence[float | str]) -> list[float]:
-    """The numbers of a guess, as many as the answer has, if it can be read so."""
-    most = 1 if isinstance(actual, int | float) else len(actual)
-    ways = _readings(guess)
-    return next((numbers for numbers in ways if len(numbers) == most), ways[0])
+def _matching(guess: Value, actual: float | Sequence[float | str]) -> list[float]:
+    """Return the reading of a guess with as many numbers as the answer, else the first."""
+    length = 1 if isinstance(actual, int | float) else len(actual)
+    readings = _readings(guess)
+    return next((numbers for numbers in readings if len(numbers) == length), readings[0])
 
 
-def worded(text: str) -> str:
-    """A text as HTML: what stands between backticks is code.
+def code_html(text: str) -> str:
+    """Convert a text to HTML, with code between backticks.
 
-    >>> worded("1 < `w`")
+    >>> code_html("1 < `w`")
     '1 &lt; <code>w</code>'
     """
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _shown(value: object) -> str:
-    """A value as people read it.
+def _format(value: object) -> str:
+    """Format a value for readers.
 
-    >>> _shown(12345), _shown(2 / 3), _shown([1, 2]), _shown(True)
+    >>> _format(12345), _format(2 / 3), _format([1, 2]), _format(True)
     ('12,345', '0.667', '1, 2', 'yes')
     """
     if isinstance(value, bool):
@@ -390,49 +392,49 @@ def _shown(value: object) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     if isinstance(value, str):
         return value.strip()
-    return ", ".join(map(_shown, value)) if isinstance(value, list | tuple | range) else str(value)
+    return ", ".join(map(_format, value)) if isinstance(value, list | tuple | range) else str(value)
 
 
-def _folded(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _listed(choices: Sequence[str]) -> str:
+def _joined(choices: Sequence[str]) -> str:
     return " · ".join(choices)
 
 
-# -- how far apart ---------------------------------------------------------------------------
+# -- comparison -----------------------------------------------------------------------------
 
 
-def _same_words(guess: Value, actual: Value) -> tuple[str, str]:
-    if _folded(_shown(guess)) == _folded(_shown(actual)):
+def _compared_text(guess: Value, actual: Value) -> tuple[str, str]:
+    if _normalized(_format(guess)) == _normalized(_format(actual)):
         return PASS, "exactly right"
     return FAIL, "not what you expected"
 
 
-def _apart(guess: list[float], actual: float | Sequence[float | str]) -> tuple[str, str]:
-    """The status and the words for the numbers of a guess."""
-    rights = [actual] if isinstance(actual, int | float) else list(actual)
-    if len(guess) != len(rights):
-        return FAIL, f"{count(len(rights), 'number')} in the answer, {len(guess)} in the guess"
+def _compared(guess: list[float], actual: float | Sequence[float | str]) -> tuple[str, str]:
+    """Return the status and description of the numbers of a guess."""
+    expected = [actual] if isinstance(actual, int | float) else list(actual)
+    if len(guess) != len(expected):
+        return FAIL, f"{count(len(expected), 'number')} in the answer, {len(guess)} in the guess"
     each = [
-        _same_words(mine, right) if isinstance(right, str) else _ratio(mine, right)
-        for mine, right in zip(guess, rights, strict=True)
+        _compared_text(number, right) if isinstance(right, str) else _ratio(number, right)
+        for number, right in zip(guess, expected, strict=True)
     ]
     if isinstance(actual, int | float):
         return each[0]
     wrong = [n for n, (status, _) in enumerate(each) if status != PASS]
     if not wrong:
         return PASS, "exactly right"
-    lines = [f"[{n}] {_shown(guess[n])}: {each[n][1]}" for n in wrong[:MOST_ITEMS]]
-    more = [f"and {len(wrong) - MOST_ITEMS} more"] * (len(wrong) > MOST_ITEMS)
+    lines = [f"[{n}] {_format(guess[n])}: {each[n][1]}" for n in wrong[:MAX_ITEMS]]
+    more = [f"and {len(wrong) - MAX_ITEMS} more"] * (len(wrong) > MAX_ITEMS)
     right = f"{len(each) - len(wrong)} of {len(each)} are right"
     close = all(status in (PASS, CLOSE) for status, _ in each)
     return CLOSE if close else FAIL, "\n".join([right, *lines, *more])
 
 
 def _ratio(guess: float, actual: float) -> tuple[str, str]:
-    """The same for two numbers.
+    """Return the status and description of two numbers.
 
     >>> _ratio(6, 3), _ratio(5, 6)
     (('fail', 'twice the answer'), ('fail', '1 too low'))
@@ -446,16 +448,20 @@ def _ratio(guess: float, actual: float) -> tuple[str, str]:
         return status, _difference(guess, actual)
     nearest = round(large)
     exact = math.isclose(large, nearest, rel_tol=EXACT)
-    named = nearest in _TIMES and math.isclose(large, nearest, rel_tol=0.05)
-    times = f"{'' if exact else 'about '}{_TIMES[nearest]}" if named else f"{_shown(large)} times"
+    has_name = nearest in _RATIO_NAMES and math.isclose(large, nearest, rel_tol=0.05)
+    times = (
+        f"{'' if exact else 'about '}{_RATIO_NAMES[nearest]}"
+        if has_name
+        else f"{_format(large)} times"
+    )
     return status, f"{times} the answer" if ratio > 1 else f"the answer is {times} as much"
 
 
 def _difference(guess: float, actual: float) -> str:
-    more, off = guess > actual, abs(guess - actual)
+    above, distance = guess > actual, abs(guess - actual)
     if isinstance(guess, int) and isinstance(actual, int):
-        return f"{_shown(off)} too {'high' if more else 'low'}"
+        return f"{_format(distance)} too {'high' if above else 'low'}"
     if not actual:
-        return f"{_shown(off)} {'above' if more else 'below'} the answer"
-    percent = 100 * off / abs(actual)
-    return f"{_shown(percent)} % {'more' if more else 'less'} than the answer"
+        return f"{_format(distance)} {'above' if above else 'below'} the answer"
+    percent = 100 * distance / abs(actual)
+    return f"{_format(percent)} % {'more' if above else 'less'} than the answer"

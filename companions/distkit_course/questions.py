@@ -1,7 +1,7 @@
-"""The questions of the lessons that are answered in words, and which exercise belongs to which.
+"""The free-text questions of the lessons, and the exercises of each lesson.
 
-They are in ``questions.md``: a heading for each lesson with the names of its checked exercises,
-then each question, with a hint and answers of three levels to compare one's own with.
+``questions.md`` has a heading for each lesson with the names of its checked exercises, then the
+questions, each with a hint and sample answers of three levels.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from distkit.errors import DistkitError
 from distkit_course import content
 
-#: The levels of an answer, the best first.
+#: The levels of sample answers, the best first.
 LEVELS = ("excellent", "good", "acceptable")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question whose answer nobody but a reader can judge."""
+    """A free-text question, which is not judged automatically."""
 
     name: str
     question: str
@@ -31,17 +31,17 @@ class Question:
 
     @property
     def title(self) -> str:
-        """A few words for a list."""
+        """The title in a list."""
         return self.question.partition("? ")[0].split("\n")[0][:90]
 
     @property
     def answers(self) -> str:
-        """All three."""
+        """The sample answers of all levels."""
         return "\n\n".join(f"{level}: {getattr(self, level)}" for level in LEVELS)
 
 
 def sections(file: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    """Each lesson in a Markdown file of the content: its name, its text, and its parts by title."""
+    """Yield each lesson of a Markdown file: its name, its text, and its titled sections."""
     text = Path(content.__file__).with_name(file).read_text(encoding="utf-8")
     for lesson in re.split(r"^## ", text, flags=re.M)[1:]:
         head, *parts = re.split(r"^### ", lesson, flags=re.M)
@@ -52,8 +52,8 @@ def sections(file: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
 
 def _question(name: str, body: str) -> Question:
     question, *rest = (" ".join(p.split()) for p in re.split(r"^- ", body, flags=re.M))
-    said = dict(line.split(": ", 1) for line in rest)
-    return Question(name, question, (said.pop("hint"),), **said)
+    fields = dict(line.split(": ", 1) for line in rest)
+    return Question(name, question, (fields.pop("hint"),), **fields)
 
 
 _lessons = [
@@ -62,22 +62,23 @@ _lessons = [
 ]
 
 #: Every question by name.
-QUESTIONS = {one.name: one for _, _, questions in _lessons for one in questions}
+QUESTIONS = {question.name: question for _, _, questions in _lessons for question in questions}
 
 #: The names of each lesson's exercises and questions, in their order.
 LESSONS = {
-    lesson: [*checked, *(one.name for one in questions)] for lesson, checked, questions in _lessons
+    lesson: [*checked, *(question.name for question in questions)]
+    for lesson, checked, questions in _lessons
 }
 
 
-def lessons(begins: Iterable[str]) -> list[str]:
-    """The lessons whose names begin so, such as "02"; all when there are no beginnings.
+def lessons(prefixes: Iterable[str]) -> list[str]:
+    """Return the lessons with one of these prefixes, such as "02"; all if there are none.
 
     Raises:
-        DistkitError: there is no such lesson.
+        DistkitError: no lesson has one of the prefixes.
     """
-    chosen = tuple(begins)
-    for begin in chosen:
-        if not any(lesson.startswith(begin) for lesson in LESSONS):
-            raise DistkitError(f"there is no lesson {begin!r}. There are: {', '.join(LESSONS)}.")
+    chosen = tuple(prefixes)
+    for prefix in chosen:
+        if not any(lesson.startswith(prefix) for lesson in LESSONS):
+            raise DistkitError(f"there is no lesson {prefix!r}. There are: {', '.join(LESSONS)}.")
     return [lesson for lesson in LESSONS if not chosen or lesson.startswith(chosen)]

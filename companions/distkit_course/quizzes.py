@@ -1,9 +1,9 @@
-"""Concept checks: five questions about a run that was not seen before, answered by looking.
+"""Concept checks: five questions about the view of a new run.
 
 Example::
 
-    dk.concept_check("01_messages")                 # its picture, and five questions
-    check.answer(1, "rank 2")                       # the same in code, counted from 1
+    dk.concept_check("01_messages")                 # shows its view and five questions
+    check.answer(1, "rank 2")                       # answers question 1 in code
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from distkit.errors import DistkitError
 from distkit.views import Servers, Timeline
 from distkit.views.widget.assets import FORMAT, css, esm
 from distkit_course.content.runs import OF_SERVERS, RUNS
-from distkit_course.predictions import Comparison, Prediction, Shown
+from distkit_course.predictions import Comparison, Prediction, StaticForm
 from distkit_course.questions import sections
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One question with the answers to choose from; ``why`` says where the picture shows it."""
+    """A multiple-choice question; ``why`` says where the view shows the answer."""
 
     text: str
     choices: tuple[str, ...]
@@ -36,15 +36,15 @@ class Choice:
     @classmethod
     def read(cls, text: str, body: str) -> Choice:
         """Read a question of ``quizzes.md``."""
-        marked = re.findall(r"^- \[(.)\] (.+)$", body, flags=re.M)
-        (answer,) = (choice for mark, choice in marked if mark == "x")
+        options = re.findall(r"^- \[(.)\] (.+)$", body, flags=re.M)
+        (answer,) = (choice for mark, choice in options if mark == "x")
         why = " ".join(re.sub(r"^- .*$", "", body, flags=re.M).split())
-        return cls(text, tuple(choice for _, choice in marked), answer, why)
+        return cls(text, tuple(choice for _, choice in options), answer, why)
 
 
 @dataclass(frozen=True)
 class Quiz:
-    """The concept check of a lesson: what its run is about, and the questions."""
+    """The concept check of a lesson: a description of its run, and the questions."""
 
     lesson: str
     about: str
@@ -52,10 +52,10 @@ class Quiz:
 
     @property
     def answers(self) -> str:
-        """The key for teachers: each question, its answer, and why."""
+        """The answer key: each question, its answer and explanation."""
         lines = [self.lesson, self.about]
-        for number, one in enumerate(self.questions, 1):
-            lines += [f"{number}. {one.text}", f"   {one.answer}", f"   {one.why}"]
+        for number, question in enumerate(self.questions, 1):
+            lines += [f"{number}. {question.text}", f"   {question.answer}", f"   {question.why}"]
         return "\n".join(lines)
 
 
@@ -71,8 +71,8 @@ class _Form(anywidget.AnyWidget):
     picture = traitlets.Dict().tag(sync=True)
 
 
-class ConceptCheck(Shown):
-    """The questions of a quiz, to be answered; :func:`concept_check` makes one."""
+class ConceptCheck(StaticForm):
+    """The form of a quiz, created by :func:`concept_check`."""
 
     _widget = _Form
 
@@ -81,21 +81,25 @@ class ConceptCheck(Shown):
         # sums and notices would answer some of the questions
         self.view = (Servers if quiz.lesson in OF_SERVERS else Timeline)(self.trace, bare=True)
         self._verdicts: dict[int, Comparison] = {}
-        self._predictions = [self._prediction(n, one) for n, one in enumerate(quiz.questions, 1)]
+        self._predictions = [
+            self._prediction(n, choice) for n, choice in enumerate(quiz.questions, 1)
+        ]
 
-    def _prediction(self, number: int, one: Choice) -> Prediction:
+    def _prediction(self, number: int, question: Choice) -> Prediction:
         def judge() -> None:
-            self._verdicts[number] = made.compare(one.answer)
+            self._verdicts[number] = prediction.compare(question.answer)
             self._refresh()
 
-        made = Prediction(f"{number}. {one.text}", one.choices, committed=judge, why=one.why)
-        return made
+        prediction = Prediction(
+            f"{number}. {question.text}", question.choices, committed=judge, why=question.why
+        )
+        return prediction
 
     def answer(self, number: int, choice: object) -> Comparison:
-        """Answer a question, counted from 1, with one of its choices. Returns the verdict.
+        """Answer a question, counted from 1, with one of its choices; return the verdict.
 
         Raises:
-            DistkitError: there is no such question or choice, or it has been answered.
+            DistkitError: the question or choice does not exist, or it has been answered.
         """
         if number not in range(1, len(self._predictions) + 1):
             raise DistkitError(
@@ -105,7 +109,7 @@ class ConceptCheck(Shown):
         return self._verdicts[number]
 
     def again(self) -> None:
-        """Take back the answers that were wrong, to look once more."""
+        """Reset the wrong answers."""
         for number in [n for n, verdict in self._verdicts.items() if not verdict]:
             del self._verdicts[number]
             self._predictions[number - 1] = self._prediction(
@@ -115,30 +119,30 @@ class ConceptCheck(Shown):
 
     @property
     def score(self) -> str:
-        """How many of the answers were right."""
-        asked, given = len(self._predictions), len(self._verdicts)
+        """The number of right answers, as a sentence."""
+        total, answered = len(self._predictions), len(self._verdicts)
         right = sum(map(bool, self._verdicts.values()))
-        if given < asked:
-            return f"{given} of {asked} questions answered, {right} right"
-        verdict = "you can read this picture" if right == asked else "look again at the others"
-        return f"{right} of {asked} right: {verdict}"
+        if answered < total:
+            return f"{answered} of {total} questions answered, {right} right"
+        verdict = "you can read this picture" if right == total else "look again at the others"
+        return f"{right} of {total} right: {verdict}"
 
-    # -- how it looks ----------------------------------------------------------------------
+    # -- display -------------------------------------------------------------------------
 
     def _picture(self) -> dict[str, object]:
         done = len(self._verdicts) == len(self._predictions)
         return {
             "format": FORMAT,
-            "questions": [one._picture() for one in self._predictions],
+            "questions": [prediction._picture() for prediction in self._predictions],
             "score": self.score,
             "again": done and not all(self._verdicts.values()),
         }
 
-    def _entered(self, said: Mapping[str, Any]) -> None:
-        if said.get("again"):
+    def _submit(self, message: Mapping[str, Any]) -> None:
+        if message.get("again"):
             self.again()
         else:
-            self._predictions[said["number"]]._entered(said)
+            self._predictions[message["number"]]._submit(message)
             self._refresh()
 
     def _draw(self, text: str = "") -> tuple[str, str]:
@@ -156,13 +160,13 @@ class ConceptCheck(Shown):
 
 
 def concept_check(lesson: str) -> ConceptCheck:
-    """Show the picture of a run that was not seen before, and ask five questions about it.
+    """Show the view of a new run, and ask five questions about it.
 
     Args:
         lesson: the name of a notebook, such as ``"01_messages"``.
 
     Raises:
-        DistkitError: there is no such check.
+        DistkitError: the lesson has no concept check.
 
     >>> check = concept_check("01_messages")
     >>> check.answer(1, "nobody").words

@@ -1,6 +1,6 @@
-"""A submission as text: a notebook or a Python file, of which nothing is run here.
+"""Reads a submission, a notebook or a Python file, without executing it.
 
-Only its imports, definitions and constants are taken, and a rank runs them.
+Only its imports, definitions and constants are used, and only ranks execute them.
 """
 
 from __future__ import annotations
@@ -16,43 +16,46 @@ from typing import Any
 from distkit.errors import DistkitError
 from distkit_course.exercises import TASKS
 
-#: The largest file that is read [bytes].
-LARGEST = 1 << 26
+#: Maximum size of a submission [bytes].
+MAX_SIZE = 1 << 26
 
-#: The statements that are taken from a submission, at the top level of a cell.
+#: The top-level statements used of a submission.
 _DEFINITIONS = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
-#: A cell that hands a function over: ``dk.check.NAME(function)``.
+#: A call that submits a function: ``dk.check.NAME(function)``.
 _CHECKED = re.compile(r"\bcheck\.(\w+)\((\w+)\)")
-#: The errors of text that is no notebook, or no Python.
+#: Errors of invalid notebooks or invalid Python.
 _UNREADABLE = (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 
 class Written:
-    """A function as text: whoever calls it first runs the text, on a rank.
+    """A function as source code, which the first call executes, on a rank.
 
     Args:
         name: the function's name.
-        text: of the definitions that it may need.
-        parameters: how many arguments it takes; None if that is only known when it runs.
+        text: the source of the function and of definitions that it may use.
+        parameters: number of its parameters; None if not known before it runs.
     """
 
     def __init__(self, name: str, text: str, parameters: int | None) -> None:
-        self.__name__, self._text, self._space = name, text, dict[str, Any]()
-        several, one = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY
-        taken = [inspect.Parameter(f"x{i}", one) for i in range(parameters or 0)]
-        any_number = [inspect.Parameter("xs", several)]
-        self.__signature__ = inspect.Signature(any_number if parameters is None else taken)
+        self.__name__, self._text, self._namespace = name, text, dict[str, Any]()
+        variadic_kind, positional_kind = (
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.POSITIONAL_ONLY,
+        )
+        fixed = [inspect.Parameter(f"x{i}", positional_kind) for i in range(parameters or 0)]
+        variadic = [inspect.Parameter("xs", variadic_kind)]
+        self.__signature__ = inspect.Signature(variadic if parameters is None else fixed)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it, where it is defined by now."""
-        if not self._space:
-            self._space["__name__"] = "submission"
-            exec(compile(self._text, f"<{self.__name__}>", "exec"), self._space)
-        return self._space[self.__name__](*arguments)
+        """Call the function, after defining it if necessary."""
+        if not self._namespace:
+            self._namespace["__name__"] = "submission"
+            exec(compile(self._text, f"<{self.__name__}>", "exec"), self._namespace)
+        return self._namespace[self.__name__](*arguments)
 
 
 def read(submission: Path) -> dict[str, Written | str]:
-    """The answers of a submission by exercise; of a cell that is no Python, why not.
+    """Return the answers of a submission by exercise; an error text for a cell of invalid Python.
 
     Raises:
         DistkitError: the file cannot be read.
@@ -63,17 +66,19 @@ def read(submission: Path) -> dict[str, Written | str]:
         why = str(error) or type(error).__name__
         raise DistkitError(f"{submission.name} cannot be read: {why}") from error
     found = _answers(cells)
-    own = {id(cell) for cell, _ in found.values()}
-    shared = [one for cell in cells if id(cell) not in own for one in cell.definitions]
+    used = {id(cell) for cell, _ in found.values()}
+    shared = [
+        definition for cell in cells if id(cell) not in used for definition in cell.definitions
+    ]
     return {name: cell.answer(function, shared) for name, (cell, function) in found.items()}
 
 
 def _texts(submission: Path) -> list[str]:
-    """The code of a file, cell by cell."""
+    """Return the code of each cell of a file."""
     if not submission.is_file():
         raise ValueError("it is not a file")
-    if submission.stat().st_size > LARGEST:
-        raise ValueError(f"it is larger than {LARGEST >> 20} MiB")
+    if submission.stat().st_size > MAX_SIZE:
+        raise ValueError(f"it is larger than {MAX_SIZE >> 20} MiB")
     text = submission.read_text(encoding="utf-8-sig")
     if submission.suffix != ".ipynb":
         return [text]
@@ -85,17 +90,17 @@ def _texts(submission: Path) -> list[str]:
 
 @dataclass
 class _Cell:
-    """A cell: its functions with the number of their arguments, and the text of its definitions."""
+    """A cell: the parameter count of its functions, and the source of its definitions."""
 
     text: str
     functions: dict[str, int | None]
     definitions: list[str] = field(default_factory=list)
-    fault: str = ""
+    error: str = ""
 
     def answer(self, function: str, shared: list[str]) -> Written | str:
-        """A function with what it may need of other cells; of a cell that is no Python, why not."""
-        if self.fault:
-            return self.fault
+        """Return a function with the shared definitions, or the cell's error."""
+        if self.error:
+            return self.error
         text = "\n".join([*shared, *self.definitions])
         return Written(function, text, self.functions[function])
 
@@ -105,17 +110,17 @@ def _cell(text: str) -> _Cell:
         tree = ast.parse("\n".join(map(_without_magic, text.split("\n"))))
         functions = {n.name: _parameters(n) for n in tree.body if isinstance(n, ast.FunctionDef)}
         defined = [
-            ast.unparse(_if_there(n) if _assigns(n) else n) for n in tree.body if _defines(n)
+            ast.unparse(_if_defined(n) if _assigns(n) else n) for n in tree.body if _defines(n)
         ]
         return _Cell(text, functions, defined)
-    except _UNREADABLE as error:
+    except _UNREADABLE as exception:
         found = re.findall(r"^def (\w+)\((\s*\))?", text, flags=re.M)
         functions = {name: 0 if none else None for name, none in found}
-        return _Cell(text, functions, fault=f"it cannot be read: {error}")
+        return _Cell(text, functions, error=f"it cannot be read: {exception}")
 
 
 def _without_magic(line: str) -> str:
-    """A line, or nothing in the place of one that only IPython knows."""
+    """Return the line, or "" for an IPython magic."""
     return "" if line.lstrip().startswith(("%", "!")) else line
 
 
@@ -129,33 +134,35 @@ def _assigns(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign | ast.AnnAssign)
 
 
-def _if_there(node: ast.stmt) -> ast.stmt:
-    """Leave out what only a run of the notebook has, such as ``first = run.results[0]``.
+def _if_defined(node: ast.stmt) -> ast.stmt:
+    """Ignore errors of a statement that needs the notebook's state: ``first = run.results[0]``.
 
-    An answer that needs it all the same gets a NameError with its name.
+    An answer that uses the name gets a NameError.
     """
-    otherwise = ast.ExceptHandler(ast.Name("Exception"), None, [ast.Pass()])
-    return ast.Try([node], [otherwise], [], [])
+    handler = ast.ExceptHandler(ast.Name("Exception"), None, [ast.Pass()])
+    return ast.Try([node], [handler], [], [])
 
 
 def _parameters(node: ast.FunctionDef) -> int | None:
-    """How many arguments a function takes; None if it may take several numbers of them."""
-    given = node.args
-    plain = not (given.vararg or given.kwonlyargs or given.defaults or node.decorator_list)
-    return len(given.posonlyargs) + len(given.args) if plain else None
+    """Return the number of a function's parameters; None if it varies."""
+    arguments = node.args
+    plain = not (
+        arguments.vararg or arguments.kwonlyargs or arguments.defaults or node.decorator_list
+    )
+    return len(arguments.posonlyargs) + len(arguments.args) if plain else None
 
 
 def _answers(cells: list[_Cell]) -> dict[str, tuple[_Cell, str]]:
-    """Of each exercise the cell with its answer, and the name that the function has there.
+    """Return, for each exercise, the cell with its answer and the function's name.
 
-    An answer is handed to its check, or has its exercise's name and takes arguments, as all
-    exercises do. What a lesson defines by such a name, to show something, takes none.
+    An answer is passed to its check, or has its exercise's name and parameters. Functions of such a
+    name without parameters are examples of a lesson.
     """
     found, homes = dict[str, tuple[_Cell, str]](), dict[str, _Cell]()
     for cell in cells:
         homes |= dict.fromkeys(cell.functions, cell)
-        named = {name for name, takes in cell.functions.items() if takes != 0 and name in TASKS}
-        found |= {name: (cell, name) for name in cell.functions if name in named}
-        handed = [(name, f) for name, f in _CHECKED.findall(cell.text) if name in TASKS]
-        found |= {name: (homes[f], f) for name, f in handed if f in homes}
+        exercises = {name for name, takes in cell.functions.items() if takes != 0 and name in TASKS}
+        found |= {name: (cell, name) for name in cell.functions if name in exercises}
+        checked = [(name, f) for name, f in _CHECKED.findall(cell.text) if name in TASKS]
+        found |= {name: (homes[f], f) for name, f in checked if f in homes}
     return found

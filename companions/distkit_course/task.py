@@ -19,11 +19,11 @@ Answer = Callable[..., Any]
 
 
 class NotAttempted(Exception):
-    """The answer is a stub."""
+    """Raised for an answer that is a stub."""
 
 
 class Mistake(Exception):
-    """The mistakes in an answer, in words; and the trace that shows them, if there is one."""
+    """Raised for a wrong answer, with a description and, if available, the trace that shows it."""
 
     def __init__(self, text: str, trace: Trace | None = None) -> None:
         super().__init__(text)
@@ -33,21 +33,21 @@ class Mistake(Exception):
 PASS, FAIL, WASTEFUL, BLOCKED = "pass", "fail", "wasteful", "blocked"
 NOT_ATTEMPTED = "not attempted"
 
-#: Their colours in a notebook, and their signs.
+#: Colours of the statuses in a notebook.
 _COLOURS = {PASS: "#009e73", NOT_ATTEMPTED: "#7f8c99", BLOCKED: "#7f8c99"}
 _WRONG = "#d55e00"
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that was looked at.
+    """One checked property of an answer.
 
     Args:
-        name: in a word: "values", "messages".
-        text: what was seen.
-        status: pass, fail, wasteful (right, but more than needed) or blocked (not to be judged
-            here and now: worth nothing, and costs nothing).
-        trace: of the run in which it was seen.
+        name: one word, such as "values" or "messages".
+        text: the observation.
+        status: pass, fail, wasteful (right, but more than needed) or blocked (cannot be judged on
+            this machine now: neither gives nor costs points).
+        trace: the trace of the run.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Verdict:
     """The verdict on an answer; true when it passes.
 
     ``status`` is "pass", "fail", "wasteful", "blocked" or "not attempted"; ``points`` of ``max``
-    are given for it, one for each criterion that is met.
+    are given, one for each criterion that is met.
     """
 
     name: str
@@ -80,17 +80,17 @@ class Verdict:
 
     @property
     def points(self) -> int:
-        """The points that it gets."""
+        """The points given."""
         return sum(c.status == PASS for c in self.criteria)
 
     @property
     def max(self) -> int:
-        """The points that it can get: none for what is blocked."""
+        """The highest possible points, without blocked criteria."""
         return self.worth - sum(c.status == BLOCKED for c in self.criteria)
 
     @property
     def credit(self) -> float:
-        """The points for graders that know no blocked criteria: the same part of all points."""
+        """The points scaled to ``worth``, for graders without blocked criteria."""
         return self.points * self.worth / self.max if self.max else 0.0
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Verdict:
         return "\n".join([*lines, *([f"  {self.advice}"] if self.advice else [])])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
+        """Return the verdict as HTML."""
         colour = _COLOURS.get(self.status, _WRONG)
         rows = "".join(
             f'<tr><td style="color:{_COLOURS.get(c.status, _WRONG)};vertical-align:top">'
@@ -114,7 +114,7 @@ class Verdict:
         )
 
 
-#: Tries an answer: yields a criterion after the other. Raises NotAttempted or Mistake.
+#: Tests an answer and yields criteria. Raises NotAttempted or Mistake.
 Trial = Callable[[Answer], Iterator[Criterion]]
 
 
@@ -124,14 +124,14 @@ class Task:
 
     Args:
         name: as in ``dk.check.NAME``.
-        signature: the line to begin with.
-        goal: what the function has to do.
-        details: what its writer has to know.
+        signature: the function's name and parameters.
+        goal: the task of the function, in a sentence.
+        details: facts needed to write it.
         solution: an answer that passes.
-        hints: the first says least.
-        trial: tries a function that takes what it should.
-        wrong: usual mistakes, and what is said of each.
-        worth: its points: one for each criterion that the solution meets.
+        hints: hints, the vaguest first.
+        trial: tests a function with the right number of parameters.
+        wrong: common wrong answers, and the text expected in the verdict of each.
+        worth: the points, one for each criterion that the solution meets.
     """
 
     name: str
@@ -149,78 +149,80 @@ class Task:
 
     @property
     def question(self) -> str:
-        """What is to be written."""
+        """The text of the task."""
         return f"Write  def {self.signature}:\n    {self.goal}.\n{self.details}".rstrip()
 
     @property
     def title(self) -> str:
-        """A few words for a list."""
+        """The title in a list."""
         return f"{self.signature}: {self.goal}"
 
-    def judge(self, mine: Answer) -> Verdict:
-        """The verdict on an answer.
+    def judge(self, answer: Answer) -> Verdict:
+        """Return the verdict on an answer.
 
         Raises:
-            TypeError: it is no function.
+            TypeError: the answer is not a function.
         """
-        if not callable(mine):
+        if not callable(answer):
             raise TypeError(
-                f"dk.check.{self.name} judges a function, not {type(mine).__name__}. "
+                f"dk.check.{self.name} judges a function, not {type(answer).__name__}. "
                 f"Write def {self.signature} and pass it without calling it."
             )
         try:
-            criteria = [*self._tried(mine)]
+            criteria = [*self._criteria(answer)]
         except NotAttempted:
             return self.not_attempted
-        seldom = {c.status for c in criteria} - {PASS}
-        status = next((s for s in (FAIL, WASTEFUL, BLOCKED) if s in seldom), PASS)
-        advice = self.help if seldom - {BLOCKED} else ""
+        problems = {c.status for c in criteria} - {PASS}
+        status = next((s for s in (FAIL, WASTEFUL, BLOCKED) if s in problems), PASS)
+        advice = self.help if problems - {BLOCKED} else ""
         return Verdict(self.name, status, tuple(criteria), advice, self.worth)
 
     @property
     def not_attempted(self) -> Verdict:
-        """The verdict where there is no answer yet: it tells the task."""
+        """The verdict without an answer, which shows the task."""
         advice = f"{self}\nStuck? dk.hint.{self.name}()"
         return Verdict(self.name, NOT_ATTEMPTED, (), advice, self.worth)
 
-    def _tried(self, mine: Answer) -> Iterator[Criterion]:
-        """The criteria up to the first mistake, which is one, too."""
+    def _criteria(self, answer: Answer) -> Iterator[Criterion]:
+        """Yield the criteria, up to a failed one for the first mistake."""
         try:
-            if not _takes(mine, self.signature.count(",") + 1):
-                yours = inspect.signature(mine)
-                takes = yours if yours.parameters else "no arguments"
-                raise Mistake(f"write def {self.signature}: yours takes {takes}")
-            yield from self.trial(mine)
+            if not _takes(answer, self.signature.count(",") + 1):
+                signature = inspect.signature(answer)
+                parameters = signature if signature.parameters else "no arguments"
+                raise Mistake(f"write def {self.signature}: yours takes {parameters}")
+            yield from self.trial(answer)
         except Mistake as mistake:
             yield Criterion("values", str(mistake), FAIL, mistake.trace)
 
     @property
     def help(self) -> str:
-        """The next hint."""
+        """The advice after a wrong answer."""
         return f"dk.hint.{self.name}() helps; dk.solution.{self.name}() shows a solution."
 
 
-def name_of(mine: Answer) -> str:
-    """The name of an answer."""
-    return getattr(mine, "__name__", type(mine).__name__)
+def name_of(answer: Answer) -> str:
+    """Return the name of an answer."""
+    return getattr(answer, "__name__", type(answer).__name__)
 
 
-def raised(error: Exception, mine: Answer) -> str:
-    """The exception of an answer, and the learner's line that raised it."""
+def raised(error: Exception, answer: Answer) -> str:
+    """Describe an answer's exception, with the learner's line that raised it."""
     lines = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == name_of(mine)
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.name == name_of(answer)
     ]
     where = f" in  {lines[-1].line}" if lines and lines[-1].line else ""
-    return f"{name_of(mine)} raised {type(error).__name__}: {error}{where}"
+    return f"{name_of(answer)} raised {type(error).__name__}: {error}{where}"
 
 
-def _takes(mine: Answer, count: int) -> bool:
-    """True if a function can be called with so many arguments."""
+def _takes(answer: Answer, count: int) -> bool:
+    """Return whether a function can be called with ``count`` arguments."""
     try:
-        inspect.signature(mine).bind(*range(count))
+        inspect.signature(answer).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # compiled: it does not say what it takes
+    except ValueError:  # a builtin without a signature
         return True
     return True
 
@@ -229,42 +231,42 @@ def _indented(text: str) -> str:
     return text.replace("\n", "\n    ")
 
 
-# -- the answer key ----------------------------------------------------------------------
+# -- solutions ----------------------------------------------------------------------
 
 
 class Words(str):
-    """A text that shows without quotes."""
+    """A string whose repr has no quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 class Source(Words):
-    """A program's text, which a notebook shows with its colours."""
+    """Source code, which a notebook highlights."""
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self}\n```"
 
 
 def source(function: Callable[..., Any]) -> Source:
-    """The text of a function with the imports that it needs, without its entry in a catalogue."""
-    home = inspect.getmodule(inspect.unwrap(function))
-    assert home is not None
+    """Return a function's source with the imports it needs, without its registration decorator."""
+    module = inspect.getmodule(inspect.unwrap(function))
+    assert module is not None
     text = inspect.getsource(function)
     code = re.sub(r"(?ms)^@\w+\.register\(.*?^\)\n|  # type: [^\n]*", "", text).rstrip()
     used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    return Source("\n".join([*_imports(home, used - {function.__name__}), "", "", code]))
+    return Source("\n".join([*_imports(module, used - {function.__name__}), "", "", code]))
 
 
-def _imports(home: ModuleType, used: set[str]) -> Iterator[str]:
-    """The lines with which a module gets these names, and one for those it defines."""
-    own = []
-    for node in ast.parse(inspect.getsource(home)).body:
+def _imports(module: ModuleType, used: set[str]) -> Iterator[str]:
+    """Yield a module's imports of these names, and an import of those it defines."""
+    defined = []
+    for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             node.names = [a for a in node.names if (a.asname or a.name) in used]
             if node.names:
                 yield ast.unparse(node)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in used:
-            own.append(node.name)
-    if own:
-        yield f"from {home.__name__} import {', '.join(own)}"
+            defined.append(node.name)
+    if defined:
+        yield f"from {module.__name__} import {', '.join(defined)}"

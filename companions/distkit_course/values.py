@@ -1,7 +1,7 @@
-"""Packs the values of an answer on its rank, and unpacks them where they are judged.
+"""Serializes the values of an answer on its rank for the judge.
 
-Unpacking executes nothing. Numbers, text, containers and tensors arrive as they were; any other
-object is replaced by its text.
+Unpacking executes no code. Numbers, text, containers and tensors keep their types; any other object
+is replaced by its repr.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 _CONTAINERS = {kind.__name__: kind for kind in (tuple, set, frozenset)}
 _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
-#: The errors of bytes that hold no value.
+#: Errors raised by :func:`unpack` for invalid bytes.
 DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError, RuntimeError)
 
 
 @dataclass(frozen=True)
 class Other:
-    """Stands for an object that is no plain value: its text."""
+    """The repr of an object that cannot be packed."""
 
     text: str
 
@@ -32,12 +32,12 @@ class Other:
 
 
 def pack(value: Any) -> bytes:
-    """Pack a value on a rank."""
+    """Pack a value."""
     return msgspec.msgpack.encode(_plain(value))
 
 
 def _plain(value: Any) -> Any:
-    """A value for msgpack; a dict with one key, its kind, stands for what msgpack does not know."""
+    """Convert a value for msgpack; other types become a dict whose only key is the type."""
     match value:
         case None | bool():
             return value
@@ -48,16 +48,16 @@ def _plain(value: Any) -> Any:
         case bytes():
             return bytes(value)
         case str():
-            return value.encode(errors="backslashreplace").decode()  # half surrogates
+            return value.encode(errors="backslashreplace").decode()  # lone surrogates
         case int() if abs(value) < 1 << 63:
             return int(value)
         case list():
             return [*map(_plain, value)]
         case tuple() | set() | frozenset():
-            kind = next(name for name, one in _CONTAINERS.items() if isinstance(value, one))
+            kind = next(name for name, type_ in _CONTAINERS.items() if isinstance(value, type_))
             return {kind: [*map(_plain, value)]}
         case dict():
-            return {"dict": [[_plain(key), _plain(one)] for key, one in value.items()]}
+            return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
         case Tensor() if value.layout is torch.strided:
             flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             return {"tensor": [str(value.dtype), [*value.shape], flat.numpy().tobytes()]}
@@ -65,23 +65,23 @@ def _plain(value: Any) -> Any:
 
 
 def unpack(packed: bytes) -> Any:
-    """Read a value that a rank has packed.
+    """Unpack a value.
 
     Raises:
-        one of :data:`DAMAGED`: it has not.
+        one of :data:`DAMAGED`: the bytes are invalid.
     """
     return _value(msgspec.msgpack.decode(packed))
 
 
-def _value(found: Any) -> Any:
-    if isinstance(found, list):
-        return [*map(_value, found)]
-    if not isinstance(found, dict):
-        return found
-    ((kind, content),) = found.items()
+def _value(packed: Any) -> Any:
+    if isinstance(packed, list):
+        return [*map(_value, packed)]
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
     match kind, content:
         case "dict", _:
-            return {_value(key): _value(one) for key, one in content}
+            return {_value(key): _value(item) for key, item in content}
         case "tensor", (dtype, shape, data):
             kind = _DTYPES[dtype]
             flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0)

@@ -70,7 +70,7 @@ def test_wrong_answers_can_be_given_again() -> None:
     for number, one in enumerate(check.quiz.questions, 1):
         check.answer(number, one.choices[one.choices.index(one.answer) - (number == 4)])
     assert check.form.picture["again"] and check.score.startswith("4 of 5 right")
-    check._entered({"again": True})
+    check._submit({"again": True})
     assert check.score == "4 of 5 questions answered, 4 right"
     asked = check.form.picture["questions"]
     assert [one["final"] for one in asked] == [True, True, True, False, True]
