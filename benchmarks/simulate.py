@@ -112,7 +112,7 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
     """
     import distkit as dk
     from distkit_simulation import finish_times
-    from distkit_simulation.calibration import SIZES, Measured, quiet
+    from distkit_simulation.calibration import SIZES, Measured, lower_quartile
 
     names = list(dk.algorithms.ALL_REDUCES)
     results = dk.run_ranks(take_turns_on_rank, n, names, tensors, SIZES, reps, record=False).results
@@ -123,7 +123,9 @@ def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]
             "ranks": n,
             "bytes": nbytes,
             "predicted": float(finish_times(name, n, nbytes, machine).max()),
-            "measured": float(quiet(np.mean([taken[name][nbytes] for _, taken in results], 0))),
+            "measured": float(
+                lower_quartile(np.mean([taken[name][nbytes] for _, taken in results], 0))
+            ),
         }
         for name in names
         for nbytes in tensors

@@ -21,29 +21,29 @@ from distkit_simulation.network import Floats, Link, Network
 
 Batches = Mapping[int, Sequence[float]]
 
-#: The largest number of protocols, and the smallest number of sizes of each.
-PROTOCOLS, FEWEST = 3, 3
+#: Maximum number of protocols, and minimum number of sizes of each.
+MAX_PROTOCOLS, MIN_SIZES = 3, 3
 
-#: Seconds per byte below this mean that large messages took no longer than small ones.
-NO_TIME = 1e-15
+#: Smallest beta [s/byte]: below it, large messages took no longer than small ones.
+MIN_BETA = 1e-15
 
 
-def quiet(times: ArrayLike) -> Floats:
-    """The lower quartile along the last axis: the time under little other load.
+def lower_quartile(times: ArrayLike) -> Floats:
+    """Return the lower quartile along the last axis: the time with little other load.
 
-    Other load only makes times longer: short times are more reliable than long ones.
+    Other load only increases times, so short times are more reliable than long ones.
 
-    >>> float(quiet([1.0, 1.0, 1.0, 50.0, 90.0]))
+    >>> float(lower_quartile([1.0, 1.0, 1.0, 50.0, 90.0]))
     1.0
     """
     found: Floats = np.quantile(np.asarray(times, float), 0.25, axis=-1)
     return found
 
 
-def along(size: Floats, sizes: Floats, times: Floats) -> Floats:
+def interpolate(size: Floats, sizes: Floats, times: Floats) -> Floats:
     """Interpolate linearly between the sizes, and extrapolate beyond the last.
 
-    >>> along(np.array([1.5, 4.0]), np.array([1.0, 2.0]), np.array([10.0, 20.0])).tolist()
+    >>> interpolate(np.array([1.5, 4.0]), np.array([1.0, 2.0]), np.array([10.0, 20.0])).tolist()
     [15.0, 40.0]
     """
     slope = max(0.0, (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
@@ -65,22 +65,22 @@ class Fit:
 
     def __str__(self) -> str:
         low, high = (1e6 * x for x in self.alpha)
-        found = self.last_beta > NO_TIME
+        found = self.last_beta > MIN_BETA
         bandwidth = f"{1e-9 / self.last_beta:.3g} GB/s" if found else "no bandwidth found"
         return f"alpha {1e6 * self.link.alpha:.3g} µs [{low:.3g} to {high:.3g}], {bandwidth}"
 
     @property
     def last_beta(self) -> float:
         """Seconds per byte of the largest messages."""
-        return max(self.link.switches[-1][2] if self.link.switches else self.link.beta, NO_TIME)
+        return max(self.link.switches[-1][2] if self.link.switches else self.link.beta, MIN_BETA)
 
 
 def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: int = 0) -> Fit:
-    """Fit a link to the quiet times, with confidence intervals by bootstrap over the batches.
+    """Fit a link to the lower quartiles, with confidence intervals by bootstrap over the batches.
 
     Args:
         moves: size of a message [bytes] -> seconds of each batch.
-        adds: the same for adding as many bytes, for gamma.
+        adds: size of a sum [bytes] -> seconds of each batch, for gamma.
         draws: number of bootstrap samples.
         seed: the seed of the bootstrap.
 
@@ -97,12 +97,12 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
         raise ValueError("a line fit needs messages of at least two sizes")
     sizes = np.array(list(moves), float)
     batches = np.array(list(moves.values()), float)
-    times = quiet(batches)
+    times = lower_quartile(batches)
     starts = regimes(sizes, times)
     first, *others = lines(sizes, times, starts)
     gamma = 0.0
     if adds:
-        gamma = line(np.array(list(adds), float), quiet(list(adds.values())))[1]
+        gamma = line(np.array(list(adds), float), lower_quartile(list(adds.values())))[1]
     switches = tuple(
         (float(sizes[i - 1]), *other) for i, other in zip(starts[1:], others, strict=True)
     )
@@ -110,7 +110,7 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
     rng, drawn = np.random.default_rng(seed), []
     for _ in range(draws):
         pick = rng.integers(batches.shape[1], size=batches.shape)
-        again = quiet(np.take_along_axis(batches, pick, axis=1))
+        again = lower_quartile(np.take_along_axis(batches, pick, axis=1))
         drawn.append(lines(sizes, again, starts)[0])
     low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
     error = float(np.median(np.abs(link.seconds(sizes) / times - 1)))
@@ -118,7 +118,7 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
 
 
 def line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """Nonnegative alpha and beta, by least squares of the relative error.
+    """Fit nonnegative alpha and beta by least squares of the relative error.
 
     >>> a, b = line(np.array([0.0, 100.0]), np.array([1.0, 3.0]))
     >>> round(a, 9), round(b, 9)
@@ -134,13 +134,13 @@ def line(sizes: Floats, times: Floats) -> tuple[float, float]:
 
 
 def lines(sizes: Floats, times: Floats, starts: Sequence[int]) -> list[tuple[float, float]]:
-    """The line of each protocol; ``starts`` are the indices of their first sizes."""
+    """Fit the line of each protocol; ``starts`` are the indices of their first sizes."""
     ends = [*starts[1:], len(sizes)]
     return [line(sizes[a:b], times[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
 def regimes(sizes: Floats, times: Floats) -> list[int]:
-    """The indices of the sizes at which protocols begin, by Schwarz's criterion.
+    """Return the indices of the sizes at which protocols begin, by Schwarz's criterion.
 
     >>> sizes = np.array([1.0, 2, 3, 100, 200, 300])
     >>> regimes(sizes, np.where(sizes < 50, 5 + sizes, 100 + sizes / 10) / 10)
@@ -148,9 +148,9 @@ def regimes(sizes: Floats, times: Floats) -> list[int]:
     """
     m = len(sizes)
     best, least = [0], np.inf
-    for count in range(min(PROTOCOLS, max(1, m // FEWEST))):
-        for cuts in combinations(range(FEWEST, m - FEWEST + 1), count):
-            if any(b - a < FEWEST for a, b in pairwise(cuts)):
+    for count in range(min(MAX_PROTOCOLS, max(1, m // MIN_SIZES))):
+        for cuts in combinations(range(MIN_SIZES, m - MIN_SIZES + 1), count):
+            if any(b - a < MIN_SIZES for a, b in pairwise(cuts)):
                 continue
             starts = [0, *cuts]
             parts = zip(np.split(sizes, cuts), lines(sizes, times, starts), strict=True)
@@ -166,10 +166,10 @@ def regimes(sizes: Floats, times: Floats) -> list[int]:
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 BATCHES = 7
 
-#: The least size of the largest message [bytes]: smaller ones take as long as an empty one.
-LARGE = 1 << 16
+#: Minimum for the largest message [bytes]: smaller ones take as long as an empty one.
+MIN_LARGEST = 1 << 16
 
-#: One batch on one rank: for each size the seconds of each pattern.
+#: One batch on one rank: for each size, the seconds of each pattern.
 Batch = list[dict[str, float]]
 
 
@@ -199,24 +199,24 @@ def calibrate(cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATC
             "dk.simulation.calibrate(dk.Cluster(4))"
         )
     rising = list(sizes) == sorted(set(sizes)) and min(sizes, default=0) > 0
-    if not rising or len(sizes) < FEWEST or sizes[-1] < LARGE or batches < 1:
+    if not rising or len(sizes) < MIN_SIZES or sizes[-1] < MIN_LARGEST or batches < 1:
         raise ValueError(
             f"sizes {list(sizes)}, {batches} batches: give at least three sizes in ascending "
-            f"order, up to {LARGE} bytes or more for the bandwidth, and at least one batch"
+            f"order, up to {MIN_LARGEST} bytes or more for the bandwidth, and at least one batch"
         )
     each = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
     return Measured.of(sizes, each)
 
 
 def probe(sizes: Sequence[int]) -> Batch:
-    """On each rank: one batch of every pattern and size; nothing on one rank."""
+    """Measure one batch of every pattern and size on this rank; nothing in a world of one."""
     import torch.distributed as dist
 
-    return [once(nbytes) for nbytes in sizes] if dist.get_world_size() > 1 else []
+    return [measure_patterns(nbytes) for nbytes in sizes] if dist.get_world_size() > 1 else []
 
 
-def once(nbytes: int) -> dict[str, float]:
-    """One batch of each pattern on this rank: seconds of a message, a sum, a call."""
+def measure_patterns(nbytes: int) -> dict[str, float]:
+    """Measure one batch of each pattern on this rank: seconds of a message, a sum, a call."""
     import torch
     import torch.distributed as dist
 
@@ -249,7 +249,7 @@ def once(nbytes: int) -> dict[str, float]:
     def one_exchange(x: torch.Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         combine(x, exchange(x, right, torch.empty_like(x), left, group), op)
 
-    in_turn = 2 * (n - 1)  # as many messages as in a ring all-reduce
+    in_turn = 2 * (n - 1)  # number of messages in a ring all-reduce
     add = times(lambda: combine(out, into, SUM), nbytes, in_turn)
     return {
         "one": times(lambda: pass_on(1), nbytes, 2) / n,
@@ -261,7 +261,7 @@ def once(nbytes: int) -> dict[str, float]:
 
 
 def times(action: Callable[[], object], nbytes: int, in_turn: int = 1) -> float:
-    """The quiet time of an action, averaged over ``in_turn`` calls [s]; ranks start together."""
+    """Return the lower quartile of an action's time per call [s]; ranks start together."""
     import torch.distributed as dist
 
     taken = []
@@ -271,7 +271,7 @@ def times(action: Callable[[], object], nbytes: int, in_turn: int = 1) -> float:
         for _ in range(in_turn):
             action()
         taken.append((perf_counter() - began) / in_turn)
-    return float(quiet(taken[1:]))
+    return float(lower_quartile(taken[1:]))
 
 
 class Measured(Network):
@@ -280,8 +280,8 @@ class Measured(Network):
     Args:
         n: number of ranks.
         moves: number of concurrent transfers -> size -> seconds of each batch.
-        adds: size -> seconds of each batch of adding as many bytes.
-        calls: the same for the rest of a collective: checks and allocation of buffers.
+        adds: size -> seconds of each batch of sums.
+        calls: size -> seconds of each batch of the rest of a collective: checks, allocations.
     """
 
     def __init__(
@@ -293,15 +293,15 @@ class Measured(Network):
     ) -> None:
         self.n, self.moves, self.adds = n, dict(sorted(moves.items())), adds
         self.sizes = np.array(list(adds), float)
-        self._times = np.array([quiet(list(at.values())) for at in self.moves.values()])
-        self._adds = quiet(list(adds.values()))
+        self._times = np.array([lower_quartile(list(at.values())) for at in self.moves.values()])
+        self._adds = lower_quartile(list(adds.values()))
         self.fits = {count: fit(at, adds) for count, at in self.moves.items()}
         self._calls = np.maximum(0.0, [np.median(batch) for batch in calls.values()])
         super().__init__(self.fits[1].link, n, "the ranks that were measured")
 
     @classmethod
     def of(cls, sizes: Sequence[int], batches: Sequence[Sequence[Batch]]) -> Measured:
-        """From the batches of each rank, averaged over the ranks."""
+        """Create a network from the batches of each rank, averaged over the ranks."""
         n = len(batches[0])
         if n < 2:
             raise ValueError("calibrate needs at least 2 ranks: one rank has no partner to send to")
@@ -319,7 +319,7 @@ class Measured(Network):
         return f"<Measured: {self.n} ranks; {self.fits[1]} alone; {self.fits[self.n]} all at once>"
 
     def fit(self, count: int = 1) -> Fit:
-        """The fit for a number of concurrent transfers, with confidence intervals."""
+        """Return the fit for a number of concurrent transfers, with confidence intervals."""
         if count not in self.fits:
             raise ValueError(f"{count} at once was not measured: ask for one of {list(self.fits)}")
         return self.fits[count]
@@ -331,14 +331,14 @@ class Measured(Network):
         share = np.interp(size.size, counts, np.arange(len(counts)))
         low = int(share)
         high = min(low + 1, len(counts) - 1)
-        fewer, more = (along(size, self.sizes, self._times[i]) for i in (low, high))
+        fewer, more = (interpolate(size, self.sizes, self._times[i]) for i in (low, high))
         return fewer + (share - low) * (more - fewer)
 
     def calling(self, nbytes: int) -> float:
         """See :meth:`Network.calling`."""
-        return float(along(np.array(float(nbytes)), self.sizes, self._calls))
+        return float(interpolate(np.array(float(nbytes)), self.sizes, self._calls))
 
     def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.adding`."""
         size = np.asarray(nbytes, float)
-        return np.where(size > 0, along(size, self.sizes, self._adds), 0.0)
+        return np.where(size > 0, interpolate(size, self.sizes, self._adds), 0.0)

@@ -1,4 +1,4 @@
-"""Costs of all-reduce, as in the papers: closed forms over alpha, beta and gamma. Pure.
+"""Costs of all-reduce: the closed forms of the papers over alpha, beta and gamma. Pure.
 
 n ranks, K bytes; a message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
 m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each form equals
@@ -21,8 +21,8 @@ from distkit_simulation.network import Link, check_link, plain
 def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
     """max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma): no all-reduce on such links is faster.
 
-    Sums may overlap with messages: the larger counts. Of a link with several protocols the
-    smallest alpha and beta count. Chan et al., 2007.
+    Sums may overlap with messages, so the larger counts. With several protocols the smallest alpha
+    and beta count. Chan et al., 2007.
 
     >>> lower_bound(4, 4000, Link(alpha=1e-6, beta=1e-9))
     8e-06
@@ -35,13 +35,13 @@ def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 
 def _checked(n: Numbers, nbytes: Numbers, link: Link) -> tuple[Numbers, Numbers]:
-    """``n`` and ``nbytes`` as arrays of floats."""
+    """Return ``n`` and ``nbytes`` as arrays of floats."""
     check_link(link)
     return at_least(1, ranks=n), at_least(0, bytes=nbytes)
 
 
 def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **options: Any) -> Numbers:
-    """Seconds of an all-reduce by the name of its algorithm.
+    """Return the seconds of an all-reduce by the name of its algorithm.
 
     Args:
         algorithm: a name in :data:`~distkit.algorithms.ALL_REDUCES`.
@@ -65,7 +65,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
 
 
 def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """Seconds of the ring all-reduce, which most models of training use.
+    """Return the seconds of the ring all-reduce, which most models of training use.
 
     >>> ring(4, 4000, Link(alpha=1.0, beta=0.001))
     12.0
@@ -74,7 +74,7 @@ def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 
 def table(n: Numbers, nbytes: Numbers, link: Link) -> dict[str, Any]:
-    """Seconds of every all-reduce: name -> array.
+    """Return the seconds of every all-reduce: name -> array.
 
     >>> times = table(8, 1e9, Link(1e-6, 1e-9))
     >>> times["ring"] < times["tree"] < times["flat"]
@@ -91,7 +91,7 @@ def crossovers(
     largest: float = 1e10,
     among: Iterable[str] | None = None,
 ) -> list[tuple[float, str]]:
-    """The fastest algorithm from each size on: ``(nbytes, name)`` in ascending order.
+    """Return the fastest algorithm from each size on: ``(nbytes, name)`` in ascending order.
 
     Args:
         n: number of ranks.
@@ -234,5 +234,5 @@ def byteps(n: Numbers, cpus: Numbers, nbytes: Numbers, beta: float) -> Numbers:
     """
     m, size, k = at_least(1, ranks=n), at_least(0, bytes=nbytes), at_least(0, machines=cpus)
     if np.any(k > m):
-        raise ValueError(f"{cpus} CPU machines beside {n} of GPUs: give as many at most")
+        raise ValueError(f"{cpus} CPU machines beside {n} of GPUs: give at most as many")
     return plain(2 * m * (m - 1) / np.maximum(m * m + k * m - 2 * k, 1) * size * beta)

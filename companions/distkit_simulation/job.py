@@ -1,9 +1,9 @@
-"""Predicts a training job: the time of a step by its parts, memory by rank, and the best layout.
+"""Predicts a training job: time of a step by part, memory of each rank, and the best layout.
 
-Compute is the larger part of a job. A matrix product of M × N × K takes its operations at the
-reachable rate, plus the bytes of its three matrices at the memory's: so its efficiency grows with
-its size. All else (norms, activations, dropout, attention scores) takes its bytes. Collectives are
-rings over the links where their ranks sit. Pure.
+The time of a matrix product is its operations over the reachable FLOP/s, plus the bytes of its
+three matrices over the memory bandwidth, so efficiency grows with size. Other operations (norms,
+activations, dropout, attention scores) are bound by memory. Collectives are rings over the links
+between their ranks. Pure.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 HALF, GRADIENT, OPTIMIZER = 2, 4, 12
 #: Bytes that an update reads and writes for each parameter.
 UPDATE = 30
-#: Bytes moved by a layer's forward for each token and unit of width: norms, residuals and dropout,
-#: which each tensor-parallel rank repeats; queries, keys and values; a unit of the inner width;
-#: for each attention score; for each logit.
+#: Bytes moved by a layer's forward per token and unit of width: norms, residuals and dropout, which
+#: each tensor-parallel rank repeats; queries, keys and values; per unit of the inner width; per
+#: attention score; per logit.
 REPEATED, PROJECTED, INNER, SCORE, LOGIT = 22, 6, 2, 9, 16
 
 
@@ -47,16 +47,16 @@ class Machine:
     """Hosts of several devices each.
 
     Args:
-        name: of the device.
-        flops: peak operations a second of a device.
-        bandwidth: peak bytes a second of its memory.
-        memory: bytes of a device.
+        name: name of the device.
+        flops: peak FLOP/s of a device.
+        bandwidth: peak memory bandwidth of a device [bytes/s].
+        memory: memory of a device [bytes].
         inside: the link between devices of a host; :func:`.calibrate` measures one.
-        between: the link of all network cards of a host together.
-        devices: of a host.
+        between: the link of a host, all its network cards together.
+        devices: number of devices on a host.
         matmul: share of ``flops`` that large matrix products reach.
         stream: share of ``bandwidth`` that is reached.
-        launch: seconds of the host program to launch a layer's forward: small layers take no less.
+        launch: CPU time to launch a layer's forward, the minimum for small layers [s].
 
     Raises:
         ValueError: a number is missing, zero or negative.
@@ -86,20 +86,20 @@ class Machine:
             )
 
     def product(self, m: float, n: float, k: float) -> float:
-        """Seconds of a matrix product of m × k by k × n."""
+        """Return the seconds of a matrix product of m × k by k × n."""
         return 2 * m * n * k / (self.flops * self.matmul) + self.moved(
             HALF * (m * n + m * k + n * k)
         )
 
     def moved(self, nbytes: float) -> float:
-        """Seconds to read or write as many bytes of a device's memory."""
+        """Return the seconds to read or write ``nbytes`` of a device's memory."""
         return nbytes / (self.bandwidth * self.stream)
 
     def link(self, ranks: int, stride: int) -> Link:
-        """The link of a ring of ranks that are ``stride`` apart, while its neighbours' rings run.
+        """Return the link of a ring of ranks ``stride`` apart, while neighbouring rings run.
 
-        In one host they have the inner link. Else as many rings as ranks apart leave each host, and
-        share its cards.
+        Within a host it is the inner link. Otherwise ``stride`` rings leave each host and share its
+        network cards.
         """
         if ranks * stride <= self.devices:
             return self.inside
@@ -116,7 +116,7 @@ H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6
 
 @dataclass(frozen=True)
 class Job:
-    """A training job, and what it takes; see :func:`simulate_job`."""
+    """A training job with its predicted time and memory; see :func:`simulate_job`."""
 
     model: Transformer
     layout: Layout
@@ -160,17 +160,17 @@ class Job:
             schedule=self.schedule,
             chunks=self.chunks,
         )
-        self.stage_memory(0)  # refuses an unknown recompute or stage of ZeRO
+        self.stage_memory(0)  # checks recompute and the ZeRO stage
 
     @property
     def microbatches(self) -> int:
-        """Of each copy in a step."""
+        """Number of micro-batches of each copy in a step."""
         return self.batch // (self.layout.dp * self.micro_batch)
 
     # -- memory ---------------------------------------------------------------------------------
 
     def stage_memory(self, stage: int) -> dict[str, float]:
-        """Bytes on each rank of a place in the pipeline, by kind."""
+        """Return the bytes on each rank of a pipeline stage, by kind."""
         model, layout = self.model, self.layout
         ends = model.embeddings if layout.pp == 1 else int(stage in (0, layout.pp - 1))
         sizes = {
@@ -197,14 +197,14 @@ class Job:
 
     @property
     def memory(self) -> list[dict[str, float]]:
-        """Bytes on each rank by kind, for each place in the pipeline."""
+        """Bytes on each rank by kind, for each pipeline stage."""
         return [self.stage_memory(stage) for stage in range(self.layout.pp)]
 
     # -- time -----------------------------------------------------------------------------------
 
     @cached_property
     def _layer(self) -> tuple[float, float, float]:
-        """Seconds of a micro-batch in a layer: forward, backward, of these in all-reduces."""
+        """Seconds of a micro-batch in a layer: forward, backward, and all-reduces in these."""
         model, machine, t = self.model, self.machine, self.layout.tp
         tokens, h = self.sequence * self.micro_batch, model.hidden
         keys, gates = h * model.kv_heads // model.heads, model.matrices - 1
@@ -215,7 +215,7 @@ class Job:
             + machine.product(tokens, h, model.inner / t)
         )
         s, width, heads = self.sequence, h / model.heads, self.micro_batch * model.heads / t
-        # with fused attention scores never reach the memory
+        # fused attention never writes scores to memory
         scores = -2 * HALF if self.flash else SCORE
         products = machine.product(s, s, width) + machine.product(s, width, s)
         attention = heads * (products + machine.moved(scores * s * s))
@@ -223,11 +223,11 @@ class Job:
         inner = INNER * (gates + 1) * model.inner / h
         pointwise = machine.moved(tokens * h * (repeated + (PROJECTED + inner) / t))
         work = linear + attention + pointwise
-        again = {"full": work, "selective": 0.0 if self.flash else attention, "none": 0.0}
+        recomputed = {"full": work, "selective": 0.0 if self.flash else attention, "none": 0.0}
         reduced = cost.ring(t, HALF * tokens * h, machine.link(t, self.layout.stride("tp")))
         forward = max(work + 2 * reduced, machine.launch)
         repeats = 4 if self.recompute == "full" else 2
-        backward = 2 * work + again[self.recompute] + repeats * reduced
+        backward = 2 * work + recomputed[self.recompute] + repeats * reduced
         return forward, max(backward, 2 * machine.launch), (2 + repeats) * reduced
 
     @property
@@ -237,7 +237,7 @@ class Job:
 
     @cached_property
     def _logits(self) -> float:
-        """Seconds of a micro-batch's logits and loss, which the last stage computes too."""
+        """Seconds of a micro-batch's logits and loss, on the last stage."""
         tokens, share = self.sequence * self.micro_batch, self.model.vocabulary / self.layout.tp
         product = self.machine.product(tokens, share, self.model.hidden)
         return 3 * product + self.machine.moved(LOGIT * tokens * share)
@@ -254,10 +254,10 @@ class Job:
     @property
     def _gradients(self) -> float:
         """Seconds of the gradients' all-reduce; ZeRO gathers parameters in half precision."""
-        layout, mine = self.layout, self.model.largest_stage(self.layout.pp) / self.layout.tp
+        layout, parameters = self.layout, self.model.largest_stage(self.layout.pp) / self.layout.tp
         sizes = [GRADIENT, (GRADIENT + HALF) / 2, (GRADIENT + HALF) / 2, GRADIENT / 2 + HALF]
         link = self.machine.link(layout.dp, layout.stride("dp"))
-        return float(cost.ring(layout.dp, mine * sizes[self.zero], link))
+        return float(cost.ring(layout.dp, parameters * sizes[self.zero], link))
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -289,12 +289,12 @@ class Job:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices together."""
+        """Tokens per second of all devices."""
         return self.batch * self.sequence / self.seconds
 
     @property
     def utilization(self) -> float:
-        """The share of all devices' peak that trains the model: model FLOPs utilization (MFU)."""
+        """Model FLOPs utilization (MFU): the share of the peak FLOP/s that trains the model."""
         model = self.model
         dense = 6 * (model.layers * model.layer + model.embedding)
         scores = 12 * model.layers * self.sequence * model.hidden
@@ -303,7 +303,7 @@ class Job:
 
     @property
     def trace(self) -> Trace:
-        """A step of one pipeline, for the views: a rank stands for its tensor-parallel group.
+        """The trace of a step of one pipeline, with one rank per tensor-parallel group.
 
         With "zero_bubble_h2" steps overlap, and a single one takes longer than ``seconds``.
         """
@@ -322,22 +322,22 @@ class Job:
         )
         ends = np.full(p, max(clock))
         gradients = {"nbytes": GRADIENT * int(self.model.largest_stage(p) / self.layout.tp)}
-        writer.operations(Op.ALL_REDUCE, np.array(clock), ends + parts["data"], **gradients)
+        writer.add_operations(Op.ALL_REDUCE, np.array(clock), ends + parts["data"], **gradients)
         ends += parts["data"]
         label = {"label": "update"}
-        writer.operations(Op.MARK, ends, ends + parts["update"], attributes=label)
+        writer.add_operations(Op.MARK, ends, ends + parts["update"], attributes=label)
         return writer.trace(self.title)
 
     @property
     def title(self) -> str:
-        """Its layout, and how many micro-batches × their size each copy has."""
+        """The layout, and number × size of the micro-batches of each copy."""
         layout, size = self.layout, self.micro_batch
         axes = f"dp {layout.dp} · tp {layout.tp} · pp {layout.pp}"
         return f"{axes}, {self.microbatches} × {size}"
 
     def __repr__(self) -> str:
-        first, total = self.stage_memory(0), self.seconds
-        held = ", ".join(f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in first.items())
+        first_stage, total = self.stage_memory(0), self.seconds
+        memory = ", ".join(f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in first_stage.items())
         rows = [(k, human_seconds(x), f"{x / total:.1%}") for k, x in self.parts.items()]
         lines = [
             f"{self.model.parameters / 1e9:.1f} billion parameters on {self.layout.size:,} "
@@ -345,7 +345,7 @@ class Job:
             f"{human_seconds(total)} a step, {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.utilization:.1%} of the peak",
             *(f"  {line}" for line in aligned(rows)),
-            f"{sum(first.values()) / GIB:.1f} GiB on rank 0: {held}",
+            f"{sum(first_stage.values()) / GIB:.1f} GiB on rank 0: {memory}",
         ]
         return "\n".join(lines)
 
@@ -363,7 +363,7 @@ def simulate_job(
 
     Args:
         model: a transformer; :meth:`.parallel.Transformer.gpt` makes one like GPT-3.
-        layout: how the devices share it.
+        layout: the layout of the model on the devices.
         machine: :data:`A100`, :data:`H100` or a :class:`Machine`.
         batch: samples of a step over all copies.
         sequence: tokens of a sample.
@@ -379,7 +379,7 @@ def simulate_job(
 
     Raises:
         LayoutError: The layout does not divide the model or the batch, or a rank has too little
-            memory; the message says which, and what would fit.
+            memory; the message names it, and a layout that fits.
 
     Source:
         Narayanan et al., 2021; Korthikanti et al., 2022. Fitted on 21 of vTrain's runs (Bang et
@@ -392,29 +392,29 @@ def simulate_job(
         (19, 0.37)
     """
     job = Job(model, layout, machine, batch, sequence, **options)
-    if crowded := _crowded(job):
-        raise LayoutError(f"{job.title} does not fit: {crowded}{_remedy(job)}")
+    if shortage := _shortage(job):
+        raise LayoutError(f"{job.title} does not fit: {shortage}{_remedy(job)}")
     return job
 
 
-def _crowded(job: Job) -> str:
-    """By how much the first rank, which is the fullest, has too little memory; "" if it fits."""
+def _shortage(job: Job) -> str:
+    """Describe the missing memory of rank 0, which needs most; return "" if the job fits."""
     kinds = job.stage_memory(0)
-    over = sum(kinds.values()) - job.machine.memory
-    if over <= 0:
+    excess = sum(kinds.values()) - job.machine.memory
+    if excess <= 0:
         return ""
-    most = max(kinds, key=lambda kind: kinds[kind])
+    largest = max(kinds, key=lambda kind: kinds[kind])
     return (
-        f"rank 0 needs {over / GIB:.1f} GiB more than the {job.machine.memory / GIB:.1f} GiB of an "
-        f"{job.machine.name}, most of it for {most} ({kinds[most] / GIB:.1f} GiB)"
+        f"rank 0 needs {excess / GIB:.1f} GiB more than the {job.machine.memory / GIB:.1f} GiB of "
+        f"an {job.machine.name}, most of it for {largest} ({kinds[largest] / GIB:.1f} GiB)"
     )
 
 
 def _remedy(job: Job) -> str:
-    """What would fit: one option changed, or else the fastest layout of as many devices."""
+    """Suggest one changed option, or else the fastest layout of as many devices that fits."""
     changes = ({"recompute": "selective"}, {"recompute": "full"}, {"zero": 1})
     for change in changes:
-        if not _crowded(replace(job, **change)):
+        if not _shortage(replace(job, **change)):
             return "; {}={!r} would fit".format(*next(iter(change.items())))
     options = {name: getattr(job, name) for name in ("schedule", "chunks", "sequence_parallel")}
     found = search_layouts(
@@ -434,21 +434,21 @@ def _remedy(job: Job) -> str:
 
 
 class Jobs(list[Job]):
-    """Jobs in order of their time; shown as a table."""
+    """Jobs in ascending order of their time, shown as a table."""
 
     def __repr__(self) -> str:
         rows = [(job.title, human_seconds(job.seconds), f"{job.utilization:.1%}") for job in self]
         return "\n".join(aligned(rows)) or "no layout fits"
 
     def plot(self, most: int = 10) -> Figure:
-        """The seconds of the fastest jobs, by part; after the layout micro-batches × their size."""
+        """Plot the seconds of the ``most`` fastest jobs, by part."""
         figure = figures.new(8, 0.6 + 0.4 * min(most, len(self)))
         axes, shown = figure.subplots(), self[:most]
-        left, names = np.zeros(len(shown)), [job.title for job in shown]
+        offset, names = np.zeros(len(shown)), [job.title for job in shown]
         for i, part in enumerate(shown[0].parts if shown else ()):
             width = np.array([job.parts[part] for job in shown])
-            axes.barh(names, width, left=left, color=rank_color(i), label=part)
-            left += width
+            axes.barh(names, width, left=offset, color=rank_color(i), label=part)
+            offset += width
         axes.invert_yaxis()
         axes.set_xlabel("seconds of a step")
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -471,13 +471,13 @@ def search_layouts(
     Tensor-parallel groups stay within a host; groups of pipelines are outermost, as in Megatron.
 
     Args:
-        model: as for :func:`simulate_job`, as are the others.
-        machine: of the devices.
-        devices: their number.
+        model: the model, as in :func:`simulate_job`.
+        machine: the machine of the devices.
+        devices: number of devices.
         batch: samples of a step.
         sequence: tokens of a sample.
         micro_batches: the sizes of micro-batches to try.
-        options: of :func:`simulate_job`.
+        options: options of :func:`simulate_job`.
 
     Returns:
         A list of :class:`Job`, printed as a table; ``plot()`` draws the best.
@@ -496,7 +496,7 @@ def search_layouts(
                     job = Job(model, layout, machine, batch, sequence, size, **options)
                 except LayoutError:
                     continue
-                if not _crowded(job):
+                if not _shortage(job):
                     found.append(job)
     return Jobs(sorted(found, key=lambda job: job.seconds))
 

@@ -18,8 +18,8 @@ from distkit.algorithms.rounds import Ints
 
 Floats = NDArray[np.float64]
 
-#: A beta above this [s/byte] is taken for a bandwidth, by mistake not inverted.
-SLOWEST = 1.0
+#: Maximum beta [s/byte]: larger values are bandwidths that were not inverted by mistake.
+MAX_BETA = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Link:
     Args:
         alpha: latency [s].
         beta: seconds per byte, the inverse of the bandwidth.
-        gamma: seconds per byte that the receiver takes to add received values to its own.
-        switches: the transport's other protocols, as ``(nbytes, alpha, beta)``: larger messages
-            than ``nbytes`` take these.
+        gamma: seconds per byte to add received values.
+        switches: the transport's other protocols, as ``(nbytes, alpha, beta)``, for messages
+            larger than ``nbytes``.
 
     Raises:
         ValueError: a number is negative or not finite, or a beta is a bandwidth.
@@ -59,7 +59,7 @@ class Link:
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"a link's {name} is {value}: give seconds ≥ 0")
-            if name.startswith("beta") and value > SLOWEST:
+            if name.startswith("beta") and value > MAX_BETA:
                 raise ValueError(
                     f"a link's {name} is {value:g}: beta is seconds per byte: give 1/{value:g}, "
                     "or dk.simulation.Link.of(latency, bandwidth)"
@@ -70,7 +70,7 @@ class Link:
 
     @classmethod
     def of(cls, latency: float, bandwidth: float, gamma: float = 0.0) -> Link:
-        """A link of ``latency`` seconds and ``bandwidth`` bytes per second.
+        """Create a link of ``latency`` seconds and ``bandwidth`` bytes per second.
 
         >>> Link.of(1e-6, 12.5e9)                  # 100 Gb/s
         Link(alpha=1e-06, beta=8e-11, gamma=0.0, switches=())
@@ -80,7 +80,7 @@ class Link:
         return cls(latency, 1 / bandwidth, gamma)
 
     def seconds(self, nbytes: ArrayLike) -> Any:
-        """Seconds that a message of ``nbytes`` takes; an array for an array."""
+        """Return the seconds of a message of ``nbytes``; an array for an array."""
         size = np.asarray(nbytes, float)
         if not self.switches:
             return plain(self.alpha + self.beta * size)
@@ -90,10 +90,10 @@ class Link:
 
 
 def check_link(given: object) -> None:
-    """Check that this is a link.
+    """Check that an object is a link.
 
     Raises:
-        TypeError: it is not.
+        TypeError: it is not a link.
     """
     if not isinstance(given, Link):
         remedy = (
@@ -107,17 +107,17 @@ def check_link(given: object) -> None:
 
 
 def check_network(given: object, n: int) -> None:
-    """Check that this is a network of ``n`` ranks.
+    """Check that an object is a network of ``n`` ranks.
 
     Raises:
         TypeError: it is not a network.
         ValueError: it has another number of ranks.
     """
     if not isinstance(given, Network):
-        what = "the link" if isinstance(given, Link) else "a dk.simulation.Link"
+        link = "the link" if isinstance(given, Link) else "a dk.simulation.Link"
         raise TypeError(
             f"ranks are simulated on a dk.simulation.Network, not {type(given).__name__}: "
-            f"give dk.simulation.Network({what}) for equal links between all ranks"
+            f"give dk.simulation.Network({link}) for equal links between all ranks"
         )
     if n < 1:
         raise ValueError(f"{n} ranks: at least 1 is needed")
@@ -129,7 +129,7 @@ def check_network(given: object, n: int) -> None:
 
 
 def plain(numbers: ArrayLike) -> Any:
-    """An array, or the number of an array without dimensions."""
+    """Return an array, or the number in an array without dimensions."""
     array = np.asarray(numbers)
     return array if array.ndim else array.item()
 
@@ -150,19 +150,19 @@ class Network:
 
     def __init__(self, link: Link, ranks: int | None = None, shown: str = "its places") -> None:
         self.link = link
-        self.ranks, self.shown = ranks, shown  # None: any number fits; the ranks in words
+        self.ranks, self.shown = ranks, shown  # None: any number; description of the ranks
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.link})"
 
     @classmethod
     def flat(cls, link: Link) -> Network:
-        """Equal links between all ranks."""
+        """Create a network with equal links between all ranks."""
         return Network(link)
 
     @staticmethod
     def hosts(hosts: int, devices: int, inside: Link, between: Link) -> Grouped:
-        """Hosts of several devices each, with fast links inside and slower ones between.
+        """Create hosts of several devices each, with fast links inside and slower ones between.
 
         Args:
             hosts: number of hosts.
@@ -176,11 +176,11 @@ class Network:
 
     @staticmethod
     def tree(racks: int, hosts: int, link: Link, *, oversubscription: float = 1.0) -> Grouped:
-        """Racks with oversubscribed uplinks.
+        """Create racks with oversubscribed uplinks.
 
         Args:
             racks: number of racks.
-            hosts: ranks in each; rank = rack · hosts + host.
+            hosts: ranks in each rack; rank = rack · hosts + host.
             link: the link of each rank to its rack's switch.
             oversubscription: total bandwidth of a rack's hosts over that of its uplink.
         """
@@ -190,7 +190,7 @@ class Network:
 
     @staticmethod
     def torus(shape: Sequence[int], link: Link) -> Torus:
-        """A grid whose rows are rings: messages go dimension by dimension, the shorter way.
+        """Create a grid whose rows are rings: messages go dimension by dimension, the shorter way.
 
         Args:
             shape: ranks along each dimension; the last one varies fastest.
@@ -199,7 +199,7 @@ class Network:
         return Torus(tuple(shape), link)
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """Seconds of transfers that start together.
+        """Return the seconds of transfers that start together.
 
         Args:
             src: sending ranks, shape (m,).
@@ -210,11 +210,11 @@ class Network:
         return took
 
     def calling(self, nbytes: int) -> float:
-        """Seconds that a collective takes besides its messages and sums."""
+        """Return the seconds of a collective besides its messages and sums."""
         return 0.0
 
     def adding(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:
-        """Seconds that ranks take to add received bytes to their own, shape (m,)."""
+        """Return the seconds that ranks take to add received bytes, shape (m,)."""
         return self.link.gamma * np.asarray(nbytes, float)
 
 
@@ -223,11 +223,11 @@ class Grouped(Network):
 
     Args:
         groups: number of groups.
-        each: ranks in each.
+        each: ranks in each group.
         inside: the link within a group.
         between: the link to other groups.
         share: the seconds that a byte takes on the shared link, relative to ``between``.
-        shown: the ranks in words.
+        shown: description of the ranks, for messages.
     """
 
     def __init__(
@@ -241,10 +241,10 @@ class Grouped(Network):
         src, dst, size = _ends(src, dst, nbytes)
         took: Floats = self.inside.seconds(size)
         out, into = src // self.each, dst // self.each
-        far = np.flatnonzero(out != into)
-        m = size[far]
-        queued = np.maximum(shared(out[far], m), shared(into[far], m))
-        took[far] = _loaded(self.link, m, np.maximum(m, queued * self.share))
+        remote = np.flatnonzero(out != into)
+        m = size[remote]
+        queued = np.maximum(shared(out[remote], m), shared(into[remote], m))
+        took[remote] = _loaded(self.link, m, np.maximum(m, queued * self.share))
         return took
 
 
@@ -262,28 +262,28 @@ class Torus(Network):
         src, dst, size = _ends(src, dst, nbytes)
         queued, hops = size.copy(), np.zeros(len(size))
         cables = list(self._route(src, dst))
-        every = np.concatenate([cable for _, cable in cables]) if cables else np.zeros(0, int)
-        who = np.concatenate([mine for mine, _ in cables]) if cables else np.zeros(0, int)
-        np.maximum.at(queued, who, shared(every, size[who]))
-        np.add.at(hops, who, 1)
+        cable = np.concatenate([cable for _, cable in cables]) if cables else np.zeros(0, int)
+        moved = np.concatenate([moved for moved, _ in cables]) if cables else np.zeros(0, int)
+        np.maximum.at(queued, moved, shared(cable, size[moved]))
+        np.add.at(hops, moved, 1)
         return _loaded(self.link, size, queued) + (np.maximum(hops, 1) - 1) * self.link.alpha
 
     def _route(self, src: Ints, dst: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """The transfers of each hop, and the numbers of their cables."""
+        """Yield the transfers of each hop, and the indices of their cables."""
         at, to = (np.array(np.unravel_index(r, self.shape)) for r in (src, dst))
         for d, size in enumerate(self.shape):
-            way = (to[d] - at[d]) % size
-            step = np.where(way * 2 > size, -1, 1)
-            left = np.minimum(way, size - way)
-            while (mine := np.flatnonzero(left)).size:
-                here = np.ravel_multi_index(tuple(at[:, mine]), self.shape)
-                yield mine, (here * len(self.shape) + d) * 2 + (step[mine] < 0)
-                at[d, mine] = (at[d, mine] + step[mine]) % size
-                left[mine] -= 1
+            distance = (to[d] - at[d]) % size
+            step = np.where(distance * 2 > size, -1, 1)
+            remaining = np.minimum(distance, size - distance)
+            while (moving := np.flatnonzero(remaining)).size:
+                position = np.ravel_multi_index(tuple(at[:, moving]), self.shape)
+                yield moving, (position * len(self.shape) + d) * 2 + (step[moving] < 0)
+                at[d, moving] = (at[d, moving] + step[moving]) % size
+                remaining[moving] -= 1
 
 
 def shared(resource: Ints, nbytes: Floats) -> Floats:
-    """The bytes that a resource has carried at the end of each transfer, if all start at once.
+    """Return the bytes that a resource has carried by the end of transfers that start at once.
 
     Under processor sharing of transfers of sizes m_j, the i-th ends after Σ_j min(m_i, m_j) bytes.
 
@@ -296,7 +296,7 @@ def shared(resource: Ints, nbytes: Floats) -> Floats:
     )
     m = nbytes[order]
     before = np.cumsum(m) - m
-    smaller = before - before[first][index]  # bytes of the smaller ones on the same resource
+    smaller = before - before[first][index]  # bytes of smaller transfers on the same resource
     larger = counts[index] - (np.arange(len(m)) - first[index])  # including itself
     done = np.empty(len(m))
     done[order] = smaller + larger * m
@@ -304,7 +304,7 @@ def shared(resource: Ints, nbytes: Floats) -> Floats:
 
 
 def _loaded(link: Link, nbytes: Floats, queued: Floats) -> Floats:
-    """Seconds of a message that ends after ``queued`` bytes on its link."""
+    """Return the seconds of a message that ends after ``queued`` bytes on its link."""
     alone: Floats = link.seconds(nbytes)
     alpha: Floats = link.seconds(np.zeros(1))
     beta = np.where(nbytes > 0, (alone - alpha) / np.maximum(nbytes, 1e-300), 0.0)

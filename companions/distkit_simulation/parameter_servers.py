@@ -1,8 +1,7 @@
 """Simulates parameter servers: synchronous, asynchronous, bounded, with backups. Pure.
 
-Servers and workers send one message and receive one at a time, which forms queues. The model is of
-machines connected by links; processes on one machine share its processors instead, which it does
-not cover.
+Servers and workers send one message and receive one at a time, which forms queues. The model covers
+machines connected by links, but not processes that share the processors of one machine.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Served:
 
 
 class Simulation:
-    """Workers, servers and a queue of events in the order of time."""
+    """A discrete-event simulation of workers and servers."""
 
     def __init__(
         self,
@@ -67,86 +66,88 @@ class Simulation:
         self.steps, self.staleness = steps, staleness
         bound = int(staleness) if math.isfinite(staleness) else None
         self.rule: Rule = Asynchronous(bound) if staleness else Synchronous(backups)
-        self.took: list[float] = link.seconds(load).tolist()
+        self.durations: list[float] = link.seconds(load).tolist()
         self.gamma = (link.gamma * load).tolist()
         self.rng, self.record = np.random.default_rng(seed), record
         self.compute, self.slow = compute, slow
-        self.into, self.out = [0.0] * self.servers, [0.0] * self.servers  # busy until
+        self.receiving_until, self.sending_until = [0.0] * self.servers, [0.0] * self.servers
         self.step, self.pulled = [0] * workers, [0] * workers
-        self.version = 0  # gradients applied, of all workers
-        self.came: list[list[int]] = [[] for _ in range(steps)]  # workers, in each step
+        self.version = 0  # number of gradients applied, of all workers
+        self.arrived: list[list[int]] = [[] for _ in range(steps)]  # workers, in each step
         self.updates = 0
-        self.waiting: dict[int, float] = {}  # worker -> begin of its wait
-        self.held: dict[tuple[int, int], tuple[float, str]] = {}  # pulls, by worker and server
+        self.waiting: dict[int, float] = {}  # worker -> start of its wait
+        self.held: dict[tuple[int, int], tuple[float, str]] = {}  # held pulls, by worker and server
         self.heap: list[tuple[float, int, int, str, int, int]] = []
-        self.numbers = itertools.count()
+        self.sequence = itertools.count()
         self.writer = Writer(workers + self.servers)
         self.result = Served(waited=np.zeros(workers))
 
     def run(self) -> Served:
         """Run the simulation."""
         for w in range(self.workers):
-            self._next(0.0, w, "pull", 0)
+            self._push_event(0.0, w, "pull", 0)
         while self.heap:
-            time, _, w, what, j, step = heapq.heappop(self.heap)
-            if step == self.step[w]:  # otherwise its step was dropped
-                getattr(self, f"_{what}")(time, w, j)
+            time, _, w, kind, j, step = heapq.heappop(self.heap)
+            if step == self.step[w]:  # otherwise the step was dropped
+                getattr(self, f"_{kind}")(time, w, j)
         self.result.trace = self._trace()
         return self.result
 
-    def _next(self, time: float, w: int, what: str, j: int) -> None:
-        heapq.heappush(self.heap, (time, next(self.numbers), w, what, j, self.step[w]))
+    def _push_event(self, time: float, w: int, kind: str, j: int) -> None:
+        heapq.heappush(self.heap, (time, next(self.sequence), w, kind, j, self.step[w]))
 
     def _pull(self, time: float, w: int, j: int) -> None:
         if j == 0:
             self.pulled[w] = self.version
-        end = self._transfer(Op.PULL, time, w, j, self.out)
-        self._next(end, w, *(("pull", j + 1) if j + 1 < self.servers else ("compute", 0)))
+        end = self._transfer(Op.PULL, time, w, j, self.sending_until)
+        self._push_event(end, w, *(("pull", j + 1) if j + 1 < self.servers else ("compute", 0)))
 
     def _compute(self, time: float, w: int, j: int) -> None:
         took = float(self.slow[w] * self.compute(self.rng, (1,))[0])
-        self._note(w, Op.MARK, time, time + took, attributes={"step": self.step[w]})
-        self._next(time + took, w, "push", 0)
+        self._record(w, Op.MARK, time, time + took, attributes={"step": self.step[w]})
+        self._push_event(time + took, w, "push", 0)
 
     def _push(self, time: float, w: int, j: int) -> None:
         if j == self.servers:
-            self._applied(time, w)
+            self._apply_gradient(time, w)
             return
-        self._next(self._transfer(Op.PUSH, time, w, j, self.into), w, "push", j + 1)
+        self._push_event(
+            self._transfer(Op.PUSH, time, w, j, self.receiving_until), w, "push", j + 1
+        )
 
     def _transfer(self, op: Op, time: float, w: int, j: int, busy: list[float]) -> float:
         """Send a message between worker ``w`` and the j-th server of its round; return its end."""
         s = (w + j) % self.servers
         begin = max(time, busy[s])
-        end = float(begin + self.took[s])
+        end = float(begin + self.durations[s])
         busy[s] = end + (self.gamma[s] if op is Op.PUSH else 0.0)
         if self.record:
-            self._message(op, w, s, time, begin, end)
+            self._record_message(op, w, s, time, begin, end)
         return end
 
-    def _applied(self, time: float, w: int) -> None:
+    def _apply_gradient(self, time: float, w: int) -> None:
         """Apply a gradient that has arrived on all servers."""
         step = self.step[w]
         self.result.finished.append(time)
         self.result.workers.append(w)
-        behind = self.version - self.pulled[w] if self.staleness else 0  # all at once: none
+        behind = self.version - self.pulled[w] if self.staleness else 0  # synchronous: none
         self.result.staleness.append(behind)
         self.version += 1
-        self.came[step].append(w)
+        self.arrived[step].append(w)
         self.step[w] += 1
         self.waiting[w] = time
-        complete = self.rule.complete(self.came[step], range(self.workers))
+        complete = self.rule.complete(self.arrived[step], range(self.workers))
         if complete:
-            self._update(time, self.came[step] if self.rule.halts else [w], behind)
+            self._record_update(time, self.arrived[step] if self.rule.halts else [w], behind)
         if complete and self.rule.backup:
             for late in range(self.workers):
                 if self.step[late] == step:
                     self.step[late] += 1
                     self.result.dropped += 1
                     self.waiting[late] = time
-        self._wake(time)
+        self._resume(time)
 
-    def _wake(self, time: float) -> None:
+    def _resume(self, time: float) -> None:
         """Start the next step of the workers that may continue."""
         slowest = min(self.step)
         for w, since in list(self.waiting.items()):
@@ -155,44 +156,50 @@ class Simulation:
             if slowest >= self.rule.needs(self.step[w]):
                 del self.waiting[w]
                 self.result.waited[w] += time - since
-                self._next(time, w, "pull", 0)
+                self._push_event(time, w, "pull", 0)
             elif since == time:
-                self._hold(time, w, w % self.servers)
+                self._record_held_pull(time, w, w % self.servers)
 
     # -- the trace ----------------------------------------------------------------------
 
-    def _update(self, time: float, workers: Sequence[int], late: int) -> None:
-        """Record an update by these workers' gradients on all servers, as the KVStore does."""
+    def _record_update(self, time: float, workers: Sequence[int], staleness: int) -> None:
+        """Record an update with these workers' gradients on all servers, as the KVStore does."""
         self.updates += 1
-        sources = {"workers": tuple(sorted(workers)), "late": (late,) * len(workers)}
+        sources = {"workers": tuple(sorted(workers)), "late": (staleness,) * len(workers)}
         for s in range(self.servers):
-            facts = {"key": f"shard{s}", "version": self.updates, **sources}
-            self._note(self.workers + s, Op.MARK, time, time + self.gamma[s], attributes=facts)
+            attributes = {"key": f"shard{s}", "version": self.updates, **sources}
+            self._record(
+                self.workers + s, Op.MARK, time, time + self.gamma[s], attributes=attributes
+            )
 
-    def _hold(self, time: float, w: int, s: int) -> None:
+    def _record_held_pull(self, time: float, w: int, s: int) -> None:
         """Record the arrival of a pull that the server holds."""
-        match = self._match(Op.PULL)
+        match = self._new_match(Op.PULL)
         self.held[w, s] = time, match
-        self._note(self.workers + s, Op.RECV, time, time, peer=w, **self._data(s, match))
+        self._record(
+            self.workers + s, Op.RECV, time, time, peer=w, **self._message_fields(s, match)
+        )
 
-    def _message(self, op: Op, w: int, s: int, asked: float, begin: float, end: float) -> None:
+    def _record_message(
+        self, op: Op, w: int, s: int, requested: float, begin: float, end: float
+    ) -> None:
         """Record a request at the worker, and its arrival and reply at the server."""
         peer, held = self.workers + s, None
         if op is Op.PULL:
             held = self.held.pop((w, s), None)
-        since, match = held or (asked, self._match(op))
-        data = self._data(s, match)
-        there, back = (begin, end) if op is Op.PULL else (end, end)
-        self._note(w, op, since, end, peer=peer, **data)
+        since, match = held or (requested, self._new_match(op))
+        fields = self._message_fields(s, match)
+        arrival, reply = (begin, end) if op is Op.PULL else (end, end)
+        self._record(w, op, since, end, peer=peer, **fields)
         if held is None:
-            self._note(peer, Op.RECV, there, there, peer=w, **data)
-        self._note(peer, Op.SEND, there, back, peer=w, **data)
+            self._record(peer, Op.RECV, arrival, arrival, peer=w, **fields)
+        self._record(peer, Op.SEND, arrival, reply, peer=w, **fields)
 
-    def _match(self, op: Op) -> str:
+    def _new_match(self, op: Op) -> str:
         return f"{op}:{len(self.writer.events)}"
 
-    def _data(self, s: int, match: str) -> dict[str, Any]:
-        """The fields of a message to or from a server."""
+    def _message_fields(self, s: int, match: str) -> dict[str, Any]:
+        """Return the fields of a message to or from a server."""
         nbytes, attributes = int(self.load[s]), {"key": f"shard{s}"}
         shape = (nbytes // 4,)
         return {
@@ -203,9 +210,9 @@ class Simulation:
             "attributes": attributes,
         }
 
-    def _note(self, rank: int, op: Op, begin: float, end: float, **fields: Any) -> None:
+    def _record(self, rank: int, op: Op, begin: float, end: float, **fields: Any) -> None:
         if self.record:
-            self.writer.operation(op, rank, begin, end, **fields)
+            self.writer.add_operation(op, rank, begin, end, **fields)
 
     def _trace(self) -> Trace:
         roles = ["worker"] * self.workers + ["server"] * self.servers
@@ -225,7 +232,7 @@ class Simulation:
 
 
 def place(tensors: Sequence[int], servers: int) -> Floats:
-    """Bytes on each server if each whole tensor goes to the server with the fewest bytes so far.
+    """Assign each whole tensor to the server with the fewest bytes; return the bytes per server.
 
     ``tf_cnn_benchmarks`` places variables like this: beyond some number of servers the largest
     tensor determines the load. MXNet splits tensors: pass their parts.
@@ -261,13 +268,13 @@ def parameter_server(
         workers: number of workers; their ranks come first, then the servers'.
         tensors: bytes of each parameter array, placed whole by :func:`place`.
         servers: number of servers.
-        link: between workers and servers.
+        link: the link between workers and servers.
         compute: seconds of a step's computation, or their distribution.
         steps: number of steps of each worker.
         staleness: the number of steps by which a worker may be ahead of the slowest: 0 is
             synchronous (``dist_sync``), infinity asynchronous (``dist_async``), between them
             bounded.
-        backups: the number of last workers whose gradients a synchronous step drops.
+        backups: the number of slowest workers whose gradients a synchronous step drops.
         stragglers: slow workers.
         seed: the seed of the draws.
         record: whether to record a trace.

@@ -33,7 +33,7 @@ def compare(
     smallest: int = 1 << 8,
     largest: int = 1 << 24,
 ) -> Figure:
-    """Time against size for each algorithm, on logarithmic axes, with the lower bound.
+    """Plot time against size for each algorithm, on logarithmic axes, with the lower bound.
 
     Shows a progress bar in notebooks.
 
@@ -65,11 +65,11 @@ def compare(
             label=name.replace("_", " "),
             linestyle="-" if i < 8 else "-.",
         )
-        dots = (measured or {}).get(name, {})
-        axes.loglog(list(dots), list(dots.values()), "o", color=color, markeredgecolor="white")
+        points = (measured or {}).get(name, {})
+        axes.loglog(list(points), list(points.values()), "o", color=color, markeredgecolor="white")
     fastest = getattr(network, "inside", network.link)  # between two ranks
-    least = cost.lower_bound(n, sizes, fastest)
-    axes.loglog(sizes, least, ":", color=GRAY, label="lower bound")
+    lower_bound = cost.lower_bound(n, sizes, fastest)
+    axes.loglog(sizes, lower_bound, ":", color=GRAY, label="lower bound")
     _mark_crossovers(axes, sizes, times)
     _name_axes(axes, n, bool(measured))
     return figure
@@ -80,16 +80,18 @@ def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]
     best = np.argmin(np.array(list(times.values())), axis=0)
     starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
     for start, end in zip(starts, [*starts[1:], -1], strict=True):
-        where, color = (sizes[start], sizes[end]), rank_color(int(best[start]))
-        axes.axvspan(*where, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
+        interval, color = (sizes[start], sizes[end]), rank_color(int(best[start]))
+        axes.axvspan(*interval, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
         if start:
             axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
 
 
-def _name_axes(axes: Axes, n: int, dots: bool) -> None:
-    what = "lines predicted, dots measured" if dots else "predicted"
+def _name_axes(axes: Axes, n: int, has_points: bool) -> None:
+    caption = "lines predicted, dots measured" if has_points else "predicted"
     axes.set(xlabel="size of the tensor", ylabel="time of an all-reduce")
-    axes.set_title(f"{n} ranks, {what}; fastest above the frame", fontsize=10, pad=22, loc="left")
+    axes.set_title(
+        f"{n} ranks, {caption}; fastest above the frame", fontsize=10, pad=22, loc="left"
+    )
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(lambda x, _: human_bytes(x))
     axes.yaxis.set_major_formatter(lambda y, _: human_seconds(y))

@@ -91,17 +91,17 @@ class Stragglers:
             _seconds(f"failure of rank {rank}", at)
 
     def factors(self, n: int) -> Floats:
-        """The slowdown of each of ``n`` ranks, shape (n,)."""
+        """Return the slowdown of each of ``n`` ranks, shape (n,)."""
         return self._by_rank(self.slow, n, 1.0)
 
-    def deaths(self, n: int) -> Floats:
-        """The time at which each of ``n`` ranks fails [s]; infinity if it does not."""
+    def failure_times(self, n: int) -> Floats:
+        """Return the failure time of each of ``n`` ranks [s]; infinity if it does not fail."""
         return self._by_rank(self.fails, n, math.inf)
 
     @staticmethod
-    def _by_rank(known: Mapping[int, float], n: int, otherwise: float) -> Floats:
-        values = np.full(n, otherwise)
-        for rank, value in known.items():
+    def _by_rank(given: Mapping[int, float], n: int, default: float) -> Floats:
+        values = np.full(n, default)
+        for rank, value in given.items():
             if not 0 <= rank < n:
                 raise ValueError(f"there is no rank {rank} among {n}: name one from 0 to {n - 1}")
             values[rank] = value
@@ -115,8 +115,8 @@ def _seconds(name: str, value: float) -> None:
 
 Schedule = str | Algorithm | Callable[..., Iterable[Round]]
 
-#: The largest trace that :func:`simulate` writes: views of more events are unreadable.
-MOST_EVENTS = 2_000_000
+#: Largest trace that :func:`simulate` writes: views of more events are unreadable.
+MAX_EVENTS = 2_000_000
 
 #: Bytes of an element: simulated tensors are of float32.
 ITEMSIZE = 4
@@ -126,14 +126,14 @@ ITEMSIZE = 4
 class Transfers:
     """Transfers of one round and their times [s], infinity for never; arrays of shape (m,).
 
-    ``sent`` and ``asked`` are the times of the calls of sender and receiver, ``end`` of completion.
+    ``sent`` and ``requested`` are the times of the send and receive calls, ``end`` of completion.
     """
 
     src: Ints
     dst: Ints
     nbytes: Ints
     sent: Floats
-    asked: Floats
+    requested: Floats
     end: Floats
 
 
@@ -154,9 +154,9 @@ class Player:
         self.n, self.network = n, network
         faults = stragglers or Stragglers()
         self._factors = faults.factors(n) if faults.slow else None
-        self.deaths = faults.deaths(n) if faults.fails else None
+        self.failure_times = faults.failure_times(n) if faults.fails else None
         self._jitter, self._rng = faults.jitter, np.random.default_rng(seed)
-        self._clock, self._adding = np.zeros(n), np.zeros(n)  # ends of messages, of sums
+        self._clock, self._sum_ends = np.zeros(n), np.zeros(n)  # end times of messages and sums
 
     def begin(self, start: ArrayLike, nbytes: int) -> None:
         """Begin a collective, which each rank calls at ``start`` or after its last one."""
@@ -167,7 +167,7 @@ class Player:
     @property
     def finish(self) -> Floats:
         """The time when each rank has finished all its rounds [s]."""
-        return np.maximum(self._clock, self._adding)
+        return np.maximum(self._clock, self._sum_ends)
 
     def play(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
         """Simulate rounds with chunks of these sizes [bytes], and advance the clocks."""
@@ -180,50 +180,52 @@ class Player:
             for at in matchings(t.src, t.dst, self.n):
                 src, dst = t.src[at], t.dst[at]
                 sent = self._free(out, src, t.chunk[at], last[at])
-                asked = self._free(into, dst, t.chunk[at], last[at])
-                end = self._end(src, dst, nbytes[at], np.maximum(sent, asked))
+                requested = self._free(into, dst, t.chunk[at], last[at])
+                end = self._end(src, dst, nbytes[at], np.maximum(sent, requested))
                 out, into = out.copy(), into.copy()
                 out[src] = into[dst] = end
-                yield Transfers(src, dst, nbytes[at], sent, asked, end)
+                yield Transfers(src, dst, nbytes[at], sent, requested, end)
                 into[dst] = self._add(dst, nbytes[at] * adds[at], end, t.chunk[at], last[at])
             self._clock = np.maximum(out, into)
 
     def _free(self, port: Floats, rank: Ints, first: Ints, last: Ints) -> Floats:
-        """The times when ranks can move these chunks, after pending sums."""
+        """Return the times when ranks can move these chunks, after pending sums."""
         at = port[rank]
         if self.network.link.gamma:
             busy = (self._low[rank] < last) & (first < self._high[rank])
-            at = np.maximum(at, np.where(busy, self._adding[rank], 0.0))
+            at = np.maximum(at, np.where(busy, self._sum_ends[rank], 0.0))
         return at
 
     def _end(self, src: Ints, dst: Ints, nbytes: Ints, begin: Floats) -> Floats:
-        """The ends of transfers; infinity if one of the two ranks fails before."""
+        """Return the end times of transfers; infinity if one of the two ranks fails before."""
         took = self.network.seconds(src, dst, nbytes)
         if self._factors is not None:
             took = took * np.maximum(self._factors[src], self._factors[dst])
         if self._jitter is not None:
             took = took + self._jitter(self._rng, src.shape)
         end: Floats = begin + took
-        if self.deaths is None:
+        if self.failure_times is None:
             return end
-        return np.where(end <= np.minimum(self.deaths[src], self.deaths[dst]), end, math.inf)
+        return np.where(
+            end <= np.minimum(self.failure_times[src], self.failure_times[dst]), end, math.inf
+        )
 
     def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
         """Sum received data; return when ranks can receive again: one message is buffered."""
         if not self.network.link.gamma:
             return end
-        free = np.where(nbytes > 0, np.maximum(end, self._adding[rank]), end)
+        free = np.where(nbytes > 0, np.maximum(end, self._sum_ends[rank]), end)
         took = self.network.adding(rank, nbytes)
         if self._factors is not None:
             took = took * self._factors[rank]
-        self._adding[rank] = np.where(nbytes > 0, free + took, self._adding[rank])
+        self._sum_ends[rank] = np.where(nbytes > 0, free + took, self._sum_ends[rank])
         self._low[rank] = np.where(nbytes > 0, first, self._low[rank])
         self._high[rank] = np.where(nbytes > 0, last, self._high[rank])
         return free
 
 
 def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
-    """Split transfers into parts in which a rank sends and receives at most one message.
+    """Split transfers into matchings: parts in which a rank sends and receives at most one message.
 
     Each transfer is in the first part in which both of its ranks are free. Ranks with the most
     transfers come first and begin with their nearest right neighbour: an all-to-all exchange needs
@@ -248,7 +250,7 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
 def plan(
     schedule: Schedule, n: int, nbytes: int, chunks: int | None = None, **options: Any
 ) -> tuple[str, Iterable[Round], Ints]:
-    """The name of a schedule, its rounds, and the sizes of its chunks [bytes].
+    """Return the name of a schedule, its rounds, and the sizes of its chunks [bytes].
 
     Raises:
         ValueError: the algorithm is unknown, there is no rank, or the bytes are not whole
@@ -273,7 +275,7 @@ def plan(
 
 
 def algorithm(name: str) -> Algorithm:
-    """The algorithm of this name.
+    """Return the algorithm of this name.
 
     Raises:
         ValueError: the algorithm is unknown.
@@ -296,7 +298,7 @@ def finish_times(
     seed: int = 0,
     **options: Any,
 ) -> Floats:
-    """Simulate without a trace, for many ranks: the end of each rank [s], shape (n,).
+    """Simulate without a trace; return the end time of each rank [s], shape (n,).
 
     >>> from distkit_simulation.network import Link
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
@@ -350,55 +352,55 @@ def simulate(
     player.begin(start, nbytes)
     _check_events(plan(schedule, n, nbytes, chunks, **options)[1])
     name, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
-    writer = Writer(n, player.deaths)
+    writer = Writer(n, player.failure_times)
     for moved in player.play(rounds, sizes):
-        writer.transfers(moved)
+        writer.add_transfers(moved)
     return writer.trace(name)
 
 
 def _check_events(rounds: Iterable[Round]) -> None:
     """Refuse traces that are too large: a transfer has two ends with two events each."""
-    if (events := 4 * sum(len(t.src) for t in rounds)) > MOST_EVENTS:
+    if (events := 4 * sum(len(t.src) for t in rounds)) > MAX_EVENTS:
         raise ValueError(
-            f"{events:,} events are more than {MOST_EVENTS:,}: simulate fewer ranks, or use "
+            f"{events:,} events are more than {MAX_EVENTS:,}: simulate fewer ranks, or use "
             "finish_times(), which records none"
         )
 
 
 class Writer:
-    """Writes transfers and computations as events, numbered like a recorder's."""
+    """Collects transfers and computations as events, numbered like those of a recorder."""
 
-    def __init__(self, n: int, deaths: Floats | None = None) -> None:
+    def __init__(self, n: int, failure_times: Floats | None = None) -> None:
         self.n = n
-        self._deaths = np.full(n, math.inf) if deaths is None else deaths
+        self._failure_times = np.full(n, math.inf) if failure_times is None else failure_times
         self._seq = np.zeros(n, int)
         self.events: list[Event] = []
 
-    def transfers(self, moved: Transfers) -> None:
-        """Write the sends and receives of one round."""
-        send = self._seq[moved.src]
-        self._seq[moved.src] += 1
-        recv = self._seq[moved.dst]
-        self._seq[moved.dst] += 1
-        columns = moved.src, moved.dst, send, recv, moved.nbytes, moved.sent, moved.asked, moved.end
+    def add_transfers(self, t: Transfers) -> None:
+        """Add the sends and receives of one round."""
+        send = self._seq[t.src]
+        self._seq[t.src] += 1
+        recv = self._seq[t.dst]
+        self._seq[t.dst] += 1
+        columns = t.src, t.dst, send, recv, t.nbytes, t.sent, t.requested, t.end
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        for src, dst, s, r, nbytes, sent, asked, end in rows:
-            self._put(src, s, Op.SEND, sent, end, self.message(dst, nbytes))
-            self._put(dst, r, Op.RECV, asked, end, self.message(src, nbytes))
+        for src, dst, s, r, nbytes, sent, requested, end in rows:
+            self._add_events(src, s, Op.SEND, sent, end, self.message_fields(dst, nbytes))
+            self._add_events(dst, r, Op.RECV, requested, end, self.message_fields(src, nbytes))
 
-    def operation(self, op: Op, rank: int, begin: float, end: float, **fields: Any) -> None:
-        """Write an operation of one rank."""
+    def add_operation(self, op: Op, rank: int, begin: float, end: float, **fields: Any) -> None:
+        """Add an operation of one rank."""
         seq = int(self._seq[rank])
         self._seq[rank] += 1
-        self._put(rank, seq, op, begin, end, fields)
+        self._add_events(rank, seq, op, begin, end, fields)
 
-    def operations(self, op: Op, begin: Floats, end: Floats, **fields: Any) -> None:
-        """Write an operation of every rank."""
+    def add_operations(self, op: Op, begin: Floats, end: Floats, **fields: Any) -> None:
+        """Add an operation of every rank."""
         for rank, times in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-            self.operation(op, rank, *times, **fields)
+            self.add_operation(op, rank, *times, **fields)
 
-    def message(self, peer: int, nbytes: int) -> dict[str, Any]:
-        """The fields of the events of a send or receive."""
+    def message_fields(self, peer: int, nbytes: int) -> dict[str, Any]:
+        """Return the fields of the events of a send or receive."""
         return {
             "peer": peer,
             "nbytes": nbytes,
@@ -407,23 +409,23 @@ class Writer:
             "dtype": "float32",
         }
 
-    def _put(
+    def _add_events(
         self, rank: int, seq: int, op: Op, begin: float, end: float, fields: dict[str, Any]
     ) -> None:
-        """Write the events up to the rank's failure."""
-        if begin < self._deaths[rank]:  # infinity: never reached
+        """Add the events up to the rank's failure."""
+        if begin < self._failure_times[rank]:  # infinity: never reached
             self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
-            if end < math.inf and end <= self._deaths[rank]:
+            if end < math.inf and end <= self._failure_times[rank]:
                 self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
 
-    def trace(self, name: str, **facts: Any) -> Trace:
-        """The recorded events as a trace; ``facts``: fields of its info that differ."""
+    def trace(self, name: str, **fields: Any) -> Trace:
+        """Return the events as a trace; ``fields`` override those of its info."""
         ranks = {
             r: RankInfo(f"rank {r}", "rank", host="none", device="simulated") for r in range(self.n)
         }
         ends = {
-            r: RankEnd("died", f"it was to fail at {human_seconds(at)}", time=at)
-            for r, at in enumerate(self._deaths.tolist())
+            r: RankEnd("died", f"simulated failure at {human_seconds(at)}", time=at)
+            for r, at in enumerate(self._failure_times.tolist())
             if at < math.inf
         }
         info = RunInfo(
@@ -434,4 +436,4 @@ class Writer:
             ranks=ranks,
             ends=ends,
         )
-        return Trace(self.events, structs.replace(info, **facts))
+        return Trace(self.events, structs.replace(info, **fields))

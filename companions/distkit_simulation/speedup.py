@@ -56,7 +56,7 @@ def measure_step(
         lr: learning rate.
         all_reduce: sums a tensor over all ranks in place.
         steps: number of steps in a block.
-        blocks: number of blocks of each part; the median counts.
+        blocks: number of blocks of each part, whose median is returned.
         threads: number of threads of each rank.
 
     Returns:
@@ -74,37 +74,37 @@ def measure_step(
     """
     if steps < 1 or blocks < 1:
         raise ValueError(f"steps={steps}, blocks={blocks}: measure at least 1 step in 1 block.")
-    sent: list[Tensor] = []
+    reduced: list[Tensor] = []
 
     def step(how: Callable[[Tensor], Any]) -> None:
         sync_sgd_step(model, batch, loss_fn, lr, all_reduce=how)
 
     def sync() -> None:
-        for tensor in sent:
+        for tensor in reduced:
             all_reduce(tensor)
 
-    step(lambda tensor: sent.append(torch.zeros_like(tensor)))
-    alone = dist.get_world_size() == 1
+    step(lambda tensor: reduced.append(torch.zeros_like(tensor)))
+    single_rank = dist.get_world_size() == 1
     kinds = {"compute": lambda: step(lambda tensor: None)}
-    if not alone:
+    if not single_rank:
         kinds |= {"sync": sync, "step": lambda: step(all_reduce)}
-    before = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = _in_turn(kinds, steps, blocks)
+        seconds = _in_turn(kinds, steps, blocks)
     finally:
-        torch.set_num_threads(before)
-    return found if not alone else {**found, "sync": 0.0, "step": found["compute"]}
+        torch.set_num_threads(previous_threads)
+    return seconds if not single_rank else {**seconds, "sync": 0.0, "step": seconds["compute"]}
 
 
 def _in_turn(kinds: Mapping[str, Callable[[], Any]], steps: int, blocks: int) -> dict[str, float]:
-    """The median seconds of each part, after a warm-up block."""
+    """Return the median seconds of each part, after a warm-up block."""
     times = [{kind: _block(act, steps) for kind, act in kinds.items()} for _ in range(blocks + 1)]
     return {kind: median(block[kind] for block in times[1:]) for kind in kinds}
 
 
 def _block(action: Callable[[], Any], steps: int) -> float:
-    """Seconds per action, to the end of the slowest rank."""
+    """Return the seconds per action, to the end of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
@@ -114,7 +114,7 @@ def _block(action: Callable[[], Any], steps: int) -> float:
 
 
 def speedups(measured: Any) -> list[Row]:
-    """Predicted and measured speedup of each setting over one rank.
+    """Return the predicted and measured speedup of each setting over one rank.
 
     predicted = R·Tcomp(1)/(Tcomp(R) + Tsync(R)), measured = R·T(1)/T(R), T the time of a step:
     samples per second relative to one rank with the same batch per rank.
@@ -124,7 +124,7 @@ def speedups(measured: Any) -> list[Row]:
             ``batch``, ``compute``, ``sync`` and ``step``.
 
     Returns:
-        The rows, with ``predicted``, ``measured``, and ``pays``: more ranks than this pay.
+        The rows, with ``predicted``, ``measured``, and ``pays``, the break-even number of ranks.
 
     Raises:
         ValueError: there is no row of one rank for a batch.
@@ -135,14 +135,14 @@ def speedups(measured: Any) -> list[Row]:
     (2.0, 1.6)
     """
     rows = _rows(measured)
-    alone = {row["batch"]: row for row in rows if row["ranks"] == 1}
-    missing = {row["batch"] for row in rows} - {*alone}
+    single = {row["batch"]: row for row in rows if row["ranks"] == 1}
+    missing = {row["batch"] for row in rows} - {*single}
     if missing:
         raise ValueError(
             f"no row of one rank with batch={min(missing)}: the speedup is relative to one rank. "
             "Sweep with ranks=[1, …]."
         )
-    return [_compared(row, alone[row["batch"]]) for row in rows]
+    return [_compared(row, single[row["batch"]]) for row in rows]
 
 
 def predict(
@@ -180,8 +180,8 @@ def predict(
     1.0
     """
     rows = speedups(measured)
-    here = {"ranks": ranks, "batch": batch}
-    for name, value in here.items():
+    setting = {"ranks": ranks, "batch": batch}
+    for name, value in setting.items():
         known = [row[name] for row in rows]
         if not min(known) <= value <= max(known):
             raise ValueError(
@@ -190,28 +190,28 @@ def predict(
     parts = _between(rows, ranks, batch)
     if ranks > 1:
         parts["sync"] += latency + nbytes / bandwidth
-    found = _compared({**here, **parts}, _between(rows, 1, batch))
-    return {name: found[name] for name in (*here, "compute", "sync", "predicted", "pays")}
+    prediction = _compared({**setting, **parts}, _between(rows, 1, batch))
+    return {name: prediction[name] for name in (*setting, "compute", "sync", "predicted", "pays")}
 
 
 def _between(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
-    """The parts of a step, interpolated between measured settings."""
-    known = sorted({row["ranks"] for row in rows})
+    """Interpolate the parts of a step between measured settings."""
+    counts = sorted({row["ranks"] for row in rows})
 
     def at(n: int, part: str) -> float:
-        mine = sorted((row["batch"], row[part]) for row in rows if row["ranks"] == n)
-        return float(np.interp(batch, [b for b, _ in mine], [y for _, y in mine]))
+        points = sorted((row["batch"], row[part]) for row in rows if row["ranks"] == n)
+        return float(np.interp(batch, [b for b, _ in points], [y for _, y in points]))
 
-    return {p: float(np.interp(ranks, known, [at(n, p) for n in known])) for p in PARTS}
+    return {p: float(np.interp(ranks, counts, [at(n, p) for n in counts])) for p in PARTS}
 
 
-def _compared(row: Row, one: Row) -> Row:
-    compute, slower = one["compute"], row["compute"] + row["sync"] - one["compute"]
+def _compared(row: Row, single: Row) -> Row:
+    compute, sync = single["compute"], row["compute"] + row["sync"] - single["compute"]
     return {
         **row,
-        "predicted": cost.speedup(row["ranks"], compute, max(slower, 0.0)),
-        "measured": row["ranks"] * one["step"] / row["step"],
-        "pays": cost.break_even(compute, max(slower, 0.0)),
+        "predicted": cost.speedup(row["ranks"], compute, max(sync, 0.0)),
+        "measured": row["ranks"] * single["step"] / row["step"],
+        "pays": cost.break_even(compute, max(sync, 0.0)),
     }
 
 
@@ -230,10 +230,12 @@ def plot_speedups(measured: Any) -> Figure:
     figure = figures.new(5, 3)
     axes = figure.subplots()
     for i, batch in enumerate(sorted({row["batch"] for row in rows})):
-        mine = sorted((r for r in rows if r["batch"] == batch), key=lambda r: int(r["ranks"]))
-        ranks, color = [r["ranks"] for r in mine], rank_color(i)
-        axes.plot(ranks, [r["predicted"] for r in mine], color=color, label=f"batch {batch}")
-        axes.plot(ranks, [r["measured"] for r in mine], "o", color=color, markeredgecolor="white")
+        selected = sorted((r for r in rows if r["batch"] == batch), key=lambda r: int(r["ranks"]))
+        ranks, color = [r["ranks"] for r in selected], rank_color(i)
+        axes.plot(ranks, [r["predicted"] for r in selected], color=color, label=f"batch {batch}")
+        axes.plot(
+            ranks, [r["measured"] for r in selected], "o", color=color, markeredgecolor="white"
+        )
     _style(axes, sorted({row["ranks"] for row in rows}))
     return figure
 
@@ -250,13 +252,13 @@ def plot_prediction(
 ) -> Figure:
     """Plot the predicted speedup against ranks in one setting, and measurements.
 
-    As the picture of an experiment, its line moves with the sliders, and each run adds a dot.
+    As an experiment's picture, its line follows the sliders, and each run adds a dot.
 
     Args:
         measured: the measurements to predict from, as for :func:`predict`.
-        runs: further measurements, with ``latency`` and ``bandwidth``. Those of the same batch
+        runs: further measurements, with ``latency`` and ``bandwidth``. Runs of the same batch
             and network are drawn as dots, others as rings.
-        ranks: R, which is marked.
+        ranks: R, the marked setting.
         batch: samples per rank and step.
         nbytes: size of a step's all-reduce, in one message [bytes].
         latency: latency of the network [s].
@@ -270,37 +272,42 @@ def plot_prediction(
         ...     return plot_prediction(frame, runs, nbytes=40_000, **setting)
         >>> dk.Experiment(parts, picture=picture, ranks=(1, 4), batch=(16, 1024))  # doctest: +SKIP
     """
-    slow = {"nbytes": nbytes, "latency": latency, "bandwidth": bandwidth}
-    here = predict(measured, ranks=ranks, batch=batch, **slow)
-    every = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
-    line = [predict(measured, ranks=n, batch=batch, **slow) for n in every]
+    network = {"nbytes": nbytes, "latency": latency, "bandwidth": bandwidth}
+    prediction = predict(measured, ranks=ranks, batch=batch, **network)
+    counts = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
+    line = [predict(measured, ranks=n, batch=batch, **network) for n in counts]
     figure = figures.new(7, 3.6, dpi=72)
     axes, color = figure.subplots(), rank_color(0)
-    axes.plot(every, [found["predicted"] for found in line], color=color, label="predicted")
-    axes.plot([ranks], [here["predicted"]], "D", color=color, clip_on=False)
+    axes.plot(counts, [row["predicted"] for row in line], color=color, label="predicted")
+    axes.plot([ranks], [prediction["predicted"]], "D", color=color, clip_on=False)
     runs = runs.to_dict("records") if hasattr(runs, "to_dict") else runs
-    same = [all(run.get(k, v) == v for k, v in {"batch": batch, **slow}.items()) for run in runs]
-    ones = [_between(_rows(measured), 1, run["batch"])["step"] for run in runs]
-    dots = [(r["ranks"], r["ranks"] * one / r["step"]) for r, one in zip(runs, ones, strict=True)]
-    for label, mine, edge, face in (
+    same = [all(run.get(k, v) == v for k, v in {"batch": batch, **network}.items()) for run in runs]
+    single = [_between(_rows(measured), 1, run["batch"])["step"] for run in runs]
+    dots = [
+        (r["ranks"], r["ranks"] * seconds / r["step"])
+        for r, seconds in zip(runs, single, strict=True)
+    ]
+    for label, same_setting, edge, face in (
         ("measured with other settings", False, GRAY, "none"),
         ("measured", True, rank_color(1), rank_color(1)),
     ):
-        if some := [dot for dot, it in zip(dots, same, strict=True) if it is mine]:
-            axes.plot(*zip(*some, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
-    seen = [y for (n, y), it in zip(dots, same, strict=True) if it and n == ranks]
-    _style(axes, every, _summary(here, seen))
-    most = max([1.0, *(row["predicted"] for row in line), *(y for _, y in dots)])
-    axes.set_ylim(0, 1.2 * most)  # keeps measurements readable; the ideal line may leave
+        if points := [
+            dot for dot, matches in zip(dots, same, strict=True) if matches is same_setting
+        ]:
+            axes.plot(*zip(*points, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
+    measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
+    _style(axes, counts, _summary(prediction, measurements))
+    highest = max([1.0, *(row["predicted"] for row in line), *(y for _, y in dots)])
+    axes.set_ylim(0, 1.2 * highest)  # keeps measurements readable; the ideal line may leave
     return figure
 
 
-def _summary(here: Row, measured: Sequence[float]) -> str:
-    """The predicted and measured speedup of a setting, and the break-even number of ranks."""
-    n = here["ranks"]
-    found = f", measured {measured[-1]:.2f}" if measured else ""
-    pays = f"; pays with more than {here['pays']:.1f} ranks" if n > 1 else ""
-    return f"{count(n, 'rank')}: predicted {here['predicted']:.2f}{found}{pays}"
+def _summary(prediction: Row, measured: Sequence[float]) -> str:
+    """Describe the predicted and measured speedup, and the break-even number of ranks."""
+    n = prediction["ranks"]
+    actual = f", measured {measured[-1]:.2f}" if measured else ""
+    pays = f"; pays with more than {prediction['pays']:.1f} ranks" if n > 1 else ""
+    return f"{count(n, 'rank')}: predicted {prediction['predicted']:.2f}{actual}{pays}"
 
 
 def _style(

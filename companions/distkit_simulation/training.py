@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def ready(self) -> Floats:
-        """The time when each bucket is ready, after backward's begin [s], shape (buckets,)."""
+        """Seconds from the start of backward until each bucket is ready, shape (buckets,)."""
         share = np.cumsum(np.asarray(self.buckets, float))
         return self.backward * (share / share[-1] if len(share) and share[-1] else share)
 
@@ -90,27 +90,32 @@ def data_parallel(
         [0, 1]
     """
     faults = stragglers or Stragglers()
-    player, writer = Player(n, network, stragglers=faults, seed=seed), Writer(n, faults.deaths(n))
+    player, writer = (
+        Player(n, network, stragglers=faults, seed=seed),
+        Writer(n, faults.failure_times(n)),
+    )
     rng, slow = np.random.default_rng([seed, 1]), faults.factors(n)
     clock = np.zeros(n)
     for _ in range(count):
-        late = delay(rng, (n,)) if delay else np.zeros(n)
-        forward = clock + slow * work.forward + late
+        lateness = delay(rng, (n,)) if delay else np.zeros(n)
+        forward = clock + slow * work.forward + lateness
         last = backward = forward + slow * work.backward
-        writer.operations(Op.MARK, clock, forward, attributes={"label": "forward"})
-        writer.operations(Op.MARK, forward, backward, attributes={"label": "backward"})
+        writer.add_operations(Op.MARK, clock, forward, attributes={"label": "forward"})
+        writer.add_operations(Op.MARK, forward, backward, attributes={"label": "backward"})
         for nbytes, ready in zip(work.buckets, work.ready, strict=True):
             at = forward + slow * ready
-            player.begin(at, nbytes)  # or after the bucket before it
+            player.begin(at, nbytes)  # or after the previous bucket
             for _ in player.play(*plan(algorithm, n, nbytes)[1:]):
                 pass
-            facts = {"dtype": "float32", "attributes": {"gradients": True}}
+            fields = {"dtype": "float32", "attributes": {"gradients": True}}
             shape = (nbytes // 4,)
-            writer.operations(Op.ALL_REDUCE, at, player.finish, nbytes=nbytes, shape=shape, **facts)
+            writer.add_operations(
+                Op.ALL_REDUCE, at, player.finish, nbytes=nbytes, shape=shape, **fields
+            )
             last = np.maximum(backward, player.finish)
         clock = last + slow * work.update
         if work.update:
-            writer.operations(Op.MARK, last, clock, attributes={"label": "update"})
+            writer.add_operations(Op.MARK, last, clock, attributes={"label": "update"})
     return writer.trace("data parallel")
 
 
@@ -135,15 +140,15 @@ def pipeline(
 
     Args:
         ranks: number of ranks.
-        microbatches: of one step.
-        forward: seconds of one micro-batch on one rank, all its stages together.
-        backward: likewise, gradients of inputs and weights together.
-        nbytes: activations between two stages, and as many gradients back [bytes].
+        microbatches: number of micro-batches in a step.
+        forward: seconds of one micro-batch on one rank, for all its stages.
+        backward: the same for backward, with gradients of inputs and weights.
+        nbytes: size of the activations between two stages, and of their gradients [bytes].
         network: the network of the ranks.
         order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.
         chunks: stages on each rank, if the schedule has several.
-        weights: the part of ``backward`` that computes gradients of weights, which zero-bubble
-            schedules separate [s]; half of it by default.
+        weights: the time in ``backward`` for gradients of weights, which zero-bubble schedules
+            separate [s]; half of it by default.
         overlap: whether a rank computes while it sends.
         stragglers: slow ranks.
 
@@ -185,33 +190,35 @@ def play_pipeline(
     overlap: bool = True,
     stragglers: Stragglers | None = None,
 ) -> list[float]:
-    """Write the actions of a pipeline, as for :func:`pipeline`; return the end of each rank [s]."""
+    """Add the actions of a pipeline, as in :func:`pipeline`; return each rank's end time [s]."""
     ranks = len(orders)
     weights = backward / 2 if weights is None else weights
     seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}
     stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
     clock = [0.0] * ranks
-    arrived: dict[Action, float] = {}  # time of an action's result at the next rank
+    arrived: dict[Action, float] = {}  # arrival time of an action's result at the next rank
     for rank, action in played(orders):
         needed, begin = action.needs(stages), clock[rank]
         if needed in arrived and needed.stage % ranks != rank:
             begin = max(begin, arrived[needed])
-            came = writer.message(needed.stage % ranks, nbytes)
-            writer.operation(Op.RECV, rank, clock[rank], begin, **came)
+            received = writer.message_fields(needed.stage % ranks, nbytes)
+            writer.add_operation(Op.RECV, rank, clock[rank], begin, **received)
         clock[rank] = end = begin + seconds[action.kind] / chunks * slow[rank]
         label = str(action) if chunks > 1 else f"{action.kind}{action.microbatch}"
-        writer.operation(Op.MARK, rank, begin, end, attributes={"label": label})
-        to = action.next(stages)
-        if to is not None and to % ranks != rank:
-            took = float(network.seconds([rank], [to % ranks], [nbytes])[0])
-            arrived[action] = end + took
-            writer.operation(Op.SEND, rank, end, end + took, **writer.message(to % ranks, nbytes))
-            clock[rank] = end if overlap else end + took
+        writer.add_operation(Op.MARK, rank, begin, end, attributes={"label": label})
+        target = action.next(stages)
+        if target is not None and target % ranks != rank:
+            duration = float(network.seconds([rank], [target % ranks], [nbytes])[0])
+            arrived[action] = end + duration
+            writer.add_operation(
+                Op.SEND, rank, end, end + duration, **writer.message_fields(target % ranks, nbytes)
+            )
+            clock[rank] = end if overlap else end + duration
     return clock
 
 
 def _orders(order: str | Orders, ranks: int, microbatches: int, chunks: int) -> Orders:
-    """The actions of each rank."""
+    """Return the actions of each rank."""
     if not isinstance(order, str):
         return order
     if order not in PIPELINES:

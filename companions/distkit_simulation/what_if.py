@@ -1,4 +1,4 @@
-"""What a recorded job would take without stragglers: the ideal step, and who is slow. Pure."""
+"""Estimates the ideal step of a recorded job without stragglers, and names the slow rank. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import Writer
 from distkit_simulation.training import play_pipeline
 
-#: A stage or a worker is slow if it computes this much longer than the others.
+#: Ratio to the median compute time from which a stage or worker is slow.
 SLOW = 1.1
 _COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
 _MESSAGES = ["forward-send", "forward-recv", "backward-send", "backward-recv"]
@@ -19,7 +19,7 @@ _MESSAGES = ["forward-send", "forward-recv", "backward-send", "backward-recv"]
 
 @dataclass(frozen=True)
 class IdealStep:
-    """The result of :func:`ideal_step`: seconds of a step, measured and ideal, and who is slow."""
+    """The result of :func:`ideal_step`: measured and ideal seconds of a step, and the straggler."""
 
     measured: float
     ideal: float
@@ -33,56 +33,58 @@ class IdealStep:
 
 
 def ideal_step(trace: Trace) -> IdealStep:
-    """Replay a step of a recorded pipeline with equal durations: what would it take?
+    """Replay a step of a recorded pipeline with equal durations, as without stragglers.
 
     Computations take the mean of their kind over ranks, steps and micro-batches, messages and
     collectives the median.
 
     Args:
-        trace: of a job whose events name their stage, such as ByteDance's published ones.
+        trace: the trace of a job whose events name their stage, such as ByteDance's.
 
     Raises:
-        ValueError: Its events name no stage.
+        ValueError: no event names a stage.
 
     Source:
         Lin et al., "Understanding stragglers in large model training using what-if analysis", 2025.
     """
     import pandas as pd
 
-    ended = (s for s in trace.spans if "stage" in s.attributes and s.end is not None)
+    finished = (s for s in trace.spans if "stage" in s.attributes and s.end is not None)
     table = pd.DataFrame(
         {"rank": s.rank, "start": s.start, "end": s.end, "seconds": s.seconds, **s.attributes}
-        for s in ended
+        for s in finished
     )
     if table.empty:
         raise ValueError("no event of this trace names its stage: record a pipeline's steps")
     computed = table[table["label"].isin(_COMPUTE)]
     means = computed.groupby("label")["seconds"].mean()
-    usual = table[~table["label"].isin(_COMPUTE)].groupby("label")["seconds"].median()
-    one = computed[computed["batch"] == computed["batch"].min()].sort_values("start")
+    medians = table[~table["label"].isin(_COMPUTE)].groupby("label")["seconds"].median()
+    first_batch = computed[computed["batch"] == computed["batch"].min()].sort_values("start")
     orders = [
         [
             Action(stage, _COMPUTE[row.label], int(row.microbatch))
-            for row in mine[mine["rank"] == mine["rank"].min()].itertuples()
+            for row in stage_rows[stage_rows["rank"] == stage_rows["rank"].min()].itertuples()
         ]
-        for stage, mine in one.groupby("stage")
+        for stage, stage_rows in first_batch.groupby("stage")
     ]
     forward, backward = means[[*_COMPUTE]]
-    network = Network(Link(usual.get("forward-send", 0.0), 0))
+    network = Network(Link(medians.get("forward-send", 0.0), 0))
     ends = play_pipeline(Writer(len(orders)), orders, forward, backward, 0, network)
-    ideal = max(ends) + usual.drop(_MESSAGES, errors="ignore").sum()
+    ideal = max(ends) + medians.drop(_MESSAGES, errors="ignore").sum()
     steps = table.groupby("batch")
     measured = (steps["end"].max() - steps["start"].min()).mean()
     return IdealStep(float(measured), float(ideal), _slow(computed))
 
 
 def _slow(computed: Any) -> str:
-    """The slow stage, or else the slow rank; "" if all are alike."""
+    """Describe the slow stage, or else the slow rank; return "" if there is none."""
     ranks = computed.groupby(["stage", "rank"])["seconds"].mean()
     ranks /= ranks.median()
-    least = ranks.groupby("stage").min()
-    if least.max() > SLOW:
-        return f"stage {least.idxmax()} computes {least.max():.2f} times as long as others"
+    fastest = ranks.groupby("stage").min()
+    if fastest.max() > SLOW:
+        return f"stage {fastest.idxmax()} computes {fastest.max():.2f} times as long as others"
     stage, rank = ranks.idxmax()
-    who = f"rank {rank} (stage {stage})"
-    return f"{who} computes {ranks.max():.2f} times as long as others" if ranks.max() > SLOW else ""
+    name = f"rank {rank} (stage {stage})"
+    return (
+        f"{name} computes {ranks.max():.2f} times as long as others" if ranks.max() > SLOW else ""
+    )

@@ -28,7 +28,7 @@ def script(n: int, name: str, *lines: Line) -> Trace:
     """A trace of ``n`` ranks, line by line; an operation without end never returns."""
     writer = Writer(n)
     for op, rank, begin, end, fields in lines:
-        writer.operation(op, rank, begin * MS, end * MS, **fields)
+        writer.add_operation(op, rank, begin * MS, end * MS, **fields)
     ranks = {r: RankInfo(f"rank {r}", "rank") for r in range(n)}  # on no device
     return writer.trace(name, backend="made up", simulated=False, ranks=ranks)
 

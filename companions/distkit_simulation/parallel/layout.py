@@ -1,4 +1,4 @@
-"""Data, tensor and pipeline parallelism together. Pure, but for :meth:`Layout.mesh`."""
+"""Layouts of data, tensor and pipeline parallelism. Pure, except :meth:`Layout.mesh`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 #: The axes of the mesh, outermost first: ranks of a tensor-parallel group are neighbours.
 AXES = ("dp", "pp", "tp")
-#: The same with pipelines outermost: copies are neighbours, and stages far from each other.
+#: The axes with pipelines outermost: copies are neighbours, stages are far apart.
 MEGATRON = ("pp", "dp", "tp")
-#: The sizes that tensor-parallel ranks divide.
+#: The sizes that tensor parallelism divides.
 SLICED = ("heads", "kv_heads", "hidden", "inner", "vocabulary", "sequence")
 
 
@@ -30,25 +30,26 @@ class Layout:
     All given numbers are checked before any process starts.
 
     Args:
-        dp: data-parallel copies; each gets its part of the batch.
-        tp: tensor-parallel ranks that share each layer.
-        pp: pipeline stages' ranks.
-        world: the number of ranks there are.
-        heads: of attention; each tensor-parallel rank has as many of them.
-        kv_heads: of keys and values, likewise.
-        hidden: width of the model; ``inner`` that of the feed-forward layer.
+        dp: number of data-parallel copies; each gets an equal part of the batch.
+        tp: number of tensor-parallel ranks that share each layer.
+        pp: number of pipeline ranks.
+        world: number of ranks available.
+        heads: attention heads; each tensor-parallel rank has an equal number.
+        kv_heads: heads of keys and values; each tensor-parallel rank has an equal number.
+        hidden: width of the model.
+        inner: width of the feed-forward layer.
         vocabulary: tokens of the embedding.
         sequence: tokens of a sample, if they are sharded too.
-        layers: of the model; every stage has as many.
+        layers: layers of the model; each stage has an equal number.
         batch: samples of a step over all copies.
-        microbatches: of each copy.
-        schedule: of the pipeline.
-        chunks: stages on each rank of the pipeline.
-        devices_per_host: a tensor-parallel group stays within a host.
+        microbatches: micro-batches of each copy.
+        schedule: name of the pipeline schedule.
+        chunks: stages on each pipeline rank.
+        devices_per_host: devices of a host, which must hold whole tensor-parallel groups.
         axes: the axes of the mesh, outermost first.
 
     Raises:
-        LayoutError: Some numbers do not fit; the message names them and the nearest valid layouts.
+        LayoutError: some numbers do not fit; the message names them and the nearest valid layouts.
 
     Example:
         >>> Layout(dp=2, tp=2, pp=2, world=8, heads=32, layers=32).place(5)
@@ -81,7 +82,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
-        if wrong := [*_no_counts(numbers)] or [*_misfits(SimpleNamespace(**numbers))]:
+        if wrong := [*_invalid_numbers(numbers)] or [*_violations(SimpleNamespace(**numbers))]:
             raise LayoutError("\n  ".join([f"{self} does not fit:", *wrong]) + _remedy(numbers))
 
     def __str__(self) -> str:
@@ -93,7 +94,7 @@ class Layout:
         return self.dp * self.tp * self.pp
 
     def place(self, rank: int) -> dict[str, int]:
-        """The position of a rank on each axis.
+        """Return the position of a rank on each axis.
 
         >>> Layout(dp=2, pp=2).place(1)
         {'dp': 0, 'pp': 1, 'tp': 0}
@@ -103,7 +104,7 @@ class Layout:
         return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in self.axes}
 
     def stride(self, axis: str) -> int:
-        """The distance of neighbours on an axis.
+        """Return the distance of neighbours on an axis.
 
         >>> Layout(dp=2, tp=4, pp=3).stride("dp")
         12
@@ -112,20 +113,20 @@ class Layout:
         return math.prod(getattr(self, other) for other in inner)
 
     def group(self, rank: int, axis: str) -> list[int]:
-        """The ranks that differ from this one on one axis only, including itself.
+        """Return the ranks that differ from a rank on one axis only, including the rank itself.
 
         >>> Layout(dp=2, tp=2).group(0, "dp")
         [0, 2]
         """
-        here = self.place(rank)
+        position = self.place(rank)
         others = [(other, self.place(other)) for other in range(self.size)]
-        return [other for other, at in others if {**at, axis: here[axis]} == here]
+        return [other for other, at in others if {**at, axis: position[axis]} == position]
 
     def mesh(self, device_type: str = "cpu") -> DeviceMesh:
-        """Torch's mesh of these ranks, called on every one: ``mesh["tp"]`` is this rank's group.
+        """Create torch's mesh, on every rank: ``mesh["tp"]`` is this rank's group.
 
         Raises:
-            LayoutError: The run has another number of ranks.
+            LayoutError: the run has another number of ranks.
         """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -139,10 +140,10 @@ class Layout:
         return init_device_mesh(device_type, shape, mesh_dim_names=self.axes)
 
 
-# -- the rules ------------------------------------------------------------------------------
+# -- rules ----------------------------------------------------------------------------------
 
 
-def _no_counts(numbers: dict[str, Any]) -> Iterator[str]:
+def _invalid_numbers(numbers: dict[str, Any]) -> Iterator[str]:
     for name, value in numbers.items():
         if (
             name not in ("schedule", "axes")
@@ -152,53 +153,69 @@ def _no_counts(numbers: dict[str, Any]) -> Iterator[str]:
             yield f"{name} = {value!r} is no positive whole number"
 
 
-def _misfits(it: Any) -> Iterator[str]:
-    """A sentence for each violated rule."""
-    if it.world not in (None, it.dp * it.tp * it.pp):
-        yield f"dp · tp · pp = {it.dp * it.tp * it.pp} ranks, but there are {it.world}"
-    tp, stages, pieces = f"tp = {it.tp}", it.pp * it.chunks, it.dp * it.microbatches
+def _violations(layout: Any) -> Iterator[str]:
+    """Yield a sentence for each violated rule."""
+    if layout.world not in (None, ranks := layout.dp * layout.tp * layout.pp):
+        yield f"dp · tp · pp = {ranks} ranks, but there are {layout.world}"
+    tp, stages, pieces = (
+        f"tp = {layout.tp}",
+        layout.pp * layout.chunks,
+        layout.dp * layout.microbatches,
+    )
     rules = [
-        *((getattr(it, name), f"{name} = {getattr(it, name)}", it.tp, tp) for name in SLICED),
-        (it.devices_per_host, f"{it.devices_per_host} devices of a host", it.tp, tp),
-        (it.hidden, f"hidden = {it.hidden}", it.heads or 1, f"heads = {it.heads}"),
-        (it.layers, f"{it.layers} layers", stages, f"pp · chunks = {it.pp} · {it.chunks}"),
-        (it.batch, f"a batch of {it.batch}", pieces, f"dp · microbatches = {pieces}"),
+        *(
+            (getattr(layout, name), f"{name} = {getattr(layout, name)}", layout.tp, tp)
+            for name in SLICED
+        ),
+        (layout.devices_per_host, f"{layout.devices_per_host} devices of a host", layout.tp, tp),
+        (layout.hidden, f"hidden = {layout.hidden}", layout.heads or 1, f"heads = {layout.heads}"),
+        (
+            layout.layers,
+            f"{layout.layers} layers",
+            stages,
+            f"pp · chunks = {layout.pp} · {layout.chunks}",
+        ),
+        (layout.batch, f"a batch of {layout.batch}", pieces, f"dp · microbatches = {pieces}"),
     ]
     for value, what, divisor, by in rules:
         if value is not None and value % divisor:
             yield f"{what} cannot be divided by {by}"
-    yield from _unscheduled(it)
+    yield from _schedule_violations(layout)
 
 
-def _unscheduled(it: Any) -> Iterator[str]:
+def _schedule_violations(layout: Any) -> Iterator[str]:
     try:
-        if it.schedule is not None:
-            PIPELINES[it.schedule].check(it.pp, it.microbatches, it.chunks)
+        if layout.schedule is not None:
+            PIPELINES[layout.schedule].check(layout.pp, layout.microbatches, layout.chunks)
     except (KeyError, ValueError) as error:
         yield str(error.args[0])
 
 
 def _remedy(numbers: dict[str, Any]) -> str:
-    if [*_no_counts(numbers)]:
+    if [*_invalid_numbers(numbers)]:
         return ""
-    asked = [numbers[axis] for axis in ("dp", "tp", "pp")]
-    near = sorted(
-        _candidates(asked, numbers["world"]),
-        key=lambda at: sum(abs(math.log(a / b)) for a, b in zip(at, asked, strict=True)),
+    requested = [numbers[axis] for axis in ("dp", "tp", "pp")]
+    nearest = sorted(
+        _candidates(requested, numbers["world"]),
+        key=lambda at: sum(abs(math.log(a / b)) for a, b in zip(at, requested, strict=True)),
     )
-    fits = (
+    valid = (
         f"Layout(dp={dp}, tp={tp}, pp={pp})"
-        for dp, tp, pp in near
-        if not [*_misfits(SimpleNamespace(**numbers | {"dp": dp, "tp": tp, "pp": pp}))]
+        for dp, tp, pp in nearest
+        if not [*_violations(SimpleNamespace(**numbers | {"dp": dp, "tp": tp, "pp": pp}))]
     )
-    found = ", ".join(islice(fits, 2))
-    return f"\nThe nearest that do: {found}" if found else "\nNo layout fits the other numbers."
+    suggestions = ", ".join(islice(valid, 2))
+    return (
+        f"\nThe nearest that do: {suggestions}"
+        if suggestions
+        else "\nNo layout fits the other numbers."
+    )
 
 
-def _candidates(asked: list[int], world: int | None) -> Iterator[tuple[int, ...]]:
-    """All layouts of the world; without one, all up to twice the given numbers."""
+def _candidates(requested: list[int], world: int | None) -> Iterator[tuple[int, ...]]:
+    """Yield all layouts of the world; without one, all up to twice the requested numbers."""
     if world is None:
-        yield from product(*(range(1, 2 * most + 1) for most in asked))
+        yield from product(*(range(1, 2 * number + 1) for number in requested))
     else:
         divisors = [d for d in range(1, world + 1) if world % d == 0]
         for dp, tp in product(divisors, repeat=2):

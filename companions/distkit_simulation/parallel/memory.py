@@ -1,7 +1,7 @@
-"""Memory of training on each rank: by formula, and counted in a process.
+"""Memory of training on each rank: by formula, and measured in a process.
 
-Bytes, with parameters and gradients of 2 bytes each and Adam's 8: two moments of 4. In
-published tables "GB" is often :data:`GIB`.
+Parameters and gradients have 2 bytes each, Adam's state 8: two moments of 4. Published tables often
+write "GB" for :data:`GIB`.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class States:
         gradient: int = 2,
         optimizer: int = 8,
     ) -> States:
-        """The state of a rank in data parallelism, with sharded parts divided by the ranks.
+        """Return the state of a data-parallel rank, with sharded parts divided by the ranks.
 
         Stage 1 shards the optimizer's states, 2 also the gradients, 3 also the parameters; 0 is
         DDP, which shards nothing.
 
         Args:
             parameters: number of parameters.
-            ranks: R, number of data-parallel ranks.
+            ranks: number of data-parallel ranks.
             stage: stage of ZeRO, from 0 to 3.
             parameter: bytes of a parameter.
             gradient: bytes of a gradient.
             optimizer: bytes of optimizer state for each parameter.
 
         Raises:
-            ValueError: The stage is unknown, or there is no rank.
+            ValueError: the stage is unknown, or there is no rank.
 
         Source:
             Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
@@ -82,12 +82,12 @@ class Transformer:
     Args:
         layers: L.
         hidden: h.
-        heads: of the queries.
-        kv_heads: of keys and values.
+        heads: heads of queries.
+        kv_heads: heads of keys and values.
         inner: width of the gated feed-forward layer.
         vocabulary: number of tokens.
-        matrices: of the feed-forward layer; 2 if it is not gated.
-        embeddings: 1 if input and output share theirs.
+        matrices: matrices of the feed-forward layer; 2 if it is not gated.
+        embeddings: 1 if input and output share an embedding.
 
     Example:
         >>> LLAMA_3_8B.parameters
@@ -107,7 +107,7 @@ class Transformer:
 
     @classmethod
     def gpt(cls, layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Transformer:
-        """A model like GPT-3: a plain feed-forward layer of four times the width, one embedding.
+        """Create a model like GPT-3: feed-forward layers of four times the width, one embedding.
 
         >>> round(Transformer.gpt(96, 12288, 96).parameters / 1e9, 1)
         174.6
@@ -139,9 +139,9 @@ class Transformer:
         recompute: str = "selective",
         sequence_parallel: bool = False,
     ) -> float:
-        """Bytes that the layers keep for backward, on each rank of tensor parallelism.
+        """Return the bytes that the layers keep for backward, on each tensor-parallel rank.
 
-        With a heads, as multiples of s·b·h·L:
+        With a attention heads, as multiples of s·b·h·L:
 
         ===========  =====================  ==================
         recompute    tensor parallel        sequence parallel
@@ -176,18 +176,18 @@ class Transformer:
             2.125
         """
         scores = 5 * self.heads * sequence / self.hidden
-        divided, whole = (34.0, 0.0) if sequence_parallel else (24.0, 10.0)
-        kept = {
-            "none": whole + (divided + scores) / tensor,
-            "selective": whole + divided / tensor,
+        divided, replicated = (34.0, 0.0) if sequence_parallel else (24.0, 10.0)
+        factors = {
+            "none": replicated + (divided + scores) / tensor,
+            "selective": replicated + divided / tensor,
             "full": 2.0,
         }
-        if recompute not in kept:
-            raise ValueError(f"recompute={recompute!r}: there are {', '.join(map(repr, kept))}")
-        return kept[recompute] * sequence * batch * self.hidden * self.layers
+        if recompute not in factors:
+            raise ValueError(f"recompute={recompute!r}: there are {', '.join(map(repr, factors))}")
+        return factors[recompute] * sequence * batch * self.hidden * self.layers
 
     def largest_stage(self, stages: int) -> float:
-        """Parameters of the first stage of a pipeline, which also has an embedding.
+        """Return the parameters of a pipeline's first stage, which also has an embedding.
 
         >>> round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4)
         2.6035
@@ -205,20 +205,20 @@ class Transformer:
         schedule: str = "1f1b",
         chunks: int = 1,
         rank: int = 0,
-        **kept: Any,
+        **options: Any,
     ) -> float:
-        """Bytes of activations on a rank of a pipeline, for all micro-batches in flight.
+        """Return the bytes of activations on a pipeline rank, for all micro-batches in flight.
 
-        1F1B has one per stage in flight on the first rank: a pipeline does not reduce activations.
-        ``kept`` are arguments of :meth:`activations`, such as ``tensor``.
+        With 1F1B the first rank has one micro-batch per stage in flight: a pipeline does not reduce
+        activations. ``options`` are arguments of :meth:`activations`, such as ``tensor``.
 
         Example:
             >>> whole = LLAMA_3_8B.activations(1024)
             >>> LLAMA_3_8B.stage_activations(1024, stages=8, microbatches=32) == whole
             True
         """
-        held = PIPELINES[schedule].activations(rank, stages, microbatches, chunks)
-        return self.activations(sequence, batch, **kept) * held / (stages * chunks)
+        in_flight = PIPELINES[schedule].activations(rank, stages, microbatches, chunks)
+        return self.activations(sequence, batch, **options) * in_flight / (stages * chunks)
 
 
 #: 8 billion parameters. Dubey et al., 2024.
@@ -226,9 +226,9 @@ LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
 
 
 def tensor_bytes() -> int:
-    """Bytes of all tensors in this process, with their gradients; a shared storage counts once.
+    """Return the bytes of all tensors in this process, with gradients; shared storage counts once.
 
-    Tensors that only autograd holds are not counted: call this after backward.
+    Tensors that only autograd holds are not counted: call it after backward.
 
     Example:
         >>> import torch
@@ -240,12 +240,12 @@ def tensor_bytes() -> int:
     """
     import torch
 
-    plain = (torch.Tensor, torch.nn.Parameter)  # a DTensor's local tensor is among these
-    found = [thing for thing in gc.get_objects() if type(thing) in plain]
-    found += [t.grad for t in found if t.is_leaf and type(t.grad) in plain]
+    types = (torch.Tensor, torch.nn.Parameter)  # a DTensor's local tensor is among these
+    tensors = [obj for obj in gc.get_objects() if type(obj) in types]
+    tensors += [t.grad for t in tensors if t.is_leaf and type(t.grad) in types]
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in found
+        for t in tensors
         if t.layout is torch.strided
     }
     return sum(storages.values())

@@ -1,4 +1,4 @@
-"""Pieces of a model on each rank, and waits of ranks in a run."""
+"""Pieces of a model on each rank, and idle time of ranks in a run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def shards(
 
     Returns:
         The ``name``, global ``shape`` and ``pieces`` of each tensor, one for each rank that holds
-        some of it: ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement``
+        a part: ``rank``, ``offset`` and ``shape`` in each dimension, and ``placement``
         as torch names it, such as "Shard(0)" or "Replicate()".
 
     Raises:
-        ValueError: Ranks disagree about the shape of a tensor, or it is in a vector of stage 3 of
-            :class:`.zero.Zero`, whose parts are no pieces of the tensor.
+        ValueError: ranks disagree about the shape of a tensor, or it is in a vector of stage 3 of
+            :class:`.zero.Zero`, whose parts are not pieces of the tensor.
 
     Example:
         >>> import torch
@@ -44,21 +44,21 @@ def shards(
     """
     import torch.distributed as dist
 
-    cut = _cut(model)
-    mine = [cut.get(key) or _piece(key, tensor) for key, tensor in _named(model, name)]
-    everyone: list[Any] = [mine]
+    declared = _declared_shards(model)
+    local = [declared.get(key) or _piece(key, tensor) for key, tensor in _named(model, name)]
+    all_pieces: list[Any] = [local]
     if dist.is_initialized():
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
-    found: dict[str, dict[str, Any]] = {}
-    for rank, pieces in enumerate(everyone):
+        all_pieces = [None] * dist.get_world_size()
+        dist.all_gather_object(all_pieces, local)
+    entries: dict[str, dict[str, Any]] = {}
+    for rank, pieces in enumerate(all_pieces):
         for key, shape, piece in pieces:
             if shape is None:
                 raise ValueError(
                     f"{key!r} is in a vector of Zero, of which each rank keeps a part: that is no "
                     "piece of the tensor. Use torch's fully_shard, which cuts each tensor"
                 )
-            entry = found.setdefault(key, {"name": key, "shape": shape, "pieces": []})
+            entry = entries.setdefault(key, {"name": key, "shape": shape, "pieces": []})
             if entry["shape"] != shape:
                 raise ValueError(
                     f"{key!r} has shape {entry['shape']} on rank {entry['pieces'][0]['rank']} and "
@@ -66,7 +66,7 @@ def shards(
                 )
             if piece is not None:
                 entry["pieces"].append({"rank": rank, **piece})
-    return list(found.values())
+    return list(entries.values())
 
 
 def _named(model: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -81,8 +81,8 @@ def _named(model: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 _Piece = tuple[str, list[int] | None, dict[str, Any] | None]
 
 
-def _cut(model: Any) -> dict[str, _Piece]:
-    """The parameters that layers declare as sharded equally over a group."""
+def _declared_shards(model: Any) -> dict[str, _Piece]:
+    """Return the parameters that layers declare as sharded equally over a group."""
     import torch.distributed as dist
 
     found: dict[str, _Piece] = {}
@@ -90,16 +90,16 @@ def _cut(model: Any) -> dict[str, _Piece]:
         for name, dim in getattr(module, "sharded", {}).items():
             if (part := getattr(module, name)) is not None:
                 key, local = f"{path}.{name}".lstrip("."), list(part.shape)
-                whole, offset = local.copy(), [0] * len(local)
-                whole[dim] *= dist.get_world_size(module.group)
+                shape, offset = local.copy(), [0] * len(local)
+                shape[dim] *= dist.get_world_size(module.group)
                 offset[dim] = local[dim] * dist.get_rank(module.group)
                 placement = f"Shard({dim})"
-                found[key] = key, whole, {"offset": offset, "shape": local, "placement": placement}
+                found[key] = key, shape, {"offset": offset, "shape": local, "placement": placement}
     return found
 
 
 def _piece(key: str, tensor: Tensor) -> _Piece:
-    """A tensor's name, its global shape, and this rank's piece."""
+    """Return a tensor's name, its global shape, and this rank's piece."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -121,21 +121,21 @@ def _piece(key: str, tensor: Tensor) -> _Piece:
 
 
 def _placement(placement: Any) -> str:
-    """A placement as it is written in code."""
+    """Format a placement as in code."""
     if placement.is_partial():
         return f"Partial({placement.reduce_op})"
     return "Replicate()" if placement.is_replicate() else f"Shard({placement.dim})"
 
 
 #: Operations that do not block computation: marks and sends.
-_BESIDE = {Op.MARK, Op.SEND}
+_NON_BLOCKING = {Op.MARK, Op.SEND}
 
 
 def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """The share of time in which each rank waits in a receive or a collective, or has ended.
+    """Return the share of time in which each rank waits in a receive or a collective, or has ended.
 
-    The time is from the first begin to the last end of any rank; for a pipeline with one stage per
-    rank and free messages the result is (p-1)/(m+p-1).
+    The time is from the first start to the last end of any rank. For a pipeline with one stage per
+    rank and free messages, the result is (p-1)/(m+p-1).
 
     Args:
         trace: the trace of a run or of the simulator.
@@ -146,7 +146,7 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
         rank -> share from 0 to 1.
 
     Raises:
-        ValueError: A rank has no such mark.
+        ValueError: a rank has no such mark.
 
     Example:
         >>> from distkit_simulation import Link, Network, pipeline
@@ -160,17 +160,17 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
     shares = {}
     for rank, (first, last) in windows.items():
         waits = [(begin, first), (last, end)]
-        mine = (s for s in spans if s.rank == rank and s.op not in _BESIDE)
-        waits += [(s.start, s.end) for s in mine if s.end is not None]
+        blocking = (s for s in spans if s.rank == rank and s.op not in _NON_BLOCKING)
+        waits += [(s.start, s.end) for s in blocking if s.end is not None]
         shares[rank] = length(*np.clip(waits, begin, end).T) / (end - begin)
     return shares
 
 
 def _window(spans: Iterable[Span], rank: int, label: str) -> tuple[float, float]:
-    """The begin and end of the measured part on a rank."""
-    mine = [s for s in spans if s.rank == rank and label in ("", s.label)]
-    if not mine:
-        what = f"no finished span {label!r}: put `with dk.mark({label!r}):` around it"
-        raise ValueError(f"rank {rank} has {what if label else 'recorded nothing'}")
-    part = mine[-1:] if label else mine
-    return min(s.start for s in part), max(s.end for s in part if s.end is not None)
+    """Return the start and end of the measured part on a rank."""
+    candidates = [s for s in spans if s.rank == rank and label in ("", s.label)]
+    if not candidates:
+        missing = f"no finished span {label!r}: put `with dk.mark({label!r}):` around it"
+        raise ValueError(f"rank {rank} has {missing if label else 'recorded nothing'}")
+    measured = candidates[-1:] if label else candidates
+    return min(s.start for s in measured), max(s.end for s in measured if s.end is not None)

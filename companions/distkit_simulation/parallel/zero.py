@@ -1,7 +1,7 @@
-"""Sharded data parallelism: replicas that keep 1/R of what they all have.
+"""Sharded data parallelism (ZeRO): each of R replicas keeps 1/R of the states.
 
-DDP holds parameters, gradients and the optimizer's states R times. ZeRO's stage 1 keeps a part of
-the states on each rank, stage 2 also of the gradients, stage 3 also of the parameters::
+DDP keeps parameters, gradients and optimizer states on every rank. ZeRO's stage 1 shards the
+optimizer states, stage 2 also the gradients, stage 3 also the parameters::
 
                  before          forward, backward           step            after
     DDP          w               all-reduce g                on all          -
@@ -9,8 +9,8 @@ the states on each rank, stage 2 also of the gradients, stage 3 also of the para
     stage 2      w               reduce-scatter g            on its part     all-gather w
     stage 3      all-gather w    all-gather w, reduce-sc. g  on its part     -
 
-An all-reduce is a reduce-scatter and an all-gather: stages 1 and 2 send what DDP sends, stage 3
-half as much again.
+An all-reduce is a reduce-scatter and an all-gather: stages 1 and 2 send the same bytes as DDP,
+stage 3 sends 1.5 times as many.
 """
 
 from __future__ import annotations
@@ -32,29 +32,28 @@ Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Zero:
-    """A model whose states, gradients and parameters are sharded over the ranks.
+    """A model whose optimizer states, gradients and parameters are sharded over the ranks.
 
-    Use the model as it is, with another batch on each rank: ``loss.backward()`` averages the
-    gradients over the ranks, :meth:`step` updates. Each child of the model with parameters is a
-    unit: one flat vector, of which rank r keeps the r-th part. So is each child of a ModuleList.
+    Use the model directly, with a different batch on each rank: ``loss.backward()`` averages the
+    gradients over the ranks, :meth:`step` updates. Each child of the model with parameters, also of
+    a ModuleList, is a unit: one flat vector, of which rank r keeps the r-th part.
 
-    Every rank must use the same units in the same order, as their messages have no names: ranks
-    that skip different layers would mix the layers' gradients, or wait for each other. So they
-    compare what they are about to send before they send it, in an all-reduce of R numbers.
+    Every rank must use the same units in the same order, because their messages have no names:
+    ranks that skip different layers would mix gradients, or wait for each other. Therefore the
+    ranks compare the next call in an all-reduce of R numbers before they send.
 
     Args:
         model: the same weights on every rank.
-        optimizer: makes the optimizer of this rank's parts, such as
+        optimizer: creates the optimizer of this rank's parts, such as
             ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``; it must work element by element.
-        stage: 0 shards nothing, as DDP; 1 the optimizer's states; 2 also gradients; 3 also
-            parameters.
+        stage: 0 shards nothing, like DDP; 1 optimizer states; 2 also gradients; 3 also parameters.
         group: the process group; None is the world.
-        check: compare; False sends only what the paper does, and trusts the ranks.
+        check: whether the ranks compare their calls; False sends only the messages of the paper.
 
     Raises:
-        ValueError: There is no such stage, or two units share a parameter.
-        TrainingError: Ranks use different units; on all of them, in ``forward``, ``backward`` or
-            :meth:`step`.
+        ValueError: the stage is unknown, or two units share a parameter.
+        TrainingError: ranks use different units; raised on all ranks, in ``forward``, ``backward``
+            or :meth:`step`.
 
     Source:
         Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
@@ -83,47 +82,47 @@ class Zero:
     ) -> None:
         if stage not in range(4):
             raise ValueError(f"ZeRO has stages 0 (none) to 3, not {stage}")
-        found = [*_units(model)]
-        self._agree = _Agreement([name for name, *_ in found], group, check)
+        units = [*_units(model)]
+        self._check_calls = _CallCheck([name for name, *_ in units], group, check)
         self.units = [
-            _Unit(name, module, parameters, stage, group, self._agree)
-            for name, module, parameters in found
+            _Unit(name, module, parameters, stage, group, self._check_calls)
+            for name, module, parameters in units
         ]
         self.optimizer = optimizer([unit.part for unit in self.units])
 
     def step(self) -> None:
-        """Update this rank's parts, and share them."""
+        """Update this rank's parts and share them."""
         for unit in reversed(self.units):
-            unit.reduce_gradients()  # of parameters that the loss did not reach
-        self._agree("step()", self.units[0].part.device)
+            unit.reduce_gradients()  # for parameters unused by the loss
+        self._check_calls("step()", self.units[0].part.device)
         self.optimizer.step()
         for unit in self.units:
             unit.share()
 
 
-class _Agreement:
-    """Compares what the ranks of a group are about to send.
+class _CallCheck:
+    """Compares the next call of all ranks of a group.
 
     Args:
-        units: their names, the same on every rank.
+        units: names of the units, the same on every rank.
         group: the process group.
-        check: False to compare nothing.
+        check: False disables the comparison.
     """
 
     def __init__(self, units: list[str], group: Group, check: bool) -> None:
         self._known = ["step()", *(f"{call} of {u!r}" for u in units for call in _CALLS)]
         self._group, self._check = group, check
 
-    def __call__(self, mine: str, device: torch.device) -> None:
+    def __call__(self, call: str, device: torch.device) -> None:
         if not self._check:
             return
         table = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64, device=device)
-        table[dist.get_rank(self._group)] = self._known.index(mine)
+        table[dist.get_rank(self._group)] = self._known.index(call)
         dist.all_reduce(table, group=self._group)
         if len({*table.tolist()}) > 1:
-            said = ", ".join(f"rank {r}: {self._known[n]}" for r, n in enumerate(table.tolist()))
+            calls = ", ".join(f"rank {r}: {self._known[n]}" for r, n in enumerate(table.tolist()))
             raise TrainingError(
-                f"the ranks of Zero are in different layers ({said}): their messages would mix. "
+                f"the ranks of Zero are in different layers ({calls}): their messages would mix. "
                 "Use the same layers in the same order on every rank; let the loss of a rank that "
                 "does without a layer contain its output times 0."
             )
@@ -133,7 +132,7 @@ _CALLS = GATHER, REDUCE = "the gather", "the gradients"
 
 
 class _Unit:
-    """The parameters of a module in one vector: w is whole, ``part`` is what this rank keeps."""
+    """The parameters of a module in one vector: ``w`` is all of it, ``part`` this rank's shard."""
 
     def __init__(
         self,
@@ -142,18 +141,20 @@ class _Unit:
         parameters: list[nn.Parameter],
         stage: int,
         group: Group,
-        agree: _Agreement,
+        check_calls: _CallCheck,
     ) -> None:
-        self.name, self._agree = name, agree
+        self.name, self._check_calls = name, check_calls
         self.parameters, self.stage, self.group = parameters, stage, group
         self.shapes = [p.shape for p in parameters]
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.w = self._flat([p.detach() for p in parameters])
-        self.part = nn.Parameter(self._mine(self.w).clone() if stage == 3 else self._mine(self.w))
-        self._show()
-        unit = weakref.proxy(self)  # the garbage collector does not see circles through these hooks
+        self.w = self._flatten([p.detach() for p in parameters])
+        self.part = nn.Parameter(self._shard(self.w).clone() if stage == 3 else self._shard(self.w))
+        self._point_parameters()
+        unit = weakref.proxy(
+            self
+        )  # the garbage collector does not see reference cycles through these hooks
         for p in parameters:
-            p.register_post_accumulate_grad_hook(lambda p: unit._count(p))
+            p.register_post_accumulate_grad_hook(lambda p: unit._gradient_ready(p))
         if stage == 3:
             module.register_forward_pre_hook(self.gather)
             module.register_forward_hook(self._after_forward)
@@ -161,23 +162,23 @@ class _Unit:
                 p.in_vector = True  # type: ignore[attr-defined]  # for dk.simulation.parallel.shards
             self.free()
 
-    def _show(self) -> None:
-        """Have the model's parameters look into w."""
+    def _point_parameters(self) -> None:
+        """Make the model's parameters views of w."""
         sizes = [shape.numel() for shape in self.shapes]
         parts = self.w[: sum(sizes)].split(sizes)
         for p, part, shape in zip(self.parameters, parts, self.shapes, strict=True):
             p.data = part.view(shape)
 
     def gather(self, *_: Any) -> None:
-        """Stage 3, before forward and before backward: every rank gets w."""
+        """Gather w on every rank; for stage 3, before forward and backward."""
         if not self.w.untyped_storage().size():
-            self._agree(f"{GATHER} of {self.name!r}", self.w.device)
+            self._check_calls(f"{GATHER} of {self.name!r}", self.w.device)
             self.w.untyped_storage().resize_(self.w.nbytes)
             all_gather_single(self.w, self.part.detach(), group=self.group)
-            self._show()
+            self._point_parameters()
 
     def free(self) -> None:
-        """Stage 3, after forward and after backward: w is gone, ``part`` stays."""
+        """Free w, and keep ``part``; for stage 3, after forward and backward."""
         for p in self.parameters:
             p.data = p.new_empty(0)
         self.w.untyped_storage().resize_(0)
@@ -188,80 +189,82 @@ class _Unit:
             if isinstance(y, Tensor) and y.requires_grad:
                 y.register_hook(self.gather)
 
-    def _count(self, _: Tensor) -> None:
-        """Backward has made a gradient; the last one of a unit completes it."""
+    def _gradient_ready(self, _: Tensor) -> None:
+        """Reduce the gradients once backward has computed the last one of the unit."""
         if all(p.grad is not None for p in self.parameters):
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        """Average gradients over the ranks; from stage 2 on each rank gets those of its part."""
+        """Average gradients over the ranks; from stage 2 on, each rank gets those of its part."""
         if not any(p.grad is not None for p in self.parameters):
             return
-        self._agree(f"{REDUCE} of {self.name!r}", self.w.device)
-        g = self._flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        self._check_calls(f"{REDUCE} of {self.name!r}", self.w.device)
+        g = self._flatten(
+            [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        )
         if self.stage < 2:
             dist.all_reduce(g, group=self.group)
-            mine = self._mine(g)
+            gradient = self._shard(g)
         else:
-            mine = torch.empty_like(self.part)
-            reduce_scatter_single(mine, g, group=self.group)
-        mine /= self.ranks
+            gradient = torch.empty_like(self.part)
+            reduce_scatter_single(gradient, g, group=self.group)
+        gradient /= self.ranks
         if self.part.grad is None:
-            self.part.grad = mine
+            self.part.grad = gradient
         else:
-            self.part.grad += mine
+            self.part.grad += gradient
         for p in self.parameters:
             p.grad = None
         if self.stage == 3:
             self.free()
 
     def share(self) -> None:
-        """After the update, stages 1 and 2: every rank gets w."""
+        """Gather w after the update, for stages 1 and 2."""
         self.part.grad = None
         if self.stage in (1, 2):
             all_gather_single(self.w, self.part.detach().clone(), group=self.group)
 
-    def _mine(self, whole: Tensor) -> Tensor:
-        """This rank's part; at stage 0 it is the whole."""
+    def _shard(self, whole: Tensor) -> Tensor:
+        """Return this rank's part; at stage 0, the whole vector."""
         return whole if self.stage == 0 else whole.chunk(self.ranks)[self.rank]
 
-    def _flat(self, tensors: list[Tensor]) -> Tensor:
-        """Tensors in one vector, with zeros at its end until all parts are equal."""
+    def _flatten(self, tensors: list[Tensor]) -> Tensor:
+        """Concatenate tensors into a vector, padded with zeros so that all parts are equal."""
         flat = torch.cat([t.reshape(-1) for t in tensors])
         return nn.functional.pad(flat, (0, -len(flat) % self.ranks))
 
 
 def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter]]]:
-    """The name and the parameters of each child, and those of the model itself."""
-    seen: dict[nn.Parameter, str] = {}
-    holders = list(_holders(model))
+    """Yield name, module and parameters of each child, and of the model itself."""
+    owners: dict[nn.Parameter, str] = {}
+    containers = list(_containers(model))
     children = [
-        (before + name, child, child.parameters())
-        for before, holder in holders
-        for name, child in holder.named_children()
-        if not _only_holds(child)
+        (prefix + name, child, child.parameters())
+        for prefix, container in containers
+        for name, child in container.named_children()
+        if not _is_container(child)
     ]
-    own = chain(*(holder.parameters(recurse=False) for _, holder in holders))
-    for name, module, parameters in [*children, ("the model itself", model, own)]:
-        found = [p for p in parameters if p.requires_grad]
-        if shared := [seen[p] for p in found if p in seen]:
+    direct = chain(*(container.parameters(recurse=False) for _, container in containers))
+    for name, module, parameters in [*children, ("the model itself", model, direct)]:
+        trainable = [p for p in parameters if p.requires_grad]
+        if shared := [owners[p] for p in trainable if p in owners]:
             raise ValueError(
                 f"{name!r} and {shared[0]!r} share a parameter, which can be in one unit only: "
                 "put both into one child of the model, or untie them"
             )
-        seen.update(dict.fromkeys(found, name))
-        if found:
-            yield name, module, found
+        owners.update(dict.fromkeys(trainable, name))
+        if trainable:
+            yield name, module, trainable
 
 
-def _holders(module: nn.Module, before: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The model, and what holds its layers without being called, with the prefix of the names."""
-    yield before, module
+def _containers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the model and its containers of layers, with the prefix of the names."""
+    yield prefix, module
     for name, child in module.named_children():
-        if _only_holds(child):
-            yield from _holders(child, f"{before}{name}.")
+        if _is_container(child):
+            yield from _containers(child, f"{prefix}{name}.")
 
 
-def _only_holds(module: nn.Module) -> bool:
-    """Whether it has no forward, as a ModuleList or a ParameterDict."""
+def _is_container(module: nn.Module) -> bool:
+    """Return whether a module has no forward, like a ModuleList or a ParameterDict."""
     return type(module).forward is nn.Module.forward

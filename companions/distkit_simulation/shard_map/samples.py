@@ -1,6 +1,6 @@
 """The samples of a dataset that each replica uses in each step, as a static scene.
 
-The upper part has a cell for each sample, in the order of the data; the lower a row per replica.
+The upper part has a cell per sample, in the order of the data; the lower part a row per replica.
 """
 
 from __future__ import annotations
@@ -16,55 +16,59 @@ from distkit.views.scene.marks import Scene, Shape, path, picture, rect, text, t
 from distkit.views.scene.painter import cut
 from distkit.views.scene.svg import text_width
 
-WIDTH, LEFT, RIGHT = 900, 92, 812  # of the field; of the steps
-#: Largest heights of all samples, of a row and of all rows; the largest cell.
-SAMPLES, ROW, ROWS, LARGEST = 190, 34, 176, 30
-#: The largest numbers of cells for samples, of drawn steps, and of files with separate lines.
-MOST, STEPS, FILES = 2_000, 400, 8
-DENSE = 240  # pieces; more have no labels
-NAMES = 110  # width of the files' names
-SAID = {
-    "FILE": "Each replica reads files of its own, and takes its piece of each batch from them.",
+WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing; of the steps
+#: Maximum heights of all samples, of a row and of all rows; maximum cell size.
+MAX_SAMPLES_HEIGHT, MAX_ROW, MAX_ROWS, MAX_CELL = 190, 34, 176, 30
+#: Maximum numbers of sample cells, of drawn steps, and of files with separate lines.
+MAX_SAMPLES, MAX_STEPS, MAX_FILES = 2_000, 400, 8
+MAX_LABELLED = 240  # pieces; with more, pieces have no labels
+NAME_WIDTH = 110  # width of file names
+DESCRIPTIONS = {
+    "FILE": "Each replica reads separate files, and takes its piece of each batch from them.",
     "DATA": "Each replica takes its piece of each global batch, and skips the samples of others.",
-    "OFF": "Each replica reads all samples: nothing is divided, and each sample counts {} times.",
+    "OFF": "Each replica reads all samples: each sample is used {} times.",
 }
 
 
 class Painter:
-    """Makes the picture of a plan.
+    """Draws the plan of a dataset.
 
     Args:
         plan: the plan of a dataset.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.steps = plan, min(plan.steps, STEPS)
+        self.plan, self.steps = plan, min(plan.steps, MAX_STEPS)
         self.rows = [
             [tuple(plan.rows(step, replica)) for step in range(self.steps)]
             for replica in range(plan.replicas)
         ]
-        self.most = max((len(rows) for mine in self.rows for rows in mine), default=1)
-        few = 0 < (plan.samples or 0) <= MOST
-        self.grid = Grid(plan.samples or 0, plan.files) if few else None
+        self.max_rows = max((len(rows) for steps in self.rows for rows in steps), default=1)
+        drawable = 0 < (plan.samples or 0) <= MAX_SAMPLES
+        self.grid = Grid(plan.samples or 0, plan.files) if drawable else None
         self.top = self.grid.height + 40 if self.grid else 26
-        self.high = min(ROW, ROWS / plan.replicas)
-        self.scene = Scene(WIDTH, self.top + self.high * plan.replicas + 6)
+        self.row_height = min(MAX_ROW, MAX_ROWS / plan.replicas)
+        self.scene = Scene(WIDTH, self.top + self.row_height * plan.replicas + 6)
 
     def picture(self, name: str) -> Json:
-        """The picture, for both painters; ``name`` is its title."""
+        """Return the picture, for both painters; ``name`` is its title."""
         if self.grid:
             self._samples(self.grid)
         for replica in range(self.plan.replicas):
-            self._replica(replica, self.top + self.high * replica)
-        heads = ("step 1", LEFT, ""), (f"{self.steps:,}", RIGHT, "end"), ("samples", RIGHT + 10, "")
-        for words, x, anchor in heads:
-            self.scene.add(x, self.top - 7, text(words, "small", anchor=anchor))
+            self._replica(replica, self.top + self.row_height * replica)
+        headings = (
+            ("step 1", LEFT, ""),
+            (f"{self.steps:,}", RIGHT, "end"),
+            ("samples", RIGHT + 10, ""),
+        )
+        for label, x, anchor in headings:
+            self.scene.add(x, self.top - 7, text(label, "small", anchor=anchor))
         return picture(
             self.scene,
             title=clean(name) or "Shard map",
             view="shards",
             facts=self._facts(),
-            said=self._said(),
+            said=self._description(),
             empty="" if self.steps else "these data have no samples",
         )
 
@@ -81,25 +85,25 @@ class Painter:
             steps,
         ]
 
-    def _said(self) -> str:
+    def _description(self) -> str:
         plan = self.plan
-        words = SAID.get(plan.policy.value, "")
+        description = DESCRIPTIONS.get(plan.policy.value, "")
         order = f" In a random order (seed {plan.seed}, epoch {plan.epoch})."
-        return words.format(plan.replicas) + (order if plan.seed is not None else "")
+        return description.format(plan.replicas) + (order if plan.seed is not None else "")
 
     def _samples(self, grid: Grid) -> None:
-        """A cell for each sample, divided between the replicas that use it."""
-        used = Counter(s for mine in self.rows for rows in mine for s in rows)
+        """Add a cell for each sample, divided among the replicas that use it."""
+        used = Counter(s for steps in self.rows for rows in steps for s in rows)
         shared = self.plan.replicas if max(used.values(), default=1) > 1 else 1
-        for replica, mine in enumerate(self.rows):
-            whole = [s for rows in mine for s in rows]
-            area = grid.area(whole, replica % shared / shared, 1 / shared)
+        for replica, steps in enumerate(self.rows):
+            samples = [s for rows in steps for s in rows]
+            area = grid.area(samples, replica % shared / shared, 1 / shared)
             self.scene.add(0, 0, path(area, "own", lane=replica))
-        self.scene.add(0, 0, *grid.words())
+        self.scene.add(0, 0, *grid.labels())
 
     def _replica(self, replica: int, y: float) -> None:
-        """The samples of a replica in each step, as bars; very many as a single path."""
-        middle = self.high / 2 + 1.5
+        """Add the samples of a replica in each step, as bars; many steps as a single path."""
+        middle = self.row_height / 2 + 1.5
         self.scene.add(
             0,
             y,
@@ -107,35 +111,35 @@ class Painter:
             text(f"replica {replica}", "small", x=20, y=middle),
             text(f"{sum(map(len, self.rows[replica])):,}", "small", x=RIGHT + 10, y=middle),
         )
-        pitch, high, d = (RIGHT - LEFT) / max(1, self.steps), self.high - 5, ""
-        wide = max(pitch - 1.5, 0.8 * pitch)
+        pitch, height, outline = (RIGHT - LEFT) / max(1, self.steps), self.row_height - 5, ""
+        width = max(pitch - 1.5, 0.8 * pitch)
         for step, rows in enumerate(self.rows[replica]):
-            x, tall = LEFT + step * pitch, high * max(0.1, len(rows) / self.most)
-            if self.steps * self.plan.replicas <= DENSE:
-                self.scene.add(x, y, *self._piece(step, replica, wide, high, tall))
+            x, bar = LEFT + step * pitch, height * max(0.1, len(rows) / self.max_rows)
+            if self.steps * self.plan.replicas <= MAX_LABELLED:
+                self.scene.add(x, y, *self._piece(step, replica, width, height, bar))
             elif rows:
-                d += f"M{x:.4g} {high - tall:.3g}h{wide:.3g}V{high:.3g}h{-wide:.3g}z"
-        self.scene.add(0, y, path(d, "own", lane=replica))
+                outline += f"M{x:.4g} {height - bar:.3g}h{width:.3g}V{height:.3g}h{-width:.3g}z"
+        self.scene.add(0, y, path(outline, "own", lane=replica))
 
     def _piece(
-        self, step: int, replica: int, wide: float, high: float, tall: float
+        self, step: int, replica: int, width: float, height: float, bar: float
     ) -> Iterator[Shape]:
-        """The samples of a replica in a step, labelled if space permits."""
-        rows, told = self.rows[replica][step], f"step {step + 1}, replica {replica}"
-        yield title(f"{told}: {count(len(rows), 'sample')}: {listed(rows, 12)}".rstrip(": "))
+        """Yield the samples of a replica in a step, labelled if space permits."""
+        rows, label = self.rows[replica][step], f"step {step + 1}, replica {replica}"
+        yield title(f"{label}: {count(len(rows), 'sample')}: {format_rows(rows, 12)}".rstrip(": "))
         if not rows:
-            yield rect(wide, high, "slot", r=2)
+            yield rect(width, height, "slot", r=2)
             return
-        yield rect(wide, tall, "own", y=high - tall, lane=replica, r=min(2.0, wide / 4))
-        x, y, labels = wide / 2, high - tall / 2 + 4, (listed(rows, 9), listed(rows, 3))
-        for words in (*labels, count(len(rows), "sample"), str(len(rows))):
-            if text_width(words, 11) < wide - 4 and tall > 12:
-                yield text(words, "label", x=x, y=y, anchor="middle", lane=replica)
+        yield rect(width, bar, "own", y=height - bar, lane=replica, r=min(2.0, width / 4))
+        x, y, labels = width / 2, height - bar / 2 + 4, (format_rows(rows, 9), format_rows(rows, 3))
+        for caption in (*labels, count(len(rows), "sample"), str(len(rows))):
+            if text_width(caption, 11) < width - 4 and bar > 12:
+                yield text(caption, "label", x=x, y=y, anchor="middle", lane=replica)
                 return
 
 
 class Grid:
-    """The cells of samples, in lines; a few files each start on a new line.
+    """The cells of samples, in lines; each file starts on a new line if there are few.
 
     Args:
         samples: number of samples.
@@ -143,62 +147,64 @@ class Grid:
     """
 
     def __init__(self, samples: int, files: Sequence[tuple[str, int]] = ()) -> None:
-        self.files = list(files) if 1 < len(files) <= FILES else [("", samples)]
-        left = NAMES if len(self.files) > 1 else 2
+        self.files = list(files) if 1 < len(files) <= MAX_FILES else [("", samples)]
+        left = NAME_WIDTH if len(self.files) > 1 else 2
         sizes = [size for _, size in self.files]
-        for half in range(2 * LARGEST, 1, -1):
+        for half in range(2 * MAX_CELL, 1, -1):
             self.cell, columns = half / 2, int((WIDTH - left - 2) / (half / 2))
             lines = list(accumulate((-(-size // columns) for size in sizes), initial=0))
-            if lines[-1] * self.cell <= SAMPLES:
+            if lines[-1] * self.cell <= MAX_SAMPLES_HEIGHT:
                 break
         self.lines, self.height = lines, lines[-1] * self.cell
-        #: The corner of each sample's cell.
-        self.places = [
+        #: The top left corner of each sample's cell.
+        self.corners = [
             (left + i % columns * self.cell, (first + i // columns) * self.cell)
             for size, first in zip(sizes, lines, strict=False)
             for i in range(size)
         ]
 
     def area(self, samples: Sequence[int], top: float, part: float) -> str:
-        """A path of the cells of samples, or of a ``part`` of each from its ``top`` on."""
+        """Return the path of samples' cells, or of a ``part`` of each from its ``top`` on."""
         edge = self.cell - min(1.0, self.cell / 8)
         return "".join(
             f"M{x:g} {y + top * edge:.4g}h{edge:g}v{part * edge:.4g}h{-edge:g}z"
-            for x, y in (self.places[s] for s in samples)
+            for x, y in (self.corners[s] for s in samples)
         )
 
-    def words(self) -> Iterator[Shape]:
-        """The names of files, and the numbers of samples if they fit."""
+    def labels(self) -> Iterator[Shape]:
+        """Yield the names of files, and the indices of samples if they fit."""
         for (name, _), first in zip(self.files, self.lines, strict=False):
-            told = cut(name.rpartition("/")[2], NAMES - 12, 12)
-            yield text(told, "words", x=2, y=(first + 0.5) * self.cell + 4)
-        if text_width(str(len(self.places)), 11) < self.cell - 3:
-            for sample, (left, top) in enumerate(self.places):
+            label = cut(name.rpartition("/")[2], NAME_WIDTH - 12, 12)
+            yield text(label, "words", x=2, y=(first + 0.5) * self.cell + 4)
+        if text_width(str(len(self.corners)), 11) < self.cell - 3:
+            for sample, (left, top) in enumerate(self.corners):
                 x, y = left + self.cell / 2, top + self.cell / 2 + 4
                 yield text(str(sample), "chunk", x=x, y=y, anchor="middle", size=11)
 
 
-def listed(rows: Sequence[int], most: int) -> str:
-    """Samples as text: ranges, steps, or at most ``most`` numbers.
+def format_rows(rows: Sequence[int], most: int) -> str:
+    """Format samples: a range, a stride, or at most ``most`` numbers.
 
-    >>> listed([4, 5, 6, 7], 3), listed([0, 4, 8, 12], 3), listed([7, 1, 9, 3], 3), listed([5], 1)
-    ('4–7', '0, 4 … 12', '7, 1, 9 …', '5')
+    >>> format_rows([4, 5, 6, 7], 3), format_rows([0, 4, 8, 12], 3)
+    ('4–7', '0, 4 … 12')
+    >>> format_rows([7, 1, 9, 3], 3), format_rows([5], 1)
+    ('7, 1, 9 …', '5')
     """
-    told = [str(row) for row in rows]
+    numbers = [str(row) for row in rows]
     if len(rows) <= 2 or (len(rows) <= most and rows[1] - rows[0] != 1):
-        return ", ".join(told)
-    apart = {b - a for a, b in pairwise(rows)}
-    if apart == {1}:
-        return f"{told[0]}–{told[-1]}"
-    if len(apart) == 1:
-        return f"{told[0]}, {told[1]} … {told[-1]}"
-    return f"{', '.join(told[:most])} …"
+        return ", ".join(numbers)
+    strides = {b - a for a, b in pairwise(rows)}
+    if strides == {1}:
+        return f"{numbers[0]}–{numbers[-1]}"
+    if len(strides) == 1:
+        return f"{numbers[0]}, {numbers[1]} … {numbers[-1]}"
+    return f"{', '.join(numbers[:most])} …"
 
 
 def describe(plan: Plan) -> Iterator[str]:
-    """Lines of text: the samples of each replica in the first two steps and the last."""
+    """Yield lines of text: the samples of each replica in the first two steps and the last."""
     steps = range(plan.steps)
     for replica, share in enumerate(plan.shares):
         yield f"replica {replica}: {count(share, 'sample')}"
         for step in (*steps[:2], *steps[2:][-1:]):
-            yield f"  step {step + 1}: {listed(plan.rows(step, replica), 8) or 'none'}"
+            yield f"  step {step + 1}: {format_rows(plan.rows(step, replica), 8) or 'none'}"

@@ -15,12 +15,12 @@ class ShardMap(SceneView):
     """Shows how data or parameters are divided.
 
     For a dataset: a cell for each sample in the colour of its replica, and the samples of each
-    replica in each step. For a model: a box for each
-    parameter and rank, in which the rank's piece is coloured.
+    replica in each step. For a model: a box for each parameter and rank, in which the rank's piece
+    is coloured.
 
     Args:
         source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
-            their pieces, as :func:`distkit.simulation.parallel.shards` finds them.
+            their pieces, as returned by :func:`distkit.simulation.parallel.shards`.
         name: the title.
 
     Raises:
@@ -36,26 +36,26 @@ class ShardMap(SceneView):
     def __init__(self, source: Any, name: str = "") -> None:
         plan = getattr(source, "plan", source)
         if isinstance(plan, Plan):
-            picture, told = samples.Painter(plan).picture(name), samples.describe(plan)
+            picture, lines = samples.Painter(plan).picture(name), samples.describe(plan)
         else:
-            found = _parameters(source)
-            picture, told = pieces.Painter(found).picture(name), pieces.describe(found)
-        self._data, self._told = picture, list(told)
+            parameters = _parameters(source)
+            picture, lines = pieces.Painter(parameters).picture(name), pieces.describe(parameters)
+        self._data, self._lines = picture, list(lines)
         self._open()
 
     def __repr__(self) -> str:
         head = f"{self._data['title']}: {', '.join(self._data['facts'])}"
-        return "\n".join([head, *(f"  {line}" for line in self._told)])
+        return "\n".join([head, *(f"  {line}" for line in self._lines)])
 
 
 def _parameters(source: Any) -> Sequence[Json]:
-    """Parameters with their pieces."""
+    """Return parameters with their pieces."""
     known = isinstance(source, Sequence) and all(
         isinstance(p, dict) and {"name", "shape", "pieces"} <= p.keys() for p in source
     )
     if not known:
         raise TypeError(
-            "ShardMap needs a DistributedDataset, its plan, or what "
-            f"dk.simulation.parallel.shards(model) returned; got a {type(source).__name__}."
+            "ShardMap needs a DistributedDataset, its plan, or the "
+            f"result of dk.simulation.parallel.shards(model); got a {type(source).__name__}."
         )
     return list(source)
