@@ -191,7 +191,7 @@ def test_break_even_is_where_speedup_is_one() -> None:
         (lambda: cost.ring(4, -8, Link(1, 1)), "-8 bytes: give 0"),
         (lambda: cost.ring(math.nan, 8, Link(1, 1)), "nan ranks"),
         (lambda: cost.all_reduce("circle", 4, 8, Link(1, 1)), "no cost formula for 'circle'"),
-        (lambda: cost.byteps(4, 5, 8, 1.0), "give as many at most"),
+        (lambda: cost.byteps(4, 5, 8, 1.0), "give at most as many"),
         (lambda: cost.parameter_server(4, 0, 8, Link(1, 1)), "0 servers"),
         (lambda: cost.exposed(1, 1, 0), "0 buckets"),
         (lambda: Link(-1e-6, 1e-9), "alpha is -1e-06"),

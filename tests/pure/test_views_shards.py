@@ -60,12 +60,12 @@ def test_each_sample_has_the_colour_of_its_replica(name: str) -> None:
     grid, drawn = Grid(plan.samples, plan.files), corners(ShardMap(plan))
     for replica in range(plan.replicas):
         used = {s for step in range(plan.steps) for s in plan.rows(step, replica)}
-        assert {*drawn[replica]} == {grid.places[s] for s in used}
+        assert {*drawn[replica]} == {grid.corners[s] for s in used}
 
 
 def test_who_reads_all_samples_shares_them() -> None:
     grid, drawn = Grid(60), corners(ShardMap(PLANS["off"]))
-    assert sorted(drawn[0]) == sorted(grid.places)
+    assert sorted(drawn[0]) == sorted(grid.corners)
     assert len(drawn[1]) == 60 and not {*drawn[0]} & {*drawn[1]}
 
 
@@ -82,14 +82,14 @@ def test_no_sample_is_drawn_twice_or_left_out(
 ) -> None:
     plan = make_plan(replicas + more, replicas, samples=n, seed=seed, policy=policy)
     grid = Grid(n)
-    assert len({*grid.places}) == n and grid.height <= samples.SAMPLES
+    assert len({*grid.corners}) == n and grid.height <= samples.MAX_SAMPLES_HEIGHT
     drawn = corners(ShardMap(plan))
     assert sum(map(len, drawn.values())) == n * (replicas if policy == "OFF" else 1)
 
 
 def test_files_have_lines_of_their_own() -> None:
     grid = Grid(100, FILES)
-    lines = [{grid.places[s][1] for s in range(a, b)} for a, b in ((0, 20), (20, 40), (40, 55))]
+    lines = [{grid.corners[s][1] for s in range(a, b)} for a, b in ((0, 20), (20, 40), (40, 55))]
     assert lines == [{0}, {grid.cell}, {2 * grid.cell}]
     assert "part-3.csv" in ShardMap(PLANS["files"])._svg()
 
@@ -176,5 +176,5 @@ def test_what_ranks_hold_adds_up() -> None:
 
 def test_anything_else_is_refused() -> None:
     for wrong in (3, [1], {"name": "weight"}, "weight"):
-        with pytest.raises(TypeError, match=r"its plan, or what dk\.simulation\.parallel\.shards"):
+        with pytest.raises(TypeError, match=r"its plan, or the result of dk\.simulation\.parallel\.shards"):
             ShardMap(wrong)
