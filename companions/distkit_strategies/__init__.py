@@ -1,4 +1,4 @@
-"""Strategies: one training loop, and one line that says how it is distributed.
+"""Strategies: one training loop, and one line that selects how it is distributed.
 
 ::
 
@@ -20,7 +20,7 @@
 
     cluster.run(train, dk.strategies.MirroredStrategy())
 
-A replica is a rank. :class:`Strategy` says what a strategy does at which moment.
+A replica is a rank. :class:`Strategy` documents the interface of all strategies.
 """
 
 from distkit.data.policies import AutoShardPolicy

@@ -1,12 +1,11 @@
-"""What replicas show each other before values travel, so that an error reaches all of them.
+"""Consistency checks between replicas before each collective, so that all replicas raise an error.
 
-Before each collective of a strategy every replica shows where it is: in which ``run``, in which
-call, with which shapes or how many rows. That takes one small all-gather. If the numbers agree,
-the values follow. If they do not, *every* replica knows it before any of them waits for values
-that never come:
+Before each collective of a strategy, the replicas exchange their position (the ``run`` and the
+call), and shapes or numbers of rows, in one small all-gather. If they agree, the values are sent.
+Otherwise *every* replica raises, before any of them waits for values that are never sent:
 
-* A replica whose function raised is ahead, in a later place. The others raise, too, name it, and
-  are then where it is.
+* A replica whose function raised has a later position. The others raise as well, name it, and
+  advance to its position.
 * Replicas in different calls, or with different shapes, all raise.
 """
 
@@ -21,104 +20,104 @@ import torch.distributed as dist
 
 from distkit.errors import StrategyError
 
-#: The calls that move values, by their number in the agreement.
+#: The calls that send values; their indices are compared.
 CALLS = (
     "scope all_gather(parameters) reduce_scatter(gradients) optimizer.step reduce gather all_reduce"
     " all_gather average_loss buffers checkpoint"
 ).split()
-#: How many numbers each replica shows: its place, its call, how many facts, and the facts.
+#: Numbers that each replica sends: position, call, number of facts, and the facts.
 WIDTH = 16
 
 
 class Agreement:
-    """Where this replica is in a strategy's program, compared with the others."""
+    """The position of this replica in a strategy's program, compared with the others."""
 
     def __init__(self) -> None:
-        self._place = 0  # even: after a run; odd: inside one
-        self._left = ""  # how it left its last run
+        self._position = 0  # even: outside a run; odd: inside a run
+        self._exit_reason = ""  # of the last run
 
     @contextmanager
     def inside_run(self) -> Iterator[None]:
-        """One run of a replica function, which an exception may end early."""
-        inside = self._place = self._place + 1
-        left = "its function ended without this call"
+        """Track one run of a replica function, which may raise an exception."""
+        start = self._position = self._position + 1
+        reason = "its function ended without this call"
         try:
             yield
         except Exception as error:
-            left = f"its function raised {type(error).__name__}: {error}"
+            reason = f"its function raised {type(error).__name__}: {error}"
             raise
         finally:
-            self._place, self._left = max(self._place, inside + 1), left
+            self._position, self._exit_reason = max(self._position, start + 1), reason
 
     def compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """The facts of all replicas, by replica, once all are in this call.
+        """Return the facts of all replicas, once all are in this call.
 
         Args:
             call: one of :data:`CALLS`.
-            facts: numbers for the others, at most ``WIDTH`` - 3.
+            facts: numbers to exchange, at most ``WIDTH`` - 3.
 
         Raises:
             StrategyError: a replica has left the run, or is in another call.
         """
-        shown = _show([self._place, CALLS.index(call), len(facts), *facts])
-        places = [s[0] for s in shown]
-        if len({*places}) > 1:
-            self._catch_up(call, places)
-            return self.compare(call, facts)  # those that were behind come to this call, too
-        calls = [CALLS[s[1]] for s in shown]
+        gathered = _all_gather_row([self._position, CALLS.index(call), len(facts), *facts])
+        positions = [s[0] for s in gathered]
+        if len({*positions}) > 1:
+            self._catch_up(call, positions)
+            return self.compare(call, facts)  # replicas that were behind also reach this call
+        calls = [CALLS[s[1]] for s in gathered]
         if len({*calls}) > 1:
-            where = ", ".join(f"replica {r} is in {c}" for r, c in enumerate(calls))
+            places = ", ".join(f"replica {r} is in {c}" for r, c in enumerate(calls))
             raise StrategyError(
-                f"The replicas are in different calls: {where}. All replicas must make the same "
+                f"The replicas are in different calls: {places}. All replicas must make the same "
                 "calls in the same order: look for an `if` that depends on the replica."
             )
-        return [s[3 : 3 + s[2]] for s in shown]
+        return [s[3 : 3 + s[2]] for s in gathered]
 
-    def _catch_up(self, call: str, places: list[int]) -> None:
-        """Raise on the replicas that others have left behind."""
-        reasons, here = of_all(self._left), self._place
-        if here == max(places):
+    def _catch_up(self, call: str, positions: list[int]) -> None:
+        """Raise on replicas whose position is behind others."""
+        reasons, position = all_gather_object(self._exit_reason), self._position
+        if position == max(positions):
             return
-        self._place += self._place % 2  # out of the run, if it was in one
-        gone = [f"replica {r}: {reasons[r]}" for r, p in enumerate(places) if p > here]
+        self._position += self._position % 2  # leave the run, if inside one
+        ahead = [f"replica {r}: {reasons[r]}" for r, p in enumerate(positions) if p > position]
         raise StrategyError(
-            f"This replica is in {call}, which others have left: {'; '.join(gone)}. The strategy "
+            f"This replica is in {call}, which others have left: {'; '.join(ahead)}. The strategy "
             "can be used again on all replicas."
         )
 
 
 def group_device() -> torch.device:
-    """The device that the default process group sends from."""
+    """Return the device from which the default process group sends."""
     if dist.is_initialized() and "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
-def of_all(mine: Any) -> list[Any]:
-    """An object of each rank, by rank."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
+def all_gather_object(obj: Any) -> list[Any]:
+    """Gather an object of each rank."""
+    objects: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(objects, obj)
+    return objects
 
 
-def _show(numbers: list[int]) -> list[list[int]]:
+def _all_gather_row(numbers: list[int]) -> list[list[int]]:
     row = torch.tensor(numbers + [0] * (WIDTH - len(numbers)), device=group_device())
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, row)
-    shown: list[list[int]] = torch.stack(rows).tolist()
-    return shown
+    table: list[list[int]] = torch.stack(rows).tolist()
+    return table
 
 
 def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = None) -> None:
-    """Compare the shapes of all replicas, before their values travel.
+    """Compare the shapes of all replicas before their values are sent.
 
     Args:
-        call: named in the message.
-        shapes: by replica.
+        call: the call, for messages.
+        shapes: the shape of each replica.
         axis: a dimension that may differ; None for none.
 
     Raises:
-        StrategyError: they differ otherwise, or have no such dimension.
+        StrategyError: the shapes differ in another dimension, or have no dimension ``axis``.
 
     >>> check_shapes("gather", [(2, 3), (4, 3)], 0)
     >>> check_shapes("gather", [(2, 3), (2, 4)], 0)

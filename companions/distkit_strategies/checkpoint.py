@@ -1,4 +1,4 @@
-"""Checkpoints that any number of ranks can load: ``torch.distributed.checkpoint``'s format."""
+"""Checkpoints for any number of ranks, in the format of ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from distkit.errors import StrategyError
 from distkit_strategies.strategy import Strategy
-from distkit_strategies.variables import of_all_replicas, owned, state_dict
+from distkit_strategies.variables import as_global_state, owner_of, state_dict
 
 
 def save(
@@ -26,32 +26,31 @@ def save(
     optimizer: Optimizer | None = None,
     **extra: Any,
 ) -> None:
-    """Save a model, its optimizer and more; all ranks call it, each writes what only it has.
+    """Save a model, its optimizer and more; all ranks call it and write their own shards.
 
-    A variable that replicas hold differently is saved as its aggregate. Parameter servers keep the
-    state of their optimizer: it is not saved. Ranks that do not train together, as under the
-    default strategy, have a checkpoint each: rank r > 0 saves in the folder ``rank-r`` beside
-    ``folder``.
+    Different copies of a variable are saved as their aggregate. The optimizer state of parameter
+    servers is not saved. Ranks that train independently, as under the default strategy, save
+    separate checkpoints: rank r > 0 saves in the folder ``rank-r`` beside ``folder``.
 
     Args:
-        strategy: in whose scope the model was made.
-        folder: gets the files, visible to all ranks.
-        model: parameters, sharded ones too, and buffers.
-        optimizer: its state, by names of parameters.
-        extra: numbers, texts and tensors, for example ``epoch=3``.
+        strategy: the strategy of the model.
+        folder: the folder of the files, visible to all ranks.
+        model: the model, whose parameters (also sharded ones) and buffers are saved.
+        optimizer: the optimizer, whose state is saved by names of parameters.
+        extra: numbers, strings and tensors, for example ``epoch=3``.
 
     Raises:
-        StrategyError: on all ranks: one of them could not write.
+        StrategyError: on all ranks: a rank could not write.
 
     Source:
         PyTorch, ``torch.distributed.checkpoint``.
     """
-    strategy._check_place("save()")
-    values, own = state_dict(strategy, model), strategy._own(optimizer)
-    folder = place(strategy, folder)
-    with _together(strategy, f"The checkpoint in {folder} was not saved"):
+    strategy._check_context("save()")
+    values, local = state_dict(strategy, model), strategy._local_optimizer(optimizer)
+    folder = rank_path(strategy, folder)
+    with _raise_on_all(strategy, f"The checkpoint in {folder} was not saved"):
         if strategy._chief or strategy._sharded:
-            state = {"model": values, "extra": extra, **_moments(model, own)}
+            state = {"model": values, "extra": extra, **_optimizer_state(model, local)}
             _dcp().save(state, checkpoint_id=folder, no_dist=not strategy._sharded)
 
 
@@ -65,34 +64,34 @@ def load(
     """Load what :func:`save` saved, on any number of ranks, into a model and its optimizer.
 
     Args:
-        strategy: in whose scope the model was made.
-        folder: of the files; a rank that has saved alone gets its own.
-        model: gets the values, in place.
-        optimizer: gets its state.
-        extra: what to load beside them, with values for what is not there.
+        strategy: the strategy of the model.
+        folder: the folder of the files; a rank that trains independently loads its own.
+        model: loaded in place.
+        optimizer: loaded in place.
+        extra: names of further values, with defaults.
 
     Returns:
         The saved ``extra``.
 
     Raises:
-        StrategyError: on all ranks: there is no checkpoint, or it is of another model.
+        StrategyError: on all ranks: there is no checkpoint, or it belongs to another model.
     """
-    strategy._check_place("load()")
-    own, mine = strategy._own(optimizer), place(strategy, folder)
-    folder = mine if mine.exists() else Path(folder)
-    with _together(strategy, f"The checkpoint in {folder} was not loaded"):
-        _check(folder, model, own)
-        state = {"model": model.state_dict(), "extra": extra, **_moments(model, own)}
+    strategy._check_context("load()")
+    local, own_folder = strategy._local_optimizer(optimizer), rank_path(strategy, folder)
+    folder = own_folder if own_folder.exists() else Path(folder)
+    with _raise_on_all(strategy, f"The checkpoint in {folder} was not loaded"):
+        _check(folder, model, local)
+        state = {"model": model.state_dict(), "extra": extra, **_optimizer_state(model, local)}
         _dcp().load(state, checkpoint_id=folder, no_dist=True)
-        model.load_state_dict(of_all_replicas(model, state["model"]))
-        if own is not None:
-            _names().set_optimizer_state_dict(model, own, state["optimizer"])
-    strategy._loaded(optimizer)
+        model.load_state_dict(as_global_state(model, state["model"]))
+        if local is not None:
+            _state_dict_module().set_optimizer_state_dict(model, local, state["optimizer"])
+    strategy._after_load(optimizer)
     return {**extra, **state["extra"]}
 
 
 def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Compare what is saved with what is loaded: each rank reads the same, and decides alike.
+    """Compare a checkpoint with the model; all ranks read the same and reach the same result.
 
     Raises:
         StrategyError: names or shapes differ, or there is no state for the optimizer.
@@ -100,12 +99,14 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
     if not (folder / ".metadata").exists():
         raise StrategyError(f"There is no checkpoint in {folder}.")
     saved = _dcp().FileSystemReader(folder).read_metadata().state_dict_metadata
-    there: dict[str, Any] = {n: tuple(m.size) for n, m in saved.items() if hasattr(m, "size")}
-    here = {
+    in_checkpoint: dict[str, Any] = {
+        n: tuple(m.size) for n, m in saved.items() if hasattr(m, "size")
+    }
+    in_model = {
         f"model.{n}": tuple(t.shape) for n, t in model.state_dict().items() if hasattr(t, "shape")
     }
-    for name in {**here, **there}:
-        shapes = there.get(name, "missing"), here.get(name, "missing")
+    for name in {**in_model, **in_checkpoint}:
+        shapes = in_checkpoint.get(name, "missing"), in_model.get(name, "missing")
         if name.startswith("model.") and shapes[0] != shapes[1]:
             raise StrategyError(
                 f"The checkpoint in {folder} is of another model: {name.removeprefix('model.')} "
@@ -122,27 +123,27 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
 def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None:
     """Write a model's weights and buffers to one ``.safetensors`` file; the chief writes it.
 
-    All ranks call it; ranks that do not train together have a file each, as with :func:`save`. A
-    tensor with two names is written twice, for programs that know nothing of that.
+    All ranks call it; ranks that train independently write separate files, as in :func:`save`. A
+    tensor with two names is written twice, for programs without tied weights.
 
     Args:
-        strategy: in whose scope the model was made.
+        strategy: the strategy of the model.
         path: the file.
-        model: also one whose parameters are sharded.
+        model: the model; its parameters may be sharded.
 
     Raises:
         StrategyError: on all ranks: safetensors is not installed, or the chief could not write.
     """
-    tensors, path = _safetensors(), place(strategy, path)
+    tensors, path = _safetensors(), rank_path(strategy, path)
     state = state_dict(strategy, model)
-    whole = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
-    with _together(strategy, f"{path} was not written"):
+    gathered = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
+    with _raise_on_all(strategy, f"{path} was not written"):
         if strategy._chief:
             path.parent.mkdir(exist_ok=True)
-            plain = {
-                name: value.detach().clone() for name, value in whole.items()
+            copies = {
+                name: value.detach().clone() for name, value in gathered.items()
             }  # also tied ones
-            tensors.save_file(plain, str(path), metadata={"format": "pt"})
+            tensors.save_file(copies, str(path), metadata={"format": "pt"})
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
@@ -150,48 +151,50 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
 
     Args:
         path: the file.
-        model: gets the values, in place.
+        model: loaded in place.
 
     Raises:
         StrategyError: safetensors is not installed.
         RuntimeError: names or shapes differ, as with ``load_state_dict``.
     """
-    tensors, found = _safetensors(), owned(next(chain(model.parameters(), model.buffers())))
-    mine = Path(path) if found is None else place(found[0], path)
-    saved = tensors.load_file(str(mine if mine.exists() else path))
-    full = _names().StateDictOptions(full_state_dict=True)
-    _names().set_model_state_dict(model, of_all_replicas(model, saved), options=full)
-    if found is not None:
-        found[0]._loaded(None)
+    tensors, owner = _safetensors(), owner_of(next(chain(model.parameters(), model.buffers())))
+    own_path = Path(path) if owner is None else rank_path(owner[0], path)
+    saved = tensors.load_file(str(own_path if own_path.exists() else path))
+    full = _state_dict_module().StateDictOptions(full_state_dict=True)
+    _state_dict_module().set_model_state_dict(model, as_global_state(model, saved), options=full)
+    if owner is not None:
+        owner[0]._after_load(None)
 
 
-def place(strategy: Strategy, path: str | Path) -> Path:
-    """Where this process saves: ranks that do not save together must not write the same files.
+def rank_path(strategy: Strategy, path: str | Path) -> Path:
+    """Return the path of this process: independent ranks must not write the same files.
 
     Args:
-        strategy: of the model.
-        path: what the program says. It is rank 0's; rank r has ``rank-r/`` before the name.
+        strategy: the strategy of the model.
+        path: the path of rank 0; rank r inserts ``rank-r/`` before the name.
 
-    >>> place(Strategy(), "run/epoch-3").as_posix()
+    >>> rank_path(Strategy(), "run/epoch-3").as_posix()
     'run/epoch-3'
     """
     path, rank = Path(path), int(os.environ.get("RANK", 0))
-    return path.parent / f"rank-{rank}" / path.name if strategy._steps_alone and rank else path
+    return (
+        path.parent / f"rank-{rank}" / path.name if strategy._steps_outside_run and rank else path
+    )
 
 
 @contextmanager
-def _together(strategy: Strategy, failed: str) -> Iterator[None]:
-    """Leave it together: what one replica could not do is an error of all.
+def _raise_on_all(strategy: Strategy, failed: str) -> Iterator[None]:
+    """Raise an error on all replicas if a replica raises in the context.
 
     Raises:
         StrategyError: a replica has raised.
     """
     error: Exception | None = None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's remarks on parts of its own
+        warnings.simplefilter("ignore")  # torch's warnings about its internals
         try:
             yield
-        except _dcp().CheckpointException as raised:  # on all ranks: whose error is it?
+        except _dcp().CheckpointException as raised:  # raised on all ranks, with the failed ones
             error = raised.failures.get(strategy._replica * strategy._sharded, [None])[0]
         except Exception as raised:
             error = raised
@@ -202,18 +205,18 @@ def _together(strategy: Strategy, failed: str) -> Iterator[None]:
         raise StrategyError(f"{failed}: {'; '.join(failures)}") from error
 
 
-def _moments(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """The state of an optimizer, if there is one, by names of parameters."""
+def _optimizer_state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    """Return the state of an optimizer, if there is one, by names of parameters."""
     if optimizer is None:
         return {}
-    return {"optimizer": _names().get_optimizer_state_dict(model, optimizer)}
+    return {"optimizer": _state_dict_module().get_optimizer_state_dict(model, optimizer)}
 
 
 def _dcp() -> Any:
     return importlib.import_module("torch.distributed.checkpoint")
 
 
-def _names() -> Any:
+def _state_dict_module() -> Any:
     return importlib.import_module("torch.distributed.checkpoint.state_dict")
 
 

@@ -1,4 +1,4 @@
-"""Training by scheduled functions: worker 0 coordinates, the other workers run what it schedules.
+"""Training by scheduled functions: worker 0 schedules functions, which the other workers run.
 
 ::
 
@@ -8,9 +8,9 @@
                                       ◄───result─────    gradients to the servers
     coordinator.join()
 
-A function travels with all that it captures, but for the strategy's variables: each worker has
-its own, which it pulls before each function. When a worker dies, another takes its place, and
-its function runs again. The servers know a function's pushes by its number: they count once.
+A function is sent with everything it captures except the strategy's variables: each worker has its
+own, which it pulls before each function. When a worker dies, it is replaced and its function runs
+again. The servers identify a function's pushes by its number and count them once.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from distkit.kvstore.transport.sockets import context, listen_on, open_socket
 from distkit.recording.recorder import mark
 from distkit.recording.trouble import Dropped
 from distkit_strategies.parameter_server import ParameterServerStrategy
-from distkit_strategies.variables import owned
+from distkit_strategies.variables import owner_of
 
-#: How long a worker waits for an answer before it asks again [ms]: the coordinator may be another
-#: process than before, or have ended.
+#: Timeout of a worker's request before it is sent again [ms]: the coordinator may have been
+#: replaced, or have ended.
 _RETRY = 200
 
-#: The note with the coordinator's address, and its text at the end.
-_NOTE, _OVER = "coordinator", "over"
+#: The note with the coordinator's address, and its final text.
+_NOTE, _ENDED = "coordinator", "over"
 
-#: How many functions may wait for a worker before ``schedule`` does.
-QUEUE = 256
+#: Number of pending functions from which ``schedule`` blocks.
+MAX_PENDING = 256
 
 
 class Worker(NamedTuple):
-    """A worker's process: its rank, and how many had its place before."""
+    """A worker's process: its rank, and the number of processes it has replaced."""
 
     rank: int
     life: int
 
 
 class FunctionQueue:
-    """Which worker runs which scheduled function, and which run again: messages in, no I/O.
+    """Assigns scheduled functions to workers, and reassigns those of dead workers. No I/O.
 
     ::
 
-        worker w, life l:  ready ──────► its earlier life's function, if it ran one, is pending
-                           finished f ─► f is over, whichever worker ran it; other runs do not count
+        worker w, life l:  ready ──────► the function of its earlier life, if any, is pending
+                           finished f ─► f is finished, on any worker; further runs do not count
 
     >>> queue = FunctionQueue()
     >>> queue.schedule("f"), queue.schedule("g")
@@ -78,17 +78,17 @@ class FunctionQueue:
     def __init__(self) -> None:
         self.unfinished: dict[int, Any] = {}  # functions by number
         self.pending: deque[int] = deque()
-        #: What each worker runs, if anything; in the order in which they became free.
+        #: The function that each worker runs, if any; in the order in which they became idle.
         self.workers: dict[Worker, int | None] = {}
         self._scheduled = 0
 
     @property
     def floor(self) -> int:
-        """All functions with a lower number are over."""
+        """The number below which all functions are finished."""
         return min(self.unfinished, default=self._scheduled)
 
     def schedule(self, function: Any) -> int:
-        """The number of a new function."""
+        """Add a function; return its number."""
         number = self._scheduled
         self._scheduled += 1
         self.unfinished[number] = function
@@ -96,7 +96,7 @@ class FunctionQueue:
         return number
 
     def ready(self, worker: Worker) -> None:
-        """A worker asks for a function: what an earlier life of it was running runs again."""
+        """Mark a worker as idle; the function of its earlier life becomes pending again."""
         for other in [w for w in self.workers if w.rank == worker.rank and w != worker]:
             if other.life > worker.life:
                 return
@@ -106,31 +106,31 @@ class FunctionQueue:
         self.workers.setdefault(worker)
 
     def finished(self, worker: Worker, number: int) -> Any:
-        """A worker has run a function: it, if this is its first result, else None."""
-        if number in self.pending:  # its worker was taken for dead
+        """Mark a function as run; return it for its first result, else None."""
+        if number in self.pending:  # its worker was considered dead
             self.pending.remove(number)
         self.workers = {w: n for w, n in self.workers.items() if n != number}
         self.ready(worker)
         return self.unfinished.pop(number, None)
 
     def assign(self) -> list[tuple[Worker, int]]:
-        """Hand pending functions to idle workers."""
-        free = [worker for worker, number in self.workers.items() if number is None]
-        made = list(zip(free, self.pending, strict=False))
-        for worker, number in made:
+        """Assign pending functions to idle workers."""
+        idle = [worker for worker, number in self.workers.items() if number is None]
+        assignments = list(zip(idle, self.pending, strict=False))
+        for worker, number in assignments:
             self.pending.popleft()
             self.workers[worker] = number
-        return made
+        return assignments
 
     def cancel(self) -> list[Any]:
-        """Forget the functions that no worker runs yet."""
+        """Remove and return the functions that no worker runs yet."""
         cancelled = [self.unfinished.pop(number) for number in self.pending]
         self.pending.clear()
         return cancelled
 
 
 class RemoteValue:
-    """The result of a scheduled function, once it has run."""
+    """The future result of a scheduled function."""
 
     def __init__(self, coordinator: ClusterCoordinator, name: str, function: bytes) -> None:
         self._coordinator, self._name, self._function = coordinator, name, function
@@ -141,7 +141,7 @@ class RemoteValue:
 
         Raises:
             StrategyError: the function was cancelled.
-            Exception: what the function raised.
+            Exception: the exception of the function.
         """
         while self._outcome is None:
             self._coordinator._receive(None)
@@ -174,7 +174,7 @@ class PerWorkerIterator:
 
 
 class PerWorkerDataset:
-    """A dataset that each worker makes for itself: iterators of it are arguments of functions."""
+    """A dataset that each worker creates; its iterators are arguments of functions."""
 
     def __init__(self, number: int) -> None:
         self._number, self._iterators = number, 0
@@ -187,23 +187,23 @@ class PerWorkerDataset:
 class ClusterCoordinator:
     """Schedules functions on the workers of a :class:`ParameterServerStrategy`.
 
-    Every worker calls it at the same place, when all variables exist. On worker 0 it returns; on
-    the others it does not: they run scheduled functions until worker 0's function returns, and
-    have no result. Before that it waits for the functions that are not over.
+    Every worker creates it at the same point, after all variables. On worker 0 the call returns; on
+    the others it does not: they run scheduled functions until worker 0's function returns, and have
+    no result. Worker 0's function returns after all scheduled functions have finished.
 
-    A function whose worker dies runs again, in the process that takes its place, and its
-    gradients count once. If worker 0 dies, its function begins again: what it schedules has
-    the same numbers, and gradients that the servers have are not counted again.
+    If a worker dies, its function runs again in the replacement process, and its gradients count
+    once. If worker 0 dies, its function starts again: its functions get the same numbers, so
+    gradients that the servers already have are not counted again.
 
-    Buffers are not shared: a function that changes one of floating-point numbers, as batch
-    normalization does, is an error.
+    Buffers are not shared: a function that changes a floating-point buffer, such as batch
+    normalization's, is an error.
 
     Args:
-        strategy: with ``mode="async"``.
+        strategy: a strategy with ``mode="async"``.
 
     Raises:
-        StrategyError: another strategy, one that has a coordinator, no servers, or no worker
-            beside worker 0.
+        StrategyError: the strategy is another one or already has a coordinator, or there are no
+            servers or no worker besides worker 0.
 
     Example:
         >>> def train(strategy):
@@ -241,12 +241,12 @@ class ClusterCoordinator:
         self.strategy, strategy.coordinated = strategy, True
         if node.index:
             try:
-                _Server(strategy, node).serve()
+                _FunctionRunner(strategy, node).serve()
             finally:
                 strategy.coordinated = False  # the run is over
         self._queue, self._store = FunctionQueue(), store
         self._datasets: list[bytes] = []
-        self._sent: dict[Worker, int] = {}  # how many of them a worker has
+        self._sent: dict[Worker, int] = {}  # number of datasets that a worker has
         self._connections: dict[Worker, bytes] = {}
         self._error: BaseException | None = None
         self._socket = open_socket(context(), zmq.ROUTER, node.keys)
@@ -265,20 +265,19 @@ class ClusterCoordinator:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> RemoteValue:
-        """Have a worker run a function, and return at once.
+        """Schedule a function on a worker, and return immediately.
 
         Args:
-            fn: runs on one worker. Gradients that an optimizer applies go to the servers if it
-                does so in ``strategy.run``.
-            args: its arguments: any that can be pickled, values of other functions, and
-                iterators over datasets of :meth:`create_per_worker_dataset`.
-            kwargs: likewise.
+            fn: the function. Gradients that an optimizer applies in ``strategy.run`` go to the
+                servers.
+            args: its arguments: picklable objects, values of other functions, and iterators over
+                datasets of :meth:`create_per_worker_dataset`.
+            kwargs: its keyword arguments, with the same types.
 
         Raises:
-            Exception: a function that was scheduled before has raised it; those that waited for
-                a worker are cancelled.
+            Exception: the exception of an earlier function; pending functions are cancelled.
         """
-        while len(self._queue.pending) >= QUEUE:
+        while len(self._queue.pending) >= MAX_PENDING:
             self._receive(None)
         self._check()
         value = RemoteValue(
@@ -289,16 +288,16 @@ class ClusterCoordinator:
         return value
 
     def join(self) -> None:
-        """Wait until all scheduled functions are over; then this worker's variables are current.
+        """Wait until all scheduled functions have finished; then pull the variables.
 
         Raises:
-            Exception: one of them has raised it; those that waited for a worker are cancelled.
+            Exception: the exception of a function; pending functions are cancelled.
         """
         self._finish()
         self.strategy.pull()
 
     def done(self) -> bool:
-        """True if all scheduled functions are over.
+        """Return whether all scheduled functions have finished.
 
         Raises:
             Exception: as :meth:`join`.
@@ -307,7 +306,7 @@ class ClusterCoordinator:
         return not self._queue.unfinished
 
     def fetch(self, values: Any) -> Any:
-        """The results of functions: each :class:`RemoteValue` in a structure becomes its value.
+        """Return a structure with each :class:`RemoteValue` replaced by its value.
 
         Raises:
             Exception: as :meth:`RemoteValue.fetch`.
@@ -315,9 +314,9 @@ class ClusterCoordinator:
         return pytree.tree_map_only(RemoteValue, RemoteValue.fetch, values)
 
     def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
-        """A dataset that each worker makes by calling ``dataset_fn()``, when it first needs it.
+        """Create a dataset on each worker by calling ``dataset_fn()``, on first use.
 
-        A process that takes a dead worker's place makes it again, and begins at its beginning.
+        The replacement of a dead worker creates it again, and starts from the beginning.
 
         Args:
             dataset_fn: returns an iterable, such as ``strategy.distribute_dataset(data, 128)``.
@@ -328,7 +327,7 @@ class ClusterCoordinator:
     # -- messages of the workers ----------------------------------------------------------------
 
     def _receive(self, timeout: int | None) -> None:
-        """Handle what workers have sent; wait at most this long for something [ms]."""
+        """Handle the workers' messages; wait up to ``timeout`` for the first [ms]."""
         while self._socket.poll(timeout):
             connection, message = self._socket.recv_multipart()
             worker, done = pickle.loads(message)
@@ -340,30 +339,30 @@ class ClusterCoordinator:
             timeout = 0
         self._assign()
 
-    def _finished(self, worker: Worker, number: int, result: bytes, where: str) -> None:
-        if (done := self._queue.finished(worker, number)) is None:
+    def _finished(self, worker: Worker, number: int, result: bytes, traceback_: str) -> None:
+        if (value := self._queue.finished(worker, number)) is None:
             return
-        done._outcome = _, error = pickle.loads(result)
-        done._function = b""
-        if where:
-            error.__cause__ = StrategyError(where)
+        value._outcome = _, error = pickle.loads(result)
+        value._function = b""
+        if traceback_:
+            error.__cause__ = StrategyError(traceback_)
         if error is not None and self._error is None:
-            self._error, reason = error, f"{done._name} raised {type(error).__name__}: {error}"
-            for value in self._queue.cancel():
-                value._outcome = None, StrategyError(f"{value._name} was cancelled: {reason}")
+            self._error, reason = error, f"{value._name} raised {type(error).__name__}: {error}"
+            for other in self._queue.cancel():
+                other._outcome = None, StrategyError(f"{other._name} was cancelled: {reason}")
 
     def _assign(self) -> None:
         for worker, number in self._queue.assign():
-            value, known = self._queue.unfinished[number], self._sent.get(worker, 0)
-            makers = {n: made for n, made in enumerate(self._datasets) if n >= known}
+            value, sent = self._queue.unfinished[number], self._sent.get(worker, 0)
+            factories = {n: factory for n, factory in enumerate(self._datasets) if n >= sent}
             self._sent[worker] = len(self._datasets)
-            self._send(worker, (number, self._queue.floor, value._name, value._function, makers))
+            self._send(worker, (number, self._queue.floor, value._name, value._function, factories))
 
-    def _send(self, worker: Worker, what: Any) -> None:
-        self._socket.send_multipart([self._connections[worker], pickle.dumps(what)])
+    def _send(self, worker: Worker, message: Any) -> None:
+        self._socket.send_multipart([self._connections[worker], pickle.dumps(message)])
 
     def _check(self) -> None:
-        """Raise the error of a function, once, when no other is running any more."""
+        """Raise the error of a function, once, after all running functions have finished."""
         self._receive(0)
         if self._error is not None:
             self._finish()
@@ -376,7 +375,7 @@ class ClusterCoordinator:
             raise error
 
     def _close(self) -> None:
-        """End with worker 0's function: when all is over, the others leave theirs."""
+        """Close after worker 0's function: wait for all functions, then release the workers."""
         try:
             self._finish()
         finally:
@@ -384,7 +383,7 @@ class ClusterCoordinator:
                 self._send(worker, None)
             self.strategy.coordinated = False
             self._socket.close(linger=_RETRY)
-            self._store.note(_NOTE, _OVER)
+            self._store.note(_NOTE, _ENDED)
 
     def __reduce__(self) -> Any:
         raise StrategyError(
@@ -395,12 +394,12 @@ class ClusterCoordinator:
 # -- a worker ---------------------------------------------------------------------------------
 
 
-class _Server:
+class _FunctionRunner:
     """Runs functions on a worker until the coordinator has ended.
 
     Args:
-        strategy: has the variables.
-        node: this worker's place.
+        strategy: the strategy with the variables.
+        node: this worker.
 
     Raises:
         Dropped: the coordinator has ended.
@@ -409,18 +408,18 @@ class _Server:
     def __init__(self, strategy: ParameterServerStrategy, node: kvstore.Node) -> None:
         self._strategy, self._node = strategy, node
         self._worker, self._runs = Worker(node.index, node.life), 0
-        self._makers: dict[int, bytes] = {}  # of datasets, as they came
+        self._factories: dict[int, bytes] = {}  # of datasets, pickled
         self._datasets: dict[int, Any] = {}
         self._iterators: dict[tuple[int, int], Any] = {}
         self._socket: Any = None
         self._address = ""
 
     def serve(self) -> None:
-        """Run what is scheduled."""
+        """Run scheduled functions."""
         done = None
         while (function := self._next(done)) is not None:
-            number, floor, name, payload, makers = function
-            self._makers |= makers
+            number, floor, name, payload, factories = function
+            self._factories |= factories
             done = number, *self._run(number, floor, name, payload)
             self._runs += 1
         if self._socket is not None:
@@ -428,36 +427,36 @@ class _Server:
         raise Dropped(f"ran {self._runs} scheduled functions")
 
     def _next(self, done: Any) -> Any:
-        """Send a result, and get the next function; None when the coordinator has ended."""
-        over = self._socket is None and self._connect()
-        while not over:
+        """Send a result, and return the next function; None after the coordinator has ended."""
+        ended = self._socket is None and self._connect()
+        while not ended:
             self._socket.send(pickle.dumps((self._worker, done)))
             if self._socket.poll(_RETRY):
                 return pickle.loads(self._socket.recv())
-            done, over = None, self._connect()
+            done, ended = None, self._connect()
         return None
 
     def _run(self, number: int, floor: int, name: str, payload: bytes) -> tuple[bytes, str]:
-        """A function's result or error, pickled, and where the error comes from."""
-        value, error, where = None, None, ""
+        """Run a function; return its pickled result or error, and the error's traceback."""
+        value, error, details = None, None, ""
         try:
             fn, args, kwargs = self._unpack(payload)
             self._strategy.pull()
             once = self._strategy.store.once(number, floor)
-            with once, mark(f"function {number}"), _kept_buffers(self._strategy):
+            with once, mark(f"function {number}"), _check_buffers(self._strategy):
                 value = fn(*args, **kwargs)
         except Exception as raised:
-            error, at = raised, f"{name} on worker {self._worker.rank}"
-            where = f"{at} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        return _packed(value, error, name, where), where
+            error, location = raised, f"{name} on worker {self._worker.rank}"
+            details = f"{location} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return _packed(value, error, name, details), details
 
     def _unpack(self, payload: bytes) -> Any:
         reader = pickle.Unpickler(io.BytesIO(payload))
-        reader.persistent_load = self._mine  # type: ignore[method-assign]
+        reader.persistent_load = self._resolve  # type: ignore[method-assign]
         return reader.load()
 
-    def _mine(self, name: tuple[str, Any]) -> Any:
-        """What this worker has of a name that :class:`_Pickler` has given."""
+    def _resolve(self, name: tuple[str, Any]) -> Any:
+        """Return this worker's object for a name of :class:`_Pickler`."""
         kind, key = name
         if kind == "strategy":
             return self._strategy
@@ -466,91 +465,91 @@ class _Server:
     def _iterator(self, key: tuple[int, int]) -> Any:
         dataset, _ = key
         if dataset not in self._datasets:
-            self._datasets[dataset] = self._unpack(self._makers[dataset])()
+            self._datasets[dataset] = self._unpack(self._factories[dataset])()
         if key not in self._iterators:
             self._iterators[key] = iter(self._datasets[dataset])
         return self._iterators[key]
 
     def _connect(self) -> bool:
-        """Connect to where the coordinator listens now; True if it has ended."""
-        told = self._strategy.store.note(_NOTE)
-        address = self._node.way(told or _endpoint(self._node))
-        if told != _OVER and address != self._address:
+        """Connect to the coordinator's current address; return True if it has ended."""
+        note = self._strategy.store.note(_NOTE)
+        address = self._node.way(note or _endpoint(self._node))
+        if note != _ENDED and address != self._address:
             if self._socket is not None:
                 self._socket.close(linger=0)
             self._address = address
             self._socket = open_socket(context(), zmq.DEALER, self._node.keys)
             self._socket.connect(address)
-        return told == _OVER
+        return note == _ENDED
 
 
 def _endpoint(node: kvstore.Node) -> str:
-    """The socket on which worker 0 listens for the workers of its host; each run has another."""
+    """Return the endpoint of worker 0 for workers of its host, different for each run."""
     return f"ipc://{node.folder}/co{zlib.crc32(repr(node.keys).encode())}"
 
 
 @contextmanager
-def _kept_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
-    """Check that a scheduled function changes no buffer, of which the others would not know.
+def _check_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
+    """Check that a scheduled function changes no buffer, as buffers are not shared.
 
     Raises:
-        StrategyError: it has.
+        StrategyError: it has changed one.
     """
     buffers = [v for v in strategy._variables if not isinstance(v, nn.Parameter)]
     before = [(b, b.nan_to_num()) for b in buffers if b.is_floating_point()]
     yield
-    for buffer, was in before:
-        if not buffer.nan_to_num().equal(was):
+    for buffer, previous in before:
+        if not buffer.nan_to_num().equal(previous):
             raise StrategyError(
-                f"A scheduled function changed {owned(buffer)[1]}, a buffer: under a "  # type: ignore[index]
+                f"A scheduled function changed {owner_of(buffer)[1]}, a buffer: under a "  # type: ignore[index]
                 "ClusterCoordinator each worker would have its own, and the coordinator none. "
                 "Put such layers into eval() mode, use nn.GroupNorm or nn.LayerNorm, or "
                 "return the numbers from the function."
             )
 
 
-# -- what travels -----------------------------------------------------------------------------
+# -- pickling --------------------------------------------------------------------------------
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles by value, but for what each worker has itself."""
+    """Pickles by value, except objects that each worker has."""
 
     def __init__(self, file: io.BytesIO, strategy: ParameterServerStrategy) -> None:
         super().__init__(file)
         self._strategy = strategy
         self._variables = {id(v): n for n, v in enumerate(strategy._variables)}
 
-    def persistent_id(self, it: Any) -> tuple[str, Any] | None:
-        """The name of what does not travel."""
-        if it is self._strategy:
+    def persistent_id(self, obj: Any) -> tuple[str, Any] | None:
+        """Return the name of an object that is not sent."""
+        if obj is self._strategy:
             return "strategy", None
-        if isinstance(it, Tensor) and id(it) in self._variables:
-            return "variable", self._variables[id(it)]
-        return ("iterator", it.key) if isinstance(it, PerWorkerIterator) else None
+        if isinstance(obj, Tensor) and id(obj) in self._variables:
+            return "variable", self._variables[id(obj)]
+        return ("iterator", obj.key) if isinstance(obj, PerWorkerIterator) else None
 
 
-def _pack(it: Any, strategy: ParameterServerStrategy) -> bytes:
+def _pack(obj: Any, strategy: ParameterServerStrategy) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, strategy).dump(it)
+    _Pickler(file, strategy).dump(obj)
     return file.getvalue()
 
 
-def _packed(value: Any, error: Exception | None, name: str, where: str) -> bytes:
-    """A result or an error; if it cannot be pickled or unpickled, an error that says so."""
+def _packed(value: Any, error: Exception | None, name: str, details: str) -> bytes:
+    """Pickle a result or an error; if that fails, an error that explains it."""
     try:
         result: bytes = cloudpickle.dumps((value, error))
         pickle.loads(result)
-    except Exception as why:
+    except Exception as failure:
         unsendable = (
             f"The result of {name} a {type(value).__name__}, cannot be pickled and unpickled: "
-            f"{type(why).__name__}: {why}. Return tensors, numbers, or other plain values."
+            f"{type(failure).__name__}: {failure}. Return tensors, numbers, or other plain values."
         )
-        result = pickle.dumps((None, StrategyError(where or unsendable)))
+        result = pickle.dumps((None, StrategyError(details or unsendable)))
     return result
 
 
 def _name(fn: Callable[..., Any], args: Sequence[Any]) -> str:
-    """What a scheduled function is called: of ``strategy.run``, the replica function that it runs.
+    """Return the name of a scheduled function; for ``strategy.run``, of the replica function.
 
     >>> _name(len, ()), _name(ParameterServerStrategy().run, (abs, (1,)))
     ('len', 'abs')

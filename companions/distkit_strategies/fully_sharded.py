@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state divided among the ranks: torch's FSDP2."""
+"""Parameters, gradients and optimizer state sharded over the ranks, by torch's FSDP2."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from distkit_strategies.strategy import ReplicatedStrategy
 from distkit_strategies.synchronous import (
     check_losses,
     first_not_finite,
-    own_parameters,
-    refuse_not_finite,
+    raise_not_finite,
+    strategy_parameters,
 )
-from distkit_strategies.variables import Made, adopt, owned
+from distkit_strategies.variables import CreatedVariables, owner_of, register_variable
 
 
 class FullyShardedStrategy(ReplicatedStrategy):
     """Synchronous training in which each rank keeps 1/R of every parameter (ZeRO-3).
 
-    Leaving the scope, parameters have rank 0's values and are cut along their first dimension.
-    A layer's parameters are gathered before it computes, and freed afterwards; each rank gets its
-    part of the gradients' sum by reduce-scatter, and updates its part with its part of the
-    optimizer's state. The result is that of one process. When a function raises, on whichever
-    rank, its gradients are lost on all.
+    At the end of the scope, parameters get rank 0's values and are sharded along their first
+    dimension. A layer's parameters are gathered before it computes, and freed afterwards. Each rank
+    gets its shard of the gradients by reduce-scatter, and updates its shard with its part of the
+    optimizer's state. The result equals that of one process. When a function raises on any rank,
+    its gradients are lost on all ranks.
 
     Args:
-        reshard_after_forward: free gathered parameters between forward and backward; False
-            keeps them, which saves an all-gather (ZeRO-2).
+        reshard_after_forward: whether to free gathered parameters between forward and backward;
+            False saves an all-gather (ZeRO-2).
 
     Raises:
-        StrategyError: at the end of a scope: this torch is older than 2.13; in backward: a
-            gradient is sparse.
+        StrategyError: torch is older than 2.13 (at the end of a scope), or a gradient is sparse
+            (in backward).
 
     Source:
         Rajbhandari et al., "ZeRO", 2020; ``torch.distributed.fsdp.fully_shard``.
@@ -55,22 +55,24 @@ class FullyShardedStrategy(ReplicatedStrategy):
     def __init__(self, reshard_after_forward: bool = True) -> None:
         super().__init__()
         self._reshard = reshard_after_forward
-        #: By id of a parameter as the scope made it: it, its piece here, and its layer's number.
-        self._pieces: dict[int, tuple[Tensor, Tensor, int]] = {}
+        #: id of an original parameter -> the parameter, its local shard, and its layer's number.
+        self._shards: dict[int, tuple[Tensor, Tensor, int]] = {}
         self._layers = 0
-        self._spoilt: dict[int, int] = {}  # layer -> a replica with a gradient that is not finite
-        self._begun: WeakSet[Any] = WeakSet()  # models that have computed
-        self._now = ReplicaContext(self)  # backward's threads see no context variables
+        self._nonfinite: dict[int, int] = {}  # layer -> a replica with a non-finite gradient
+        self._used_models: WeakSet[Any] = WeakSet()  # models that have run forward
+        self._replica_context = ReplicaContext(
+            self
+        )  # context variables are unset in backward's threads
 
     # -- at the end of a scope -------------------------------------------------------------------
 
-    def _created(self, made: Made) -> None:
-        super()._created(made)
-        for root in () if self._alone else made.roots.values():
+    def _after_scope(self, created: CreatedVariables) -> None:
+        super()._after_scope(created)
+        for root in () if self._single_replica else created.roots.values():
             self._shard(root)
 
     def _shard(self, root: nn.Module) -> None:
-        from torch.distributed.device_mesh import init_device_mesh  # late: it takes a second
+        from torch.distributed.device_mesh import init_device_mesh  # slow import
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         if not hasattr(FSDPModule, "reset_iter_state"):
@@ -78,104 +80,115 @@ class FullyShardedStrategy(ReplicatedStrategy):
                 f"FullyShardedStrategy needs torch 2.13 or newer; this is {torch.__version__}. "
                 "Update torch, or use another strategy."
             )
-        whole = dict(root.named_parameters())
+        original = dict(root.named_parameters())
         mesh = init_device_mesh(self.device.type, (self.num_replicas_in_sync,))
         for unit in _units(root):
             self._layers += 1
-            watch = partial(_watch_gradients, type(unit).__name__)
+            check = partial(_check_gradients, type(unit).__name__)
             layer: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=self._reshard)
-            weigh = partial(self._before_scatter, self._layers)
+            weight_gradients = partial(self._before_scatter, self._layers)
             layer.set_custom_all_gather(_Collective(dist.all_gather_single, self._before_gather))
-            layer.set_custom_reduce_scatter(_Collective(dist.reduce_scatter_single, weigh))
-            unit.register_forward_pre_hook(watch)  # after that of FSDP2, which gathers
-            for name, mine in root.named_parameters():
-                if mine is not whole[name]:
-                    self._pieces.setdefault(id(whole[name]), (whole[name], mine, self._layers))
-        for name, mine in root.named_parameters():
-            adopt(mine, self, owned(whole[name])[1])  # type: ignore[index]
-            whole[name].data = whole[name].data.new_empty(0)
-        root.register_forward_pre_hook(lambda root, _: self._begun.add(root), prepend=True)
+            layer.set_custom_reduce_scatter(
+                _Collective(dist.reduce_scatter_single, weight_gradients)
+            )
+            unit.register_forward_pre_hook(check)  # after FSDP2's hook, which gathers
+            for name, shard in root.named_parameters():
+                if shard is not original[name]:
+                    self._shards.setdefault(
+                        id(original[name]), (original[name], shard, self._layers)
+                    )
+        for name, shard in root.named_parameters():
+            register_variable(shard, self, owner_of(original[name])[1])  # type: ignore[index]
+            original[name].data = original[name].data.new_empty(0)
+        root.register_forward_pre_hook(lambda root, _: self._used_models.add(root), prepend=True)
 
-    # -- before FSDP2 communicates ---------------------------------------------------------------
+    # -- hooks before collectives ---------------------------------------------------------------
 
     def _before_gather(self, parameters: Tensor) -> None:
-        self._meet("all_gather(parameters)", [parameters.numel()])
+        self._compare_collective("all_gather(parameters)", [parameters.numel()])
 
     def _before_scatter(self, layer: int, gradients: Tensor) -> None:
-        """Weigh this replica's gradients: FSDP2 takes the plain mean.
+        """Weight this replica's gradients, as FSDP2 computes the unweighted mean.
 
         With n_r rows on replica r of R::
 
             Σ n_r g_r / Σ n_r = (1/R) Σ f_r g_r        f_r = R n_r / Σ n_r
         """
-        rows, summed = 1 if self._now.rows is None else self._now.rows, self._now.summed
+        rows, summed = (
+            1 if self._replica_context.rows is None else self._replica_context.rows,
+            self._replica_context.summed,
+        )
         if not (rows or summed):
             gradients.zero_()  # the mean over no rows is NaN
-        alike, bad = [gradients.numel(), summed], first_not_finite([gradients])
-        shown = self._meet("reduce_scatter(gradients)", alike, [rows, bad])
-        for replica, (*_, theirs) in enumerate(shown):
-            if theirs >= 0:
-                self._spoilt.setdefault(layer, replica)
-        total = sum(s[2] for s in shown) or 1
-        gradients.mul_(len(shown) * (1 if summed else rows / total))
+        common, bad = [gradients.numel(), summed], first_not_finite([gradients])
+        gathered = self._compare_collective("reduce_scatter(gradients)", common, [rows, bad])
+        for replica, (*_, first_bad) in enumerate(gathered):
+            if first_bad >= 0:
+                self._nonfinite.setdefault(layer, replica)
+        total = sum(s[2] for s in gathered) or 1
+        gradients.mul_(len(gathered) * (1 if summed else rows / total))
 
-    def _meet(self, call: str, alike: list[int], facts: Sequence[int] = ()) -> list[list[int]]:
-        """The numbers of all replicas, once all are in the same collective of FSDP2.
+    def _compare_collective(
+        self, call: str, common: list[int], facts: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Return the numbers of all replicas, once all are in the same collective of FSDP2.
 
         Raises:
-            StrategyError: on all replicas: one has left the run, or is at another layer.
+            StrategyError: on all replicas: one has left the run, or is in another layer.
         """
-        shown = self._compare(call, [*alike, *facts])
-        if any(s[: len(alike)] != shown[0][: len(alike)] for s in shown):
+        gathered = self._compare(call, [*common, *facts])
+        if any(s[: len(common)] != gathered[0][: len(common)] for s in gathered):
             raise StrategyError(
                 f"The replicas are in {call} of different layers, or only one of them used "
                 "compute_average_loss. All replicas must make the same step: look for an `if` that "
                 "depends on the replica."
             )
-        return shown
+        return gathered
 
     @contextmanager
     def _run(self, replica: ReplicaContext) -> Iterator[None]:
-        self._now, self._spoilt = replica, {}
+        self._replica_context, self._nonfinite = replica, {}
         try:
             with super()._run(replica):
                 yield
         except Exception:
-            for root in self._begun:
-                root.zero_grad()  # also those of a layer that is gathered
+            for root in self._used_models:
+                root.zero_grad()  # also of gathered layers
             raise
         finally:
-            self._now = ReplicaContext(self)
-            for root in self._begun:
-                root.reset_iter_state()  # the next run begins alike everywhere, whoever raised
+            self._replica_context = ReplicaContext(self)
+            for root in self._used_models:
+                root.reset_iter_state()  # the same state on all ranks, after an error too
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def _own(self, optimizer: Optimizer | None) -> Optimizer | None:
-        """The optimizer with the pieces: made in the scope it has the whole parameters."""
+    def _local_optimizer(self, optimizer: Optimizer | None) -> Optimizer | None:
+        """Replace an optimizer's original parameters, from the scope, with their shards."""
         for group in [] if optimizer is None else optimizer.param_groups:
-            group["params"] = [self._pieces.get(id(w), (w, w, 0))[1] for w in group["params"]]
+            group["params"] = [self._shards.get(id(w), (w, w, 0))[1] for w in group["params"]]
         return optimizer
 
     @torch.no_grad()
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Check the gradients, which FSDP2 has summed during backward."""
-        self._own(optimizer)
-        weights = own_parameters(self, optimizer)
-        if self._alone:
+        """Check the gradients, which FSDP2 has reduced during backward."""
+        self._local_optimizer(optimizer)
+        weights = strategy_parameters(self, optimizer)
+        if self._single_replica:
             return
         check_losses(replica)
-        spoilt = {id(mine): self._spoilt.get(layer) for _, mine, layer in self._pieces.values()}
-        weights.sort(key=lambda w: spoilt.get(id(w)) is None)  # those of spoilt layers first
-        mine = [None if w.grad is None else w.grad.to_local() for w in weights]  # type: ignore[attr-defined]
-        shown = self._compare("optimizer.step", [first_not_finite(mine)])
-        if bad := [n for (n,) in shown if n >= 0]:
+        nonfinite = {
+            id(shard): self._nonfinite.get(layer) for _, shard, layer in self._shards.values()
+        }
+        weights.sort(key=lambda w: nonfinite.get(id(w)) is None)  # non-finite layers first
+        gradients = [None if w.grad is None else w.grad.to_local() for w in weights]  # type: ignore[attr-defined]
+        gathered = self._compare("optimizer.step", [first_not_finite(gradients)])
+        if bad := [n for (n,) in gathered if n >= 0]:
             weight = weights[min(bad)]
-            refuse_not_finite(weight, replica, spoilt.get(id(weight)))
+            raise_not_finite(weight, replica, nonfinite.get(id(weight)))
 
 
-def _watch_gradients(kind: str, unit: nn.Module, _: object) -> None:
-    """Check the gradients of a layer's parameters, which are gathered now, before FSDP2 does."""
+def _check_gradients(kind: str, unit: nn.Module, _: object) -> None:
+    """Check gradients of a layer's gathered parameters before FSDP2 uses them."""
     for name, w in unit.named_parameters():
         if w.requires_grad and not w._backward_hooks:
             w.register_hook(partial(_refuse_sparse, f"{kind}.{name}"))
@@ -190,18 +203,18 @@ def _refuse_sparse(name: str, gradient: Tensor) -> None:
 
 
 class _Collective:
-    """A collective for FSDP2 that does something before.
+    """A collective for FSDP2 with a hook.
 
     Args:
-        collective: of ``torch.distributed``: output, input, options.
-        before: gets the input.
+        collective: a function of ``torch.distributed`` with output, input, options.
+        before: called with the input before the collective.
     """
 
     def __init__(self, collective: Callable[..., Any], before: Callable[[Tensor], None]) -> None:
         self._collective, self._before = collective, before
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> Tensor:
-        """Memory for its input or output."""
+        """Allocate memory for its input or output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
@@ -210,20 +223,20 @@ class _Collective:
 
 
 def _units(root: nn.Module) -> list[nn.Module]:
-    """What is gathered together: each layer of a model, and then what is left of it.
+    """Return the modules to shard: each layer of a model, and then the model itself.
 
-    Layers with a parameter in common stay with the model.
+    Layers that share a parameter are sharded with the model.
     """
     from torch.distributed.fsdp import FSDPModule
 
-    layers = [part for child in root.children() for part in _parts(child)]
+    layers = [layer for child in root.children() for layer in _layers_of(child)]
     users = Counter(id(w) for layer in layers for w in layer.parameters())
-    alone = [one for one in layers if all(users[id(w)] == 1 for w in one.parameters())]
-    return [m for m in [*alone, *_parts(root)] if not isinstance(m, FSDPModule)]
+    unshared = [layer for layer in layers if all(users[id(w)] == 1 for w in layer.parameters())]
+    return [m for m in [*unshared, *_layers_of(root)] if not isinstance(m, FSDPModule)]
 
 
-def _parts(module: nn.Module) -> list[nn.Module]:
-    """A layer with parameters; of a list of layers each."""
+def _layers_of(module: nn.Module) -> list[nn.Module]:
+    """Return a module with parameters; for a list of layers, each of them."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        return [part for one in module.children() for part in _parts(one)]
+        return [layer for child in module.children() for layer in _layers_of(child)]
     return [module] if next(module.parameters(), None) is not None else []

@@ -1,4 +1,4 @@
-"""Keras's way to train: fit, evaluate and predict, under any strategy."""
+"""Keras-like training under any strategy: fit, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Logs = dict[str, float]
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 for each row whose largest output is at its target.
+    """Return 1 for each row whose largest output is at its target, else 0.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([1., 0.])
@@ -32,22 +32,21 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Model:
-    """A module with ``fit``, ``evaluate`` and ``predict``; make it in a strategy's scope.
+    """A module with ``fit``, ``evaluate`` and ``predict``; create it in a strategy's scope.
 
     Each batch's rows are divided among the replicas. Results are sums over all rows divided by
     their number, so they do not depend on the number of replicas.
 
     Args:
         module: the network.
-        optimizer: of its parameters; None for a model that is not trained.
-        loss: the mean over the rows of outputs and targets: each row counts the same. A mean over
-            tokens of which rows have different numbers, or over class weights, is none: divide
-            their sum by the rows.
-        metrics: values per row, by name; their mean is a result.
+        optimizer: the optimizer of its parameters; None for a model that is not trained.
+        loss: the mean over the rows of outputs and targets, with equal weights. For tokens of rows
+            with different lengths, or for class weights, divide the sum by the number of rows.
+        metrics: functions that return a value per row, by name; the mean is a result.
 
     Raises:
-        StrategyError: when it trains or evaluates: a loss per row.
-        ValueError: likewise: a metric that is no value per row.
+        StrategyError: in training or evaluation: the loss has a value per row.
+        ValueError: in training or evaluation: a metric has no value per row.
 
     Source:
         Keras, ``Model.fit``.
@@ -79,7 +78,7 @@ class Model:
         """The optimizer.
 
         Raises:
-            StrategyError: the model was made without one.
+            StrategyError: the model has none.
         """
         if self._optimizer is None:
             raise StrategyError("This model has no optimizer: give Model(...) one to train it.")
@@ -87,7 +86,7 @@ class Model:
 
     @property
     def is_chief(self) -> bool:
-        """True on replica 0, which prints, and writes summaries."""
+        """True on replica 0, which prints and writes summaries."""
         return self.strategy._chief
 
     def fit(
@@ -102,7 +101,7 @@ class Model:
         seed: int = 0,
         verbose: bool = True,
     ) -> dict[str, list[float]]:
-        """Train until ``epochs`` epochs have been made in all.
+        """Train up to epoch ``epochs``.
 
         Args:
             data: inputs and targets, see :meth:`.Strategy.distribute_dataset`.
@@ -110,12 +109,12 @@ class Model:
             epochs: the last epoch, counted from 1; a loaded checkpoint counts.
             validation_data: evaluated after each epoch, as results ``val_…``.
             callbacks: called on every replica.
-            shuffle: each epoch in another random order.
-            seed: of that order.
-            verbose: the chief prints a line after each epoch.
+            shuffle: whether each epoch has a new random order.
+            seed: the seed of the orders.
+            verbose: whether the chief prints a line after each epoch.
 
         Returns:
-            Each result, epoch by epoch.
+            Each result by name, with a value per epoch.
         """
         batches = self.strategy.distribute_dataset(data, global_batch, shuffle=shuffle, seed=seed)
         history: dict[str, list[float]] = {}
@@ -124,8 +123,8 @@ class Model:
         while self.epoch < epochs and not self.stop_training:
             logs = self._fit_epoch(batches, callbacks)
             if validation_data is not None:
-                found = self.evaluate(validation_data, global_batch=global_batch)
-                logs |= {f"val_{name}": value for name, value in found.items()}
+                validation = self.evaluate(validation_data, global_batch=global_batch)
+                logs |= {f"val_{name}": value for name, value in validation.items()}
             self.epoch += 1
             for name, value in logs.items():
                 history.setdefault(name, []).append(value)
@@ -137,31 +136,31 @@ class Model:
         return history
 
     def evaluate(self, data: Any, *, global_batch: int = 32) -> Logs:
-        """The loss and the metrics, with each row counted once; the same on any number of replicas.
+        """Return loss and metrics over all rows, independent of the number of replicas.
 
-        Under asynchronous parameter servers each worker is one replica: it evaluates all rows, with
-        the values that it has.
+        With asynchronous parameter servers each worker is one replica: it evaluates all rows with
+        its current values.
 
         Args:
             data: inputs and targets.
             global_batch: rows of all replicas in a step.
         """
-        _, found = self._each_row_once(self._step, data, global_batch)
-        return self._results(found)
+        _, sums = self._each_row_once(self._step, data, global_batch)
+        return self._results(sums)
 
     def predict(self, data: Any, *, global_batch: int = 32) -> Tensor:
-        """The outputs for each row, in the order of the data, on every replica.
+        """Return the outputs for each row, in the order of the data, on every replica.
 
         Args:
-            data: inputs alone, a tensor or an array.
+            data: the inputs, a tensor or an array.
             global_batch: rows of all replicas in a step.
         """
-        plan, mine = self._each_row_once(self.module, data, global_batch)
+        plan, outputs = self._each_row_once(self.module, data, global_batch)
         steps, replicas = range(plan.steps), range(self.strategy.num_replicas_in_sync)
         rows = [row for r in replicas for step in steps for row in plan.rows(step, r)]
-        found = self.strategy.gather(torch.cat(mine))
-        ordered = torch.empty_like(found)
-        ordered[torch.tensor(rows, device=found.device)] = found
+        gathered = self.strategy.gather(torch.cat(outputs))
+        ordered = torch.empty_like(gathered)
+        ordered[torch.tensor(rows, device=gathered.device)] = gathered
         return ordered
 
     def save(self, folder: str | Path) -> None:
@@ -170,8 +169,8 @@ class Model:
 
     def load(self, folder: str | Path) -> None:
         """Load what :meth:`save` saved, also with another number of replicas."""
-        found = checkpoint.load(self.strategy, folder, self.module, self._optimizer, epoch=0)
-        self.epoch = found["epoch"]
+        extra = checkpoint.load(self.strategy, folder, self.module, self._optimizer, epoch=0)
+        self.epoch = extra["epoch"]
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -186,9 +185,9 @@ class Model:
         return self._results(sums)
 
     def _each_row_once(self, fn: Any, data: Any, global_batch: int) -> tuple[Any, list[Any]]:
-        """What a function returns of each batch, and which rows these are, without training.
+        """Return the plan of the rows and a function's result for each batch, without training.
 
-        The rows are divided among the replicas in sync, also where each worker has its own data.
+        The rows are divided among the replicas in sync, even if each worker has its own data.
         """
         strategy, trains = self.strategy, self.module.training
         synchronize_buffers(strategy, self.module)
@@ -203,7 +202,7 @@ class Model:
             self.module.train(trains)
 
     def _step(self, x: Tensor, y: Tensor, trains: bool = False) -> Tensor:
-        """The number of rows, and the sums over them of the loss and of each metric."""
+        """Return the number of rows, and the sums of the loss and of each metric over them."""
         outputs = self.module(x)
         loss = self.loss(outputs, y)
         if loss.dim():
@@ -220,51 +219,51 @@ class Model:
         return torch.stack([rows, loss.detach() * rows if len(y) else rows, *sums])
 
     def _results(self, sums: Sequence[Tensor]) -> Logs:
-        """The means over all rows, from the sums of each of this replica's batches."""
-        nothing = torch.zeros(2 + len(self.metrics), dtype=torch.float64)
-        mine = sum(sums, nothing.to(self.strategy.device))
-        rows, *found = self.strategy.reduce("sum", mine).tolist()
+        """Return the means over all rows, from the sums of this replica's batches."""
+        zeros = torch.zeros(2 + len(self.metrics), dtype=torch.float64)
+        local = sum(sums, zeros.to(self.strategy.device))
+        rows, *totals = self.strategy.reduce("sum", local).tolist()
         names = ["loss", *self.metrics]
-        return {name: x / max(rows, 1) for name, x in zip(names, found, strict=True)}
+        return {name: x / max(rows, 1) for name, x in zip(names, totals, strict=True)}
 
     def _call(self, callbacks: Sequence[Callback], moment: str, *args: Any) -> None:
-        for each in callbacks:
-            each.model = self
-            getattr(each, moment)(*args)
+        for callback in callbacks:
+            callback.model = self
+            getattr(callback, moment)(*args)
 
 
 class Callback:
-    """Does nothing: override what you need. Every replica has one and calls it at the same time.
+    """Base class of callbacks: override the methods you need. Every replica calls its own.
 
-    ``self.model`` is the :class:`.Model` that is trained. Work that must happen once, such as
-    writing a file, is for ``self.model.is_chief``.
+    ``self.model`` is the :class:`.Model` being trained. Work that must happen once, such as writing
+    a file, belongs under ``if self.model.is_chief``.
     """
 
     model: Model
 
     def on_train_begin(self) -> None:
-        """Before the first epoch."""
+        """Run before the first epoch."""
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Before each epoch, counted from 0."""
+        """Run before each epoch, counted from 0."""
 
     def on_batch_end(self, step: int) -> None:
-        """After each step of an epoch, counted from 0."""
+        """Run after each step of an epoch, counted from 0."""
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """After each epoch, with its results."""
+        """Run after each epoch, with its results."""
 
     def on_train_end(self) -> None:
-        """After the last epoch."""
+        """Run after the last epoch."""
 
 
 class EarlyStopping(Callback):
-    """Ends training when a result has not become better for some epochs.
+    """Stops training when a result has not improved for some epochs.
 
     Args:
         monitor: the result, for example "loss" or "val_accuracy".
-        patience: how many epochs without a better value are allowed.
-        mode: "min" or "max", whichever is better.
+        patience: number of epochs without improvement that are allowed.
+        mode: "min" or "max", the direction of improvement.
 
     Raises:
         ValueError: another mode.
@@ -277,15 +276,15 @@ class EarlyStopping(Callback):
         self._sign = 1.0 if mode == "min" else -1.0
 
     def on_train_begin(self) -> None:
-        """Forget earlier values."""
+        """Reset the best value."""
         self._best, self._waited = float("inf"), 0
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Compare with the best value so far."""
         if self.monitor not in logs:
-            there = ", ".join(logs)
+            names = ", ".join(logs)
             raise StrategyError(
-                f"There is no result {self.monitor!r} to watch. There are: {there}."
+                f"There is no result {self.monitor!r} to watch. There are: {names}."
             )
         value = self._sign * logs[self.monitor]
         self._waited = 0 if value < self._best else self._waited + 1
@@ -297,23 +296,23 @@ class LearningRate(Callback):
     """Sets the learning rate of each epoch.
 
     Args:
-        schedule: epoch, counted from 0, and the present rate -> rate.
+        schedule: epoch, counted from 0, and current rate -> new rate.
     """
 
     def __init__(self, schedule: Callable[[int, float], float]) -> None:
         self.schedule = schedule
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Set it for all groups of parameters."""
+        """Set the rate of all parameter groups."""
         for group in self.model.optimizer.param_groups:
             group["lr"] = self.schedule(epoch, group["lr"])
 
 
 class Checkpoint(Callback):
-    """Saves a checkpoint after each epoch, and goes on from the latest one in the folder.
+    """Saves a checkpoint after each epoch, and resumes from the latest in the folder.
 
     Args:
-        folder: gets a folder for each epoch; visible to all ranks.
+        folder: the folder of the checkpoints, one folder per epoch; visible to all ranks.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -321,14 +320,14 @@ class Checkpoint(Callback):
 
     def on_train_begin(self) -> None:
         """Load the latest checkpoint, if there is one."""
-        mine = checkpoint.place(self.model.strategy, self.folder / "epoch").parent
-        epochs = [int(f.parent.name[6:]) for f in mine.glob("epoch-*/.metadata")]
-        latest = self.model.strategy._decide(max(epochs, default=-1))  # the same for all
+        folder = checkpoint.rank_path(self.model.strategy, self.folder / "epoch").parent
+        epochs = [int(f.parent.name[6:]) for f in folder.glob("epoch-*/.metadata")]
+        latest = self.model.strategy._decide(max(epochs, default=-1))  # the same on all replicas
         if latest >= 0:
             self.model.load(self._epoch(latest))
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Save."""
+        """Save a checkpoint."""
         self.model.save(self._epoch(epoch))
 
     def _epoch(self, number: int) -> Path:
@@ -336,10 +335,10 @@ class Checkpoint(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes each epoch's results as summaries for TensorBoard; the chief does.
+    """Writes each epoch's results as TensorBoard summaries, on the chief.
 
     Args:
-        folder: where event files go.
+        folder: the folder of event files.
 
     Raises:
         StrategyError: tensorboard is not installed.

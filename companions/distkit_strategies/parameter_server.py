@@ -1,4 +1,4 @@
-"""Variables on parameter servers: workers push gradients and pull values by the KVStore."""
+"""Training with variables on parameter servers, through the KVStore."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from distkit_strategies.replica import ReplicaContext
 from distkit_strategies.strategy import ReplicatedStrategy
 from distkit_strategies.synchronous import (
     combine,
-    own_parameters,
+    strategy_parameters,
 )
-from distkit_strategies.variables import Made
+from distkit_strategies.variables import CreatedVariables
 
-#: The size up to which the KVStore leaves an array whole: the partitioner cuts instead.
-_WHOLE = 1 << 62
+#: A ``bigarray_bound`` with which the KVStore never splits arrays: the partitioner does.
+_NEVER_SPLIT = 1 << 62
 
 
 class ParameterServerStrategy(ReplicatedStrategy):
     """Training with the variables on the servers of ``dk.Cluster(workers=2, servers=1)``.
 
-    Leaving the scope, variables have worker 0's values, on the servers. Each ``optimizer.step()``
-    in ``run`` pushes gradients and pulls values: the servers keep the optimizer's state and make
-    the update, and a checkpoint has the values alone. With "async", as in TensorFlow, each worker
-    is one replica: it steps with its own batches, of ``global_batch`` rows each, and waits for
-    no other. A worker that dies is replaced and trains from the beginning, on the values that are
-    there. With "sync" the replicas are in sync: the result is that of one process.
+    At the end of the scope, the servers get worker 0's values. Each ``optimizer.step()`` in ``run``
+    pushes gradients and pulls values: the servers keep the optimizer's state and apply the update,
+    and a checkpoint has only the values. With "async", as in TensorFlow, each worker is one
+    replica: it steps with its own batches of ``global_batch`` rows, and does not wait for others. A
+    dead worker is replaced; its replacement runs the function from the start, with the current
+    values. With "sync" the replicas are synchronized: the result equals that of one process.
 
     Args:
-        variable_partitioner: decides in how many shards a variable lies on the servers; None for
-            the KVStore's own rule.
+        variable_partitioner: returns the number of shards of a variable; None for the KVStore's
+            rule.
         mode: "async" or "sync".
-        options: of :func:`distkit.kvstore.create`, such as ``replication=2``: then a server may
-            crash, too, and nothing is lost.
+        options: options of :func:`distkit.kvstore.create`, such as ``replication=2``, with which a
+            server may crash without loss.
 
     Raises:
-        StrategyError: an unknown mode; and at the first scope, a cluster without servers.
+        StrategyError: the mode is unknown; or, at the first scope, the cluster has no servers.
 
     Source:
         TensorFlow, ``tf.distribute.ParameterServerStrategy``; Li et al., 2014.
@@ -70,20 +70,20 @@ class ParameterServerStrategy(ReplicatedStrategy):
             )
         self.mode, self._partitioner = mode, variable_partitioner
         self._options: dict[str, Any] = {} if mode == "sync" else {"on_crash": "replace"}
-        self._options |= {} if variable_partitioner is None else {"bigarray_bound": _WHOLE}
+        self._options |= {} if variable_partitioner is None else {"bigarray_bound": _NEVER_SPLIT}
         self._options |= options
         self.coordinated = False  # by a ClusterCoordinator
         self._variables: list[Tensor] = []
-        self._shards: list[tuple[Tensor, range]] = []  # parameters, and the keys of their shards
+        self._shards: list[tuple[Tensor, range]] = []  # parameters and the keys of their shards
         self._optimized: set[int] = set()
-        self._specs: list[tuple[Any, list[int]]] = []  # the optimizers that the servers have
+        self._specs: list[tuple[Any, list[int]]] = []  # optimizers on the servers
         self._decisions = 0
 
-    # -- who takes part ------------------------------------------------------------------------
+    # -- participants --------------------------------------------------------------------------
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """With "async" 1; with "sync" the number of workers."""
+        """1 with "async"; the number of workers with "sync"."""
         return 1 if self.mode == "async" else super().num_replicas_in_sync
 
     @property
@@ -95,12 +95,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
         return self.store.rank == 0
 
     @property
-    def _steps_alone(self) -> bool:
+    def _steps_outside_run(self) -> bool:
         return False
 
     @property
     def _pipeline(self) -> tuple[int, int]:
-        """This worker's place among those that train; a coordinator is not one of them."""
+        """This worker's index among training workers, which exclude a coordinator."""
         node = kvstore.here()
         if self.mode == "sync" or node is None:
             return super()._pipeline
@@ -114,12 +114,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     @property
     def _coordinates(self) -> bool:
-        """True in the process that schedules functions for the others."""
+        """True in the process that schedules functions."""
         return self.coordinated and self._chief
 
-    def _check_place(self, call: str) -> None:
-        super()._check_place(call)
-        if call in ("run()", "reduce()") and self._coordinates:  # TensorFlow warns, too
+    def _check_context(self, call: str) -> None:
+        super()._check_context(call)
+        if call in ("run()", "reduce()") and self._coordinates:  # like TensorFlow
             warnings.warn(
                 f"strategy.{call} on worker 0, which coordinates, without coordinator.schedule: it "
                 "runs there, and the other workers have no part in it. Call it in a function that "
@@ -132,7 +132,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """The store of this worker.
 
         Raises:
-            StrategyError: this is no worker of a cluster with servers.
+            StrategyError: this process is not a worker of a cluster with servers.
         """
         node = kvstore.here()
         if node is None or not node.servers:
@@ -145,32 +145,32 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     # -- variables ------------------------------------------------------------------------------
 
-    def _created(self, made: Made) -> None:
+    def _after_scope(self, created: CreatedVariables) -> None:
         if self.coordinated:
             raise StrategyError(
                 "Variables were made after ClusterCoordinator(strategy): the other workers do "
                 "not have them. Make all variables before the coordinator."
             )
-        super()._created(made)
+        super()._after_scope(created)
         known, shards = len(self._variables), len(self._shards)
-        self._variables += [variable for _, variable in made.tensors]
+        self._variables += [variable for _, variable in created.tensors]
         buffers: dict[Key, Tensor] = {}
         for n, variable in enumerate(self._variables[known:], known):
             if isinstance(variable, nn.Parameter):
                 first = self._shards[-1][1].stop if self._shards else 0
-                self._shards.append((variable, range(first, first + self._count(variable))))
+                self._shards.append((variable, range(first, first + self._shard_count(variable))))
             else:
                 buffers[f"buffer {n}"] = variable.detach()
-        values = _spread(self._shards[shards:]) | buffers
+        values = _rows_by_key(self._shards[shards:]) | buffers
         self._share([*values], [*values.values()])
 
     def _share(self, keys: list[Key], values: list[Tensor]) -> None:
-        """Give every worker the values of worker 0."""
+        """Send the values of worker 0 to every worker."""
         self.store.init(keys, values)
         self.store.pull(keys, values)
 
-    def _count(self, variable: Tensor) -> int:
-        """In how many shards it is."""
+    def _shard_count(self, variable: Tensor) -> int:
+        """Return the number of shards of a variable."""
         if self._partitioner is None or not variable.dim():
             return 1
         shape = tuple(variable.shape)
@@ -186,40 +186,43 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     @torch.no_grad()
     def pull(self) -> None:
-        """Get the values that the servers have now into this worker's parameters."""
-        values = _spread(self._shards)
+        """Pull the current values from the servers into this worker's parameters."""
+        values = _rows_by_key(self._shards)
         self.store.pull([*values], [*values.values()])
 
     # -- a step ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Push gradients and pull values; the optimizer is left without gradients to apply."""
-        weights, first = own_parameters(self, optimizer), self.store.rank * self._alone
-        combine(self, weights, replica, _by_servers, "worker", first)
+        """Push gradients and pull values; afterwards the local optimizer has no gradients."""
+        weights, first = (
+            strategy_parameters(self, optimizer),
+            self.store.rank * self._single_replica,
+        )
+        combine(self, weights, replica, _summed_by_servers, "worker", first)
         self._set_optimizer(optimizer, weights)
-        if replica.rows == 0 and self._alone:  # the mean over no rows is NaN
+        if replica.rows == 0 and self._single_replica:  # the mean over no rows is NaN
             self.pull()
         else:
             self._push({id(w) for w in weights if w.grad is not None})
         optimizer.zero_grad()
 
     def _push(self, weights: set[int]) -> None:
-        """Push gradients, and pull the new values; the first layers go first."""
+        """Push gradients and pull the new values, first layers first."""
         shards = [(w, keys) for w, keys in self._shards if id(w) in weights]
-        values = _spread(shards)
-        gradients = _spread((w.grad, keys) for w, keys in shards if w.grad is not None)
+        values = _rows_by_key(shards)
+        gradients = _rows_by_key((w.grad, keys) for w, keys in shards if w.grad is not None)
         self.store.pushpull([*values], [*gradients.values()], [*values.values()])
 
     def _set_optimizer(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
-        """Give the servers the optimizer with its present options.
+        """Send the optimizer with its current options to the servers.
 
         Raises:
-            StrategyError: they have another one.
+            StrategyError: the servers have another optimizer.
         """
-        mine = {id(w) for w in weights}
-        self._optimized = self._optimized or mine
-        if mine != self._optimized:
+        ids = {id(w) for w in weights}
+        self._optimized = self._optimized or ids
+        if ids != self._optimized:
             raise StrategyError(
                 f"a second optimizer, {type(optimizer).__name__}, under {self}: its servers have "
                 "one. Give one optimizer all parameters, in groups if their rates differ."
@@ -231,19 +234,19 @@ class ParameterServerStrategy(ReplicatedStrategy):
             for spec, params in groups
         ]
         if specs != self._specs:
-            again = bool(self._specs) or self.mode == "async"  # others may be ahead
+            replace = bool(self._specs) or self.mode == "async"  # other workers may be ahead
             for spec, keys in specs:
-                self.store.set_optimizer(spec, keys=keys, anew=again)
+                self.store.set_optimizer(spec, keys=keys, anew=replace)
             self._specs = specs
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _own(self, optimizer: Optimizer | None) -> Optimizer | None:
+    def _local_optimizer(self, optimizer: Optimizer | None) -> Optimizer | None:
         return None
 
     @torch.no_grad()
-    def _loaded(self, optimizer: Optimizer | None) -> None:
-        """Give the servers worker 0's values, once, also if a worker dies meanwhile."""
+    def _after_load(self, optimizer: Optimizer | None) -> None:
+        """Send worker 0's values to the servers, exactly once even if a worker dies."""
         mark = f"load {self._decisions}"
         if self._chief and not self.store.note(mark):
             if optimizer is not None:
@@ -252,53 +255,53 @@ class ParameterServerStrategy(ReplicatedStrategy):
                     "no checkpoint has it.",
                     stacklevel=3,
                 )
-            for key, value in _spread(self._shards).items():
+            for key, value in _rows_by_key(self._shards).items():
                 self.store._assign(key, value)
             self.store.note(mark, "done")
-        self._decide(0)  # the others wait
+        self._decide(0)  # a barrier for the others
         self.pull()
 
     def _decide(self, number: int) -> int:
-        """Worker 0's number, on all workers: the same again for a process that replaces one."""
+        """Return worker 0's number on all workers; a replacement process gets the same one."""
         self._decisions += 1
-        found = torch.tensor([number])
-        self._share([f"decision {self._decisions}"], [found])
-        return int(found)
+        value = torch.tensor([number])
+        self._share([f"decision {self._decisions}"], [value])
+        return int(value)
 
 
-def _by_servers(gradients: Tensor) -> None:
+def _summed_by_servers(gradients: Tensor) -> None:
     """Leave gradients as they are: the servers sum what replicas push."""
 
 
-def _spread(wholes: Iterable[tuple[Tensor, range]]) -> dict[Key, Tensor]:
-    """The rows of each key, in the memory of the whole; the first shards are the larger ones."""
+def _rows_by_key(tensors: Iterable[tuple[Tensor, range]]) -> dict[Key, Tensor]:
+    """Return views of the rows of each key; the first shards are larger if sizes differ."""
     return {
         key: rows
-        for whole, keys in wholes
+        for tensor, keys in tensors
         for key, rows in zip(
             keys,
-            whole.detach().tensor_split(len(keys)) if whole.dim() else [whole.detach()],
+            tensor.detach().tensor_split(len(keys)) if tensor.dim() else [tensor.detach()],
             strict=True,
         )
     }
 
 
-# -- partitioners: how variables are cut along the first axis -----------------------------------
+# -- partitioners, which split variables along the first axis -------------------------------------
 
 
 class Partitioner(ABC):
-    """Decides in how many shards a variable lies on the servers.
+    """Determines the number of shards of a variable on the servers.
 
     It is called with the variable's shape and dtype, and returns the number of shards of each axis,
-    as TensorFlow's ``tf.distribute.experimental.partitioners`` do. Each shard is a key of the
-    KVStore, and keys take turns among the servers.
+    like TensorFlow's ``tf.distribute.experimental.partitioners``. Each shard is a key of the
+    KVStore; keys are distributed round-robin over the servers.
     """
 
     def __post_init__(self) -> None:
         """Check the numbers.
 
         Raises:
-            StrategyError: one is not a whole number, or smaller than 1.
+            StrategyError: a number is not whole, or smaller than 1.
         """
         for name, n in vars(self).items():
             if n is not None and (not isinstance(n, int) or n < 1):
@@ -307,11 +310,11 @@ class Partitioner(ABC):
                 )
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> list[int]:
-        """The number of shards of each axis: 1 for all but the first.
+        """Return the number of shards of each axis: 1 for all but the first.
 
         Args:
-            shape: the variable's, of one dimension or more.
-            dtype: the variable's.
+            shape: the shape of the variable, with one dimension or more.
+            dtype: the dtype of the variable.
         """
         rows, *others = shape
         row = max(1, math.prod(others)) * dtype.itemsize
@@ -319,11 +322,11 @@ class Partitioner(ABC):
 
     @abstractmethod
     def count(self, rows: int, row: int) -> int:
-        """The number of shards that is wanted; more than there are rows are not made.
+        """Return the requested number of shards, which is limited to the number of rows.
 
         Args:
-            rows: the size of the axis that is cut.
-            row: the bytes of each.
+            rows: the size of the first axis.
+            row: the size of a row [bytes].
         """
 
 
@@ -332,7 +335,7 @@ class FixedShardsPartitioner(Partitioner):
     """The same number of shards for every variable.
 
     Args:
-        num_shards: how many.
+        num_shards: number of shards.
 
     >>> FixedShardsPartitioner(num_shards=2)((10, 3), torch.float32)
     [2, 1]
@@ -343,20 +346,19 @@ class FixedShardsPartitioner(Partitioner):
     num_shards: int
 
     def count(self, rows: int, row: int) -> int:
-        """The number that was given."""
+        """Return ``num_shards``."""
         return self.num_shards
 
 
 @dataclass(frozen=True)
 class MinSizePartitioner(Partitioner):
-    """As many shards as have about ``min_shard_bytes`` each, at most ``max_shards``.
+    """Shards of about ``min_shard_bytes`` each, at most ``max_shards``.
 
-    As TensorFlow's, it rounds their number up, so a shard may be smaller: of several each has about
-    half of that or more.
+    Like TensorFlow's, it rounds the number of shards up, so shards may have about half the size.
 
     Args:
         min_shard_bytes: the size of a shard [bytes], 256 KiB by default.
-        max_shards: the most shards of a variable; such as the number of servers.
+        max_shards: maximum number of shards, such as the number of servers.
 
     >>> MinSizePartitioner(min_shard_bytes=4, max_shards=2)((6, 1), torch.float32)
     [2, 1]
@@ -368,17 +370,17 @@ class MinSizePartitioner(Partitioner):
     max_shards: int = 1
 
     def count(self, rows: int, row: int) -> int:
-        """⌈bytes / min_shard_bytes⌉."""
+        """Return ⌈bytes / min_shard_bytes⌉."""
         return min(self.max_shards, math.ceil(rows * row / self.min_shard_bytes))
 
 
 @dataclass(frozen=True)
 class MaxSizePartitioner(Partitioner):
-    """As few shards as have at most ``max_shard_bytes`` each, at most ``max_shards``.
+    """The fewest shards of at most ``max_shard_bytes`` each, at most ``max_shards``.
 
     Args:
-        max_shard_bytes: the most bytes of a shard; one row is never cut.
-        max_shards: the most shards of a variable, which then may be larger; None for any number.
+        max_shard_bytes: maximum size of a shard [bytes]; rows are never split.
+        max_shards: maximum number of shards, which may then be larger; None for no limit.
 
     >>> MaxSizePartitioner(max_shard_bytes=8)((6, 1), torch.float32)
     [3, 1]
@@ -390,6 +392,6 @@ class MaxSizePartitioner(Partitioner):
     max_shards: int | None = None
 
     def count(self, rows: int, row: int) -> int:
-        """⌈rows / rows that fit in a shard⌉."""
+        """Return ⌈rows / rows that fit in a shard⌉."""
         shards = math.ceil(rows / max(1, self.max_shard_bytes // row))
         return min(self.max_shards or shards, shards)

@@ -1,4 +1,4 @@
-"""What all strategies share, and the default one: a single replica, nothing to communicate."""
+"""The base class of strategies, which is also the default one with a single replica."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from torch.utils import _pytree as pytree
 from distkit.data import DistributedDataset
 from distkit.errors import StrategyError
 from distkit_strategies import variables
-from distkit_strategies.agreement import Agreement, check_shapes, group_device, of_all
+from distkit_strategies.agreement import Agreement, all_gather_object, check_shapes, group_device
 from distkit_strategies.replica import (
     ReduceOp,
     ReplicaContext,
-    entered,
-    running,
-    strategy_here,
+    activate,
+    current_replica,
+    current_strategy,
 )
-from distkit_strategies.variables import Made, remember_rows
+from distkit_strategies.variables import CreatedVariables, with_rows
 
-#: How ``distribute_dataset`` can divide data.
+#: Arguments of ``distribute_dataset`` that control the division of data.
 _DIVISION = "policy", "shuffle", "seed"
-#: Floating-point dtypes that sums overflow.
+#: Floating-point dtypes whose sums may overflow.
 _HALF = torch.float16, torch.bfloat16
 
 
 @dataclass(frozen=True)
 class InputContext:
-    """Which batches a function should make.
+    """The share of the batches that a dataset function creates.
 
     Args:
-        num_input_pipelines: how many such functions run; here one per replica.
-        input_pipeline_id: which one this is, from 0.
+        num_input_pipelines: number of dataset functions; here one per replica.
+        input_pipeline_id: index of this one, from 0.
         num_replicas_in_sync: the number of replicas.
     """
 
@@ -53,7 +53,7 @@ class InputContext:
     num_replicas_in_sync: int
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The rows of each replica's batch.
+        """Return the number of rows of each replica's batch.
 
         Raises:
             StrategyError: the global batch cannot be divided by the number of replicas.
@@ -71,12 +71,12 @@ class InputContext:
         return each
 
 
-class Placed:
-    """Batches, moved to a device: each while the one before it is in use.
+class DeviceBatches:
+    """Batches moved to a device, each while the previous one is in use.
 
     Args:
-        batches: what to iterate over; its ``len`` and other attributes show through.
-        device: where tensors go.
+        batches: an iterable; its ``len`` and other attributes are forwarded.
+        device: the device of the tensors.
     """
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
@@ -100,11 +100,11 @@ class Placed:
 class Strategy:
     """The default strategy: one replica, as without any strategy.
 
-    A strategy can be made in the notebook and travels with the function to the ranks, as the call
-    that made it; there it uses their process group. A replica is a rank.
+    A strategy can be created in the notebook. It is pickled as its constructor call, and on the
+    ranks uses their process group. A replica is a rank.
 
     Args:
-        device: where variables are made and batches go; None for torch's default device.
+        device: the device of variables and batches; None for torch's default device.
 
     Source:
         TensorFlow, "Distributed training with TensorFlow", ``tf.distribute.Strategy``.
@@ -116,28 +116,28 @@ class Strategy:
     torch.Size([])
     """
 
-    #: True if each replica has parts of the variables that the others do not have.
+    #: True if variables are sharded over the replicas.
     _sharded = False
-    #: The device of a strategy that is given none.
+    #: The device if none is given.
     _default_device = staticmethod(torch.get_default_device)
 
     _call: partial[Strategy]
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """Remember the call."""
-        made = super().__new__(cls)
-        made._call = partial(cls, *args, **options)
-        return made
+        """Remember the constructor call."""
+        strategy = super().__new__(cls)
+        strategy._call = partial(cls, *args, **options)
+        return strategy
 
     def __reduce__(self) -> Any:
-        """Pickle the call and public attributes: what else it keeps belongs to its process."""
+        """Pickle the constructor call and public attributes; private ones belong to the process."""
         return self._call, (), {k: v for k, v in vars(self).items() if not k.startswith("_")}
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._devices = [] if device is None else [torch.device(device)]
         self._agreement, self._runs = Agreement(), 0
 
-    # -- what a program uses -----------------------------------------------------------------
+    # -- public interface -------------------------------------------------------------------
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -146,24 +146,24 @@ class Strategy:
 
     @property
     def device(self) -> torch.device:
-        """Where this replica's variables and batches are."""
+        """The device of this replica's variables and batches."""
         if self._devices:
             return self._devices[self._replica % len(self._devices)]
         return self._default_device()
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Open a block that makes variables; when it closes, all replicas have rank 0's values.
+        """Open a block that creates variables; at its end all replicas get rank 0's values.
 
         Raises:
             StrategyError: inside another strategy's scope or a replica function; the replicas
-                have made different variables, or some on another device.
+                have created different variables, or some on another device.
         """
-        self._check_place("scope()")
-        with entered(self, None), self.device, variables.watched(self) as made:
+        self._check_context("scope()")
+        with activate(self, None), self.device, variables.watch_modules(self) as created:
             yield self
-        self._check_devices(made.tensors)
-        self._created(made)
+        self._check_devices(created.tensors)
+        self._after_scope(created)
 
     def run(
         self,
@@ -173,52 +173,52 @@ class Strategy:
     ) -> Any:
         """Run a function as this replica, and return this replica's results, without gradients.
 
-        Before each ``optimizer.step()`` in it, gradients are combined: replica r has a batch of n_r
-        rows, and its loss is a mean over them, so that::
+        Before each ``optimizer.step()`` in it, gradients are combined. If replica r has a batch of
+        n_r rows, and its loss is their mean::
 
             g = Σ_r n_r g_r / Σ_r n_r
 
-        is the gradient of the mean over the whole batch, also when its pieces differ. With
-        :func:`compute_average_loss` it is Σ_r g_r. n_r is the first dimension of the first tensor
-        among the arguments.
+        is the gradient of the mean over the global batch, even if replicas have different numbers
+        of rows. With :func:`compute_average_loss` it is Σ_r g_r. n_r is the first dimension of the
+        first tensor among the arguments.
 
         Args:
             fn: plain torch code of one replica.
-            args: its arguments; tensors, and structures of them, are this replica's own.
-            kwargs: likewise.
+            args: its arguments, with this replica's tensors.
+            kwargs: its keyword arguments.
 
         Raises:
             StrategyError: inside a replica function; another replica's function raised.
-            Exception: what ``fn`` raises; the strategy can be used again.
+            Exception: the exception of ``fn``; the strategy can be used again.
         """
-        self._check_place("run()")
+        self._check_context("run()")
         self._runs += 1
         tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
         rows = next((len(t) for t in tensors if t.dim()), None)
         replica = ReplicaContext(self, rows, self._runs)
-        with self._run(replica), entered(self, replica):
+        with self._run(replica), activate(self, replica):
             result = fn(*args, **(kwargs or {}))
-        return pytree.tree_map(lambda leaf: remember_rows(leaf, rows), result)
+        return pytree.tree_map(lambda leaf: with_rows(leaf, rows), result)
 
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
-        """Sum or mean of a value over the replicas, the same on all of them.
+        """Return the sum or mean of a value over the replicas, on all of them.
 
-        The mean of what :meth:`run` has returned, a tensor or a number, is weighted by the rows of
-        each replica's batch, Σ n_r v_r / Σ n_r: a mean of means would count rows of small pieces
-        more. Of what is computed from it later, each replica's value counts the same.
+        The mean of a result of :meth:`run`, a tensor or a number, is weighted by the rows of each
+        replica's batch, Σ n_r v_r / Σ n_r: an unweighted mean would overweight rows of small
+        batches. Values computed from a result are weighted equally.
 
         Args:
             op: "sum" or "mean".
             value: a tensor or number of the same shape on all replicas, or a structure of them;
-                of a sparse tensor the result is dense.
-            axis: also reduce this dimension, whose size may then differ: the mean is the sum
-                of all elements divided by their number.
+                sparse tensors give dense results.
+            axis: also reduce this dimension, whose size may then differ: the mean is the sum of
+                all elements divided by their number.
 
         Raises:
             StrategyError: shapes differ, no such dimension, no numbers, or this is a replica
                 function.
         """
-        self._check_place("reduce()")
+        self._check_context("reduce()")
         return pytree.tree_map(
             lambda x: self._reduce(
                 "reduce", ReduceOp(op), x, axis, rows=getattr(x, "_rows", None)
@@ -227,18 +227,18 @@ class Strategy:
         )
 
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """The values of all replicas, joined along a dimension in the order of replicas.
+        """Return the values of all replicas, concatenated along a dimension.
 
         Args:
-            value: a tensor, or a structure of them; its size along ``axis`` may differ. Of sparse
-                tensors the result is dense.
-            axis: the dimension along which they are joined.
+            value: a tensor, or a structure of them; its size along ``axis`` may differ. Sparse
+                tensors give dense results.
+            axis: the dimension along which they are concatenated.
 
         Raises:
             StrategyError: other dimensions differ, a scalar, no numbers, or this is a replica
                 function.
         """
-        self._check_place("gather()")
+        self._check_context("gather()")
         return pytree.tree_map(lambda x: self._gather("gather", x, axis).detach(), value)
 
     def distribute_dataset(
@@ -246,21 +246,21 @@ class Strategy:
         data: Any,
         global_batch: int | None = None,
         **division: Any,
-    ) -> Placed:
-        """This replica's batches of a dataset, on its device.
+    ) -> DeviceBatches:
+        """Return this replica's batches of a dataset, on its device.
 
-        The last batch of an epoch may have fewer rows. TensorFlow's ``drop_remainder`` is left
-        out: gradients and losses are weighted by rows, so every row counts.
+        The last batch of an epoch may have fewer rows. TensorFlow's ``drop_remainder`` is not
+        supported: gradients and losses are weighted by rows, so every row counts.
 
         Args:
             data: see :class:`distkit.data.DistributedDataset`.
-            global_batch: rows of all replicas' batches together; always needed, since torch's
-                datasets have no batches of their own as ``tf.data`` has.
-            division: ``policy``, ``shuffle``, ``seed``: as of ``DistributedDataset``.
+            global_batch: rows of all replicas' batches together; required, since torch's datasets,
+                unlike ``tf.data``, are not batched.
+            division: ``policy``, ``shuffle``, ``seed``, as in ``DistributedDataset``.
 
         Raises:
-            StrategyError: ``global_batch`` is missing or no whole number, an unknown argument, or
-                a coordinator, which has no rows.
+            StrategyError: ``global_batch`` is missing or no whole number, an argument is unknown,
+                or this is a coordinator, which has no rows.
             ValueError: see :class:`distkit.data.DistributedDataset`.
         """
         if unknown := sorted(division.keys() - {*_DIVISION}):
@@ -273,25 +273,25 @@ class Strategy:
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]]
-    ) -> Placed:
-        """This replica's batches from a function that makes them, on its device.
+    ) -> DeviceBatches:
+        """Return this replica's batches from a function that creates them, on its device.
 
         Args:
             dataset_fn: gets an :class:`InputContext`, and returns an iterable of this replica's
                 batches.
 
         Raises:
-            StrategyError: a coordinator, which has no rows.
+            StrategyError: this is a coordinator, which has no rows.
         """
         pipeline, pipelines = self._pipeline
         context = InputContext(pipelines, pipeline, self.num_replicas_in_sync)
-        return Placed(dataset_fn(context), self.device)
+        return DeviceBatches(dataset_fn(context), self.device)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of the replicas in this process, of which there is one."""
+        """Return the values of the replicas in this process, always one."""
         return (value,)
 
-    # -- what a subclass changes -------------------------------------------------------------
+    # -- hooks of subclasses ----------------------------------------------------------------
 
     @property
     def _replica(self) -> int:
@@ -300,108 +300,108 @@ class Strategy:
 
     @property
     def _chief(self) -> bool:
-        """True in the one process that prints, and writes what is the same in all."""
+        """True in the one process that prints and writes shared files."""
         return self._replica == 0
 
     @property
     def _pipeline(self) -> tuple[int, int]:
-        """Which share of a dataset is this process's, and of how many."""
+        """Index of this process's share of a dataset, and number of shares."""
         return self._replica, self.num_replicas_in_sync
 
     @property
-    def _steps_alone(self) -> bool:
+    def _steps_outside_run(self) -> bool:
         """True if optimizers may step outside of replica functions."""
-        return self._alone
+        return self._single_replica
 
-    def _check_place(self, call: str) -> None:
-        """Refuse a call inside another strategy or a replica function.
+    def _check_context(self, call: str) -> None:
+        """Check that a call is not inside another strategy or a replica function.
 
         Raises:
-            StrategyError: it is made there.
+            StrategyError: it is.
         """
-        outer = strategy_here()
+        outer = current_strategy()
         if outer is not None and outer is not self:
             raise StrategyError(
                 f"{call} of {self} inside {outer}: strategies do not nest. Leave the scope of the "
                 "outer one first."
             )
-        if running() is not None:
+        if current_replica() is not None:
             raise StrategyError(
                 f"{call} inside a replica function of {outer}. Call it outside `run`; in a replica "
                 "function use dk.strategies.get_replica_context()."
             )
 
     def _run(self, replica: ReplicaContext) -> contextlib.AbstractContextManager[None]:
-        """Open while this replica's function runs."""
+        """Return the context in which this replica's function runs."""
         return self._agreement.inside_run()
 
-    def _created(self, made: Made) -> None:
-        """Make variables the same on all replicas.
+    def _after_scope(self, created: CreatedVariables) -> None:
+        """Make variables equal on all replicas, at the end of a scope.
 
         Raises:
-            StrategyError: on all replicas: they have made different ones.
+            StrategyError: on all replicas: they have created different variables.
         """
-        about = repr([(name, tuple(t.shape), t.dtype) for name, t in made.tensors])
-        facts = [len(made.tensors), zlib.crc32(about.encode())]
-        shown = self._compare("scope", facts)
-        if shown.count(facts) < len(shown):
-            counts = ", ".join(f"replica {r} made {n}" for r, (n, _) in enumerate(shown))
+        description = repr([(name, tuple(t.shape), t.dtype) for name, t in created.tensors])
+        facts = [len(created.tensors), zlib.crc32(description.encode())]
+        gathered = self._compare("scope", facts)
+        if gathered.count(facts) < len(gathered):
+            counts = ", ".join(f"replica {r} made {n}" for r, (n, _) in enumerate(gathered))
             raise StrategyError(
                 f"The replicas made different variables, by number, name, shape or dtype: {counts}."
                 " All replicas must make the same model."
             )
-        for _, tensor in () if self._alone else made.tensors:
+        for _, tensor in () if self._single_replica else created.tensors:
             dist.broadcast(tensor.detach(), 0)
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Before a step, make the gradients of its parameters those of the whole batch."""
+        """Before a step, combine the gradients of its parameters over the replicas."""
 
-    def _stepped(self) -> None:
-        """After a step, give its results to the other replicas."""
+    def _after_optimizer_step(self) -> None:
+        """After a step, send its results to the other replicas."""
 
-    def _own(self, optimizer: Optimizer | None) -> Optimizer | None:
-        """The optimizer whose state is in this process, to be saved or loaded; None for none."""
+    def _local_optimizer(self, optimizer: Optimizer | None) -> Optimizer | None:
+        """Return the optimizer whose state is in this process, to save or load; None for none."""
         return optimizer
 
-    def _loaded(self, optimizer: Optimizer | None) -> None:
-        """Bring a checkpoint, which has been loaded into this process, to where it belongs."""
+    def _after_load(self, optimizer: Optimizer | None) -> None:
+        """Distribute a checkpoint that has been loaded into this process."""
 
     def _decide(self, number: int) -> int:
-        """The chief's number, on all replicas."""
+        """Return the chief's number on all replicas."""
         return self._compare("checkpoint", [number])[0][0]
 
-    # -- built from these --------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------
 
     @property
-    def _alone(self) -> bool:
+    def _single_replica(self) -> bool:
         return self.num_replicas_in_sync == 1
 
     def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """The facts of all replicas, once all are in this call: see :mod:`.agreement`."""
-        return [list(facts)] if self._alone else self._agreement.compare(call, facts)
+        """Return the facts of all replicas, once all are in this call: see :mod:`.agreement`."""
+        return [list(facts)] if self._single_replica else self._agreement.compare(call, facts)
 
     def _failures(self, error: Exception | None) -> list[str]:
-        """What has kept replicas from reading or writing files, once all have tried."""
-        mine = "" if error is None else f"{type(error).__name__}: {error}"
-        if not any(failed for (failed,) in self._compare("checkpoint", [bool(mine)])):
+        """Return the replicas' errors in reading or writing files, once all have tried."""
+        message = "" if error is None else f"{type(error).__name__}: {error}"
+        if not any(failed for (failed,) in self._compare("checkpoint", [bool(message)])):
             return []
-        found = enumerate([mine] if self._alone else of_all(mine))
-        return [f"replica {r}: {text}" for r, text in found if text]
+        messages = enumerate([message] if self._single_replica else all_gather_object(message))
+        return [f"replica {r}: {text}" for r, text in messages if text]
 
     def _all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of ``x`` over the replicas."""
+        """Return the sum of ``x`` over the replicas."""
         total = x.clone(memory_format=torch.contiguous_format)
-        if not self._alone:
+        if not self._single_replica:
             dist.all_reduce(total)
         return total
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:
-        """The tensor of each replica; they have the same shape."""
-        found = [torch.empty_like(x) for _ in range(self.num_replicas_in_sync)]
-        if self._alone:
+        """Return the tensors of all replicas, which have the same shape."""
+        tensors = [torch.empty_like(x) for _ in range(self.num_replicas_in_sync)]
+        if self._single_replica:
             return [x]
-        dist.all_gather(found, x.contiguous())
-        return found
+        dist.all_gather(tensors, x.contiguous())
+        return tensors
 
     def _reduce(
         self,
@@ -411,32 +411,32 @@ class Strategy:
         axis: int | None = None,
         rows: int | None = None,
     ) -> Tensor:
-        """Sum or mean over the replicas, weighted by rows, also along a dimension."""
+        """Return the sum or mean over the replicas, weighted by rows, also along a dimension."""
         x, mean = self._tensor(call, value), op is ReduceOp.MEAN
         dtype, x = x.dtype, _wide(x, mean)
         count = 1 if rows is None or not mean else rows
         if axis is not None:
             check_shapes(call, [x.shape], axis)
             x, count = x.sum(axis), x.shape[axis]
-        shown = self._compare(call, [count, *x.shape])
-        check_shapes(call, [shape for _, *shape in shown])
+        gathered = self._compare(call, [count, *x.shape])
+        check_shapes(call, [shape for _, *shape in gathered])
         if axis is None and mean:
             x = x * count if count else torch.zeros_like(x)  # without rows a mean is NaN
         total: Tensor = _Summed.apply(x, self, self._all_reduce)  # type: ignore[no-untyped-call]
-        total = total / sum(n for n, *_ in shown) if mean else total
+        total = total / sum(n for n, *_ in gathered) if mean else total
         return total.to(dtype) if dtype in _HALF else total
 
     def _gather(self, call: str, value: Any, axis: int) -> Tensor:
-        """The tensors of all replicas, joined along a dimension whose size may differ."""
+        """Return the tensors of all replicas, concatenated along a dimension."""
         x = self._tensor(call, value)
         shapes = self._compare(call, x.shape)
         check_shapes(call, shapes, axis)
-        mine, sizes = x.movedim(axis, 0), [shape[axis] for shape in shapes]
-        most, begins = max(sizes), [0, *accumulate(sizes)]
-        found = self._all_gather(_padded(mine.detach(), 0, most))
-        joined = torch.cat([rows[:size] for rows, size in zip(found, sizes, strict=True)])
-        whole = _padded(mine, begins[self._replica], begins[-1])
-        with_gradient: Tensor = _Summed.apply(whole, self, lambda _: joined)  # type: ignore[no-untyped-call]
+        local, sizes = x.movedim(axis, 0), [shape[axis] for shape in shapes]
+        longest, offsets = max(sizes), [0, *accumulate(sizes)]
+        padded = self._all_gather(_padded(local.detach(), 0, longest))
+        joined = torch.cat([rows[:size] for rows, size in zip(padded, sizes, strict=True)])
+        own = _padded(local, offsets[self._replica], offsets[-1])
+        with_gradient: Tensor = _Summed.apply(own, self, lambda _: joined)  # type: ignore[no-untyped-call]
         return with_gradient.movedim(0, axis)
 
     def _batches(
@@ -446,7 +446,7 @@ class Strategy:
         replica: int,
         replicas: int,
         **division: Any,
-    ) -> Placed:
+    ) -> DeviceBatches:
         if not isinstance(global_batch, Integral):
             raise StrategyError(
                 f"distribute_dataset(global_batch={global_batch!r}): give the rows of all "
@@ -454,7 +454,7 @@ class Strategy:
             )
         rows = int(global_batch) * (replicas // self.num_replicas_in_sync)
         batches = DistributedDataset(data, rows, replica=replica, replicas=replicas, **division)
-        return Placed(batches, self.device)
+        return DeviceBatches(batches, self.device)
 
     def _tensor(self, call: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
         try:
@@ -466,16 +466,16 @@ class Strategy:
             ) from error
 
     def _check_devices(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        here = torch.empty(0, device=self.device).device  # with its number, if it has one
+        expected = torch.empty(0, device=self.device).device  # with its index, if it has one
         for name, tensor in named:
-            if tensor.device != here:
+            if tensor.device != expected:
                 raise StrategyError(
                     f"{name} is on {tensor.device}, but the replica of {self} is on {self.device}. "
                     "Leave the placing to the scope, or choose the strategy's device."
                 )
 
     def __getattr__(self, name: str) -> Any:
-        """TensorFlow's names with ``experimental_``, which its tutorials have."""
+        """Resolve TensorFlow's names with ``experimental_``, which its tutorials use."""
         plain = name.removeprefix("experimental_")
         if plain == name or not hasattr(type(self), plain):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -487,7 +487,7 @@ class Strategy:
 
 
 class ReplicatedStrategy(Strategy):
-    """What strategies have in common whose replicas are the ranks of the process group."""
+    """The base class of strategies whose replicas are the ranks of the process group."""
 
     _default_device = staticmethod(group_device)
 
@@ -515,13 +515,13 @@ class _Summed(torch.autograd.Function):
 
 
 def _padded(rows: Tensor, begin: int, size: int) -> Tensor:
-    """The rows from ``begin`` on, among ``size`` rows of which the others are 0."""
+    """Place the rows at ``begin`` among ``size`` rows; the others are 0."""
     zeros = rows.new_zeros(size - len(rows), *rows.shape[1:])
     return torch.cat([zeros[:begin], rows, zeros[begin:]])
 
 
 def _wide(x: Tensor, mean: bool) -> Tensor:
-    """The same numbers, in a dtype that has room for their sum; whole ones as ``torch.sum``."""
+    """Convert to a dtype wide enough for sums; whole numbers as in ``torch.sum``."""
     if x.dtype in _HALF:
         return x.float()
     if x.is_floating_point() or x.is_complex():

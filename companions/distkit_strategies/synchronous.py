@@ -1,6 +1,6 @@
-"""Synchronous strategies: how replicas combine their gradients before a step.
+"""Synchronous strategies, in which replicas combine their gradients before a step.
 
-They differ in where variables are, and in how gradients are added.
+They differ in the location of variables, and in how gradients are summed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from distkit.errors import StrategyError, TrainingError
 from distkit_strategies.replica import ReplicaContext
 from distkit_strategies.strategy import ReplicatedStrategy, Strategy
 from distkit_strategies.tf_config import TFConfig, join
-from distkit_strategies.variables import Made, owned, parameters_of
+from distkit_strategies.variables import CreatedVariables, owner_of, parameters_of
 
-#: TensorFlow's names, and ours for the same algorithm.
+#: TensorFlow's names of algorithms -> distkit's names.
 CROSS_DEVICE_OPS: dict[Any, str] = {
     "NcclAllReduce": "native",
     "HierarchicalCopyAllReduce": "hierarchical",
@@ -35,15 +35,15 @@ CROSS_DEVICE_OPS: dict[Any, str] = {
 }
 
 
-def own_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor]:
-    """The parameters that an optimizer updates, all of them variables of the strategy.
+def strategy_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that an optimizer updates, all of them variables of the strategy.
 
     Raises:
-        StrategyError: one was not made in the strategy's scope, or was moved to another device.
+        StrategyError: one was not created in the strategy's scope, or was moved to another device.
     """
     weights = parameters_of(optimizer)
     for k, w in enumerate(weights):
-        found = owned(w)
+        found = owner_of(w)
         if found is None or found[0] is not strategy:
             whose = "outside of every scope" if found is None else f"in the scope of {found[0]}"
             raise StrategyError(
@@ -51,7 +51,7 @@ def own_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor]:
                 f"of shape {tuple(w.shape)}, which was made {whose}: its values may differ between "
                 f"replicas. Make the model in `with strategy.scope():`."
             )
-    strategy._check_devices((owned(w)[1], w) for w in weights)  # type: ignore[index]
+    strategy._check_devices((owner_of(w)[1], w) for w in weights)  # type: ignore[index]
     return weights
 
 
@@ -60,19 +60,19 @@ def combine(
     strategy: Strategy,
     weights: Sequence[Tensor],
     replica: ReplicaContext,
-    add_up: Callable[[Tensor], Any],
+    all_reduce: Callable[[Tensor], Any],
     kind: str = "replica",
     first: int = 0,
 ) -> None:
-    """Replace each gradient by that of the whole batch, Σ n_r g_r / Σ n_r or Σ g_r.
+    """Replace each gradient with the gradient of the global batch, Σ n_r g_r / Σ n_r or Σ g_r.
 
     Args:
-        strategy: compares the replicas before gradients travel.
+        strategy: compares the replicas before gradients are sent.
         weights: the parameters, the same on all replicas.
-        replica: knows the rows n_r, and whether losses are divided by the global batch already.
-        add_up: sums a tensor over the replicas, in place.
-        kind: what replicas are called.
-        first: the number of the first one.
+        replica: has the rows n_r, and whether losses are divided by the global batch already.
+        all_reduce: sums a tensor over the replicas, in place.
+        kind: the name of replicas in messages.
+        first: the number of the first replica.
 
     Raises:
         StrategyError: on all replicas: one has other parameters, or is not inside the same step.
@@ -81,27 +81,32 @@ def combine(
     check_losses(replica)
     for w in weights:
         w.grad = None if w.grad is None else w.grad.to_dense()
-    rows, there = 1 if replica.rows is None else replica.rows, [w.grad is not None for w in weights]
+    rows, has_gradient = (
+        1 if replica.rows is None else replica.rows,
+        [w.grad is not None for w in weights],
+    )
     bad = first_not_finite(w.grad for w in weights) if rows else -1  # without rows a mean is NaN
-    facts = [rows, replica.summed, len(weights), zlib.crc32(bytes(there)), bad]
-    shown = strategy._compare("optimizer.step", facts)
-    for r, (_, summed, count, _, bad) in enumerate(shown):
-        if count != len(weights) or summed != shown[0][1]:
+    facts = [rows, replica.summed, len(weights), zlib.crc32(bytes(has_gradient)), bad]
+    gathered = strategy._compare("optimizer.step", facts)
+    for r, (_, summed, count, _, bad) in enumerate(gathered):
+        if count != len(weights) or summed != gathered[0][1]:
             raise StrategyError(
                 f"The optimizers of {kind} {r} and of this one update different parameters, or "
                 "only one of them used compute_average_loss. All replicas must make the same step."
             )
         if bad >= 0:
-            refuse_not_finite(weights[bad], replica, first + r, kind)
-    if strategy._alone:
+            raise_not_finite(weights[bad], replica, first + r, kind)
+    if strategy._single_replica:
         return
-    if len({s[3] for s in shown}) > 1:
-        masks = strategy._all_gather(torch.tensor(there, dtype=torch.uint8, device=strategy.device))
-        for w, known in zip(weights, torch.stack(masks).any(0).tolist(), strict=True):
-            w.grad = torch.zeros_like(w) if known and w.grad is None else w.grad
-    part = 1 if replica.summed else rows / (sum(s[0] for s in shown) or 1)
-    mine = [w.grad for w in weights if w.grad is not None]
-    as_one(mine, lambda g: add_up(g.mul_(part) if rows else g.zero_()))
+    if len({s[3] for s in gathered}) > 1:
+        masks = strategy._all_gather(
+            torch.tensor(has_gradient, dtype=torch.uint8, device=strategy.device)
+        )
+        for w, needed in zip(weights, torch.stack(masks).any(0).tolist(), strict=True):
+            w.grad = torch.zeros_like(w) if needed and w.grad is None else w.grad
+    weight = 1 if replica.summed else rows / (sum(s[0] for s in gathered) or 1)
+    gradients = [w.grad for w in weights if w.grad is not None]
+    apply_flattened(gradients, lambda g: all_reduce(g.mul_(weight) if rows else g.zero_()))
 
 
 def check_losses(replica: ReplicaContext) -> None:
@@ -117,37 +122,37 @@ def check_losses(replica: ReplicaContext) -> None:
         )
 
 
-def as_one(tensors: Sequence[Tensor], change: Callable[[Tensor], Any]) -> None:
-    """Change tensors in place as one flat tensor, or one for each dtype, that travels at once."""
+def apply_flattened(tensors: Sequence[Tensor], function: Callable[[Tensor], Any]) -> None:
+    """Apply a function in place to tensors flattened into one tensor per dtype."""
     for dtype in dict.fromkeys(t.dtype for t in tensors):
-        alike = [t for t in tensors if t.dtype == dtype]
-        flat = torch.cat([t.reshape(-1) for t in alike])
-        change(flat)
-        for t, changed in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
+        group = [t for t in tensors if t.dtype == dtype]
+        flat = torch.cat([t.reshape(-1) for t in group])
+        function(flat)
+        for t, changed in zip(group, flat.split([t.numel() for t in group]), strict=True):
             t.copy_(changed.view_as(t))
 
 
 def first_not_finite(gradients: Iterable[Tensor | None]) -> int:
-    """The number of the first gradient that is NaN or infinite; -1 for none."""
+    """Return the index of the first gradient that is NaN or infinite; -1 for none."""
     bad = (k for k, g in enumerate(gradients) if g is not None and not g.isfinite().all())
     return next(bad, -1)
 
 
-def refuse_not_finite(
+def raise_not_finite(
     weight: Tensor, replica: ReplicaContext, culprit: int | None, kind: str = "replica"
 ) -> NoReturn:
-    """Name a gradient that is NaN or infinite.
+    """Raise an error that names a gradient that is NaN or infinite.
 
     Args:
         weight: the parameter.
-        replica: knows the run.
-        culprit: the number of the replica that has it; None if only the sum is not finite.
-        kind: what replicas are called.
+        replica: the replica, for the number of the run.
+        culprit: the number of the replica with it; None if only the sum is not finite.
+        kind: the name of replicas in messages.
 
     Raises:
         TrainingError: always.
     """
-    layer = owned(weight)[1]  # type: ignore[index]
+    layer = owner_of(weight)[1]  # type: ignore[index]
     where = "as the sum of all replicas" if culprit is None else f"on {kind} {culprit}"
     raise TrainingError(
         f"The gradient of {layer} is not finite {where} in run {replica.number} of the strategy. "
@@ -162,9 +167,9 @@ def refuse_not_finite(
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica on a chosen device: variables are made there, batches are moved there in time.
+    """One replica on a chosen device: variables are created there, batches are moved there ahead.
 
-    A program that is written for it runs unchanged under every other strategy.
+    A program written for it runs unchanged under every other strategy.
 
     Args:
         device: such as "cpu" or "cuda:1".
@@ -179,27 +184,27 @@ class OneDeviceStrategy(Strategy):
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(device)
         if not _is_present(torch.device(device)):
-            raise StrategyError(f"There is no device {device} here. There are: {_present()}.")
+            raise StrategyError(f"There is no device {device} here. There are: {_device_names()}.")
 
 
 class MirroredStrategy(ReplicatedStrategy):
     """Synchronous training: a copy of each variable on every replica, kept the same by all-reduce.
 
-    Leaving the scope, all replicas get rank 0's values. Before each step the gradients of all
-    replicas are summed; every replica then makes the same step.
+    At the end of the scope all replicas get rank 0's values. Before each step the gradients of all
+    replicas are summed; every replica then applies the same step.
 
     Args:
-        devices: the device of each rank, in their order, such as ["cuda:0", "cuda:1"]; None for
-            that of its process group. An absent one is left out, with a warning. With fewer
-            devices than ranks, ranks share them in turn, with a warning.
-        cross_device_ops: how gradients are summed: "native" (the backend's own all-reduce),
+        devices: the device of each rank, such as ["cuda:0", "cuda:1"]; None for the device of the
+            process group. Missing devices are skipped with a warning. With fewer devices than
+            ranks, ranks share them round-robin, with a warning.
+        cross_device_ops: the all-reduce of gradients: "native" (the backend's),
             "hierarchical", "reduce_to_one" or TensorFlow's names for them, another name of
             :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`, "auto", "shared_memory", or a
             function with the contract of ``dist.all_reduce``.
 
     Raises:
         StrategyError: none of the devices is present.
-        ValueError: there is no such algorithm.
+        ValueError: the algorithm is unknown.
 
     Source:
         TensorFlow, ``tf.distribute.MirroredStrategy``; Goyal et al., 2017.
@@ -219,11 +224,11 @@ class MirroredStrategy(ReplicatedStrategy):
         cross_device_ops: str | Callable[..., Any] = "native",
     ) -> None:
         super().__init__()
-        self._devices = [] if devices is None else _chosen(devices)
+        self._devices = [] if devices is None else _available(devices)
         name = CROSS_DEVICE_OPS.get(cross_device_ops, cross_device_ops)
-        self._add_up = dist.all_reduce if name == "native" else implementation(name)
+        self._all_reduce_gradients = dist.all_reduce if name == "native" else implementation(name)
 
-    def _created(self, made: Made) -> None:
+    def _after_scope(self, made: CreatedVariables) -> None:
         replicas, devices = self.num_replicas_in_sync, self._devices
         if self._chief and 0 < len(devices) < replicas:
             warnings.warn(
@@ -232,16 +237,16 @@ class MirroredStrategy(ReplicatedStrategy):
                 "a device for each rank, or start fewer ranks.",
                 stacklevel=2,
             )
-        super()._created(made)
+        super()._after_scope(made)
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        weights = own_parameters(self, optimizer)
-        if not self._alone:
-            combine(self, weights, replica, self._add_up)
+        weights = strategy_parameters(self, optimizer)
+        if not self._single_replica:
+            combine(self, weights, replica, self._all_reduce_gradients)
 
 
 class CommunicationImplementation(str, Enum):
-    """How gradients are summed over workers.
+    """The all-reduce of gradients over workers.
 
     ====  =====================================================================================
     AUTO  NCCL between GPUs; else :func:`~distkit.algorithms.use.auto_all_reduce`
@@ -258,11 +263,11 @@ class CommunicationOptions:
     """How workers exchange gradients.
 
     Args:
-        bytes_per_pack: the most bytes of gradients that travel in one pack; 0 for one pack.
+        bytes_per_pack: maximum size of a message with gradients [bytes]; 0 for a single one.
         implementation: "RING", "NCCL" or "AUTO".
 
     Raises:
-        ValueError: a negative number, or no such implementation.
+        ValueError: a number is negative, or the implementation is unknown.
 
     Source:
         TensorFlow, ``tf.distribute.experimental.CommunicationOptions``.
@@ -283,14 +288,14 @@ class CommunicationOptions:
 class MultiWorkerMirroredStrategy(MirroredStrategy):
     """Synchronous training on several workers: :class:`MirroredStrategy` over all their replicas.
 
-    In a script of its own it takes its place from ``TF_CONFIG``, if that is set, and meets the
-    other workers at the address of worker 0, through torch's own TCPStore.
+    In a separate script it reads its task from ``TF_CONFIG``, if that is set, and connects to the
+    other workers at the address of worker 0, through torch's TCPStore.
 
     Args:
-        communication_options: how gradients are summed.
+        communication_options: options of the all-reduce of gradients.
 
     Raises:
-        StrategyError: ``TF_CONFIG`` is malformed; or, in a step, there is no NCCL for it.
+        StrategyError: ``TF_CONFIG`` is malformed; or, in a step, NCCL is requested but unavailable.
 
     Source:
         TensorFlow, ``tf.distribute.MultiWorkerMirroredStrategy``.
@@ -345,15 +350,15 @@ class TPUStrategy(MirroredStrategy):
                 "program runs under MirroredStrategy() on CPUs and GPUs."
             )
         super().__init__()
-        self._devices = [torch.device("xla")]  # the one that this process has
+        self._devices = [torch.device("xla")]  # this process's device
 
 
 class CentralStorageStrategy(ReplicatedStrategy):
     """Synchronous training with the variables on rank 0, and computation on all ranks.
 
-    Before each step the gradients of all replicas are summed on rank 0. It alone makes the step,
-    and has the optimizer's state; then it sends the new values to the others. The result is
-    that of one process. All messages go to or from one rank: compare :class:`MirroredStrategy`.
+    Before each step the gradients of all replicas are summed on rank 0. Rank 0 alone applies the
+    step and keeps the optimizer's state; then it broadcasts the new values. The result equals that
+    of one process. All messages go to or from one rank: compare :class:`MirroredStrategy`.
 
     Source:
         TensorFlow, ``tf.distribute.experimental.CentralStorageStrategy``.
@@ -363,49 +368,51 @@ class CentralStorageStrategy(ReplicatedStrategy):
     """
 
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        weights = own_parameters(self, optimizer)
-        if self._alone:
+        weights = strategy_parameters(self, optimizer)
+        if self._single_replica:
             return
-        combine(self, weights, replica, _add_up_on_0)
+        combine(self, weights, replica, _reduce_to_0)
         self._updated = [w for w in weights if w.grad is not None]
         if self._replica:
-            optimizer.zero_grad()  # nothing is left to do here
+            optimizer.zero_grad()  # this rank applies no step
 
     @torch.no_grad()
-    def _stepped(self) -> None:
-        if not self._alone:
+    def _after_optimizer_step(self) -> None:
+        if not self._single_replica:
             self._compare("optimizer.step", [])  # rank 0's step may have raised
-            as_one(self._updated, partial(dist.broadcast, src=0))
+            apply_flattened(self._updated, partial(dist.broadcast, src=0))
 
-    def _loaded(self, optimizer: Optimizer | None) -> None:
+    def _after_load(self, optimizer: Optimizer | None) -> None:
         if optimizer is not None and not self._chief:
-            optimizer.state.clear()  # only the chief makes steps
+            optimizer.state.clear()  # only the chief applies steps
 
 
-def _add_up_on_0(x: Tensor) -> None:
+def _reduce_to_0(x: Tensor) -> None:
     dist.reduce(torch.view_as_real(x) if x.is_complex() else x, 0)
 
 
 def _is_present(device: torch.device) -> bool:
-    """True if this machine has the device."""
+    """Return whether this machine has the device."""
     backend: Any = getattr(torch, device.type, None)
     count = backend.device_count() if hasattr(backend, "device_count") else 0
     return device.type == "cpu" or (device.index or 0) < count
 
 
-def _present() -> str:
-    """The devices of this machine, as words."""
+def _device_names() -> str:
+    """Return the names of this machine's devices."""
     return ", ".join(["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))])
 
 
-def _chosen(devices: Sequence[torch.device | str]) -> list[torch.device]:
-    """Those that are present; rank 0 warns about the others."""
-    wanted = [torch.device(d) for d in devices]
-    here = [d for d in wanted if _is_present(d)]
-    absent = ", ".join(str(d) for d in wanted if d not in here)
-    if not here:
-        raise StrategyError(f"None of the devices {absent} is present. There are: {_present()}.")
-    if absent and not (dist.is_initialized() and dist.get_rank()):
-        message = f"Not present, and left out: {absent}. There are: {_present()}."
+def _available(devices: Sequence[torch.device | str]) -> list[torch.device]:
+    """Return the devices that are present; rank 0 warns about missing ones."""
+    requested = [torch.device(d) for d in devices]
+    present = [d for d in requested if _is_present(d)]
+    missing = ", ".join(str(d) for d in requested if d not in present)
+    if not present:
+        raise StrategyError(
+            f"None of the devices {missing} is present. There are: {_device_names()}."
+        )
+    if missing and not (dist.is_initialized() and dist.get_rank()):
+        message = f"Not present, and left out: {missing}. There are: {_device_names()}."
         warnings.warn(message, stacklevel=3)
-    return here
+    return present

@@ -1,4 +1,4 @@
-"""Which strategy supports which way to train: a table that is made by trying."""
+"""The support table of strategies and ways to train, computed by running each of them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from distkit_strategies.synchronous import (
 if TYPE_CHECKING:
     import pandas
 
-#: Results that differ by no more than this, in float64, are equal: sums in another order.
-EQUAL = 1e-12
+#: Tolerance of results in float64, for sums in another order.
+TOLERANCE = 1e-12
 ROWS, BATCH, EPOCHS = 210, 50, 2
 
-#: Each strategy, by the name of its row.
+#: Name of a row -> strategy.
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "Strategy (default)": Strategy,
     "OneDeviceStrategy": OneDeviceStrategy,
@@ -46,42 +46,44 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
-    """Try every strategy in every way to train, and compare the results with one process.
+    """Run every strategy in every way to train, and compare the results with one process.
 
-    Each cell says "equal to one process", "differs by …" (the largest difference of losses and
+    Each cell is "equal to one process", "differs by …" (the largest difference of losses and
     outputs, relative to the largest of them) or "refused because …".
 
     Args:
         run: ``cluster.run`` of a cluster of a few ranks, with a server for the strategies that need
             one: ``dk.Cluster(workers=3, servers=1)``.
-        only: the names of strategies to try; None for all of :data:`STRATEGIES`.
+        only: the names of strategies; None for all of :data:`STRATEGIES`.
 
     Example:
         >>> dk.strategies.support(cluster.run)                        # doctest: +SKIP
     """
     import pandas as pd
 
-    alone = {way: _tried(train, Strategy()) for way, train in WAYS.items()}
+    reference = {way: _train_results(train, Strategy()) for way, train in WAYS.items()}
     rows = {
-        name: {way: _cell(run, STRATEGIES[name], way, found) for way, found in alone.items()}
+        name: {
+            way: _cell(run, STRATEGIES[name], way, expected) for way, expected in reference.items()
+        }
         for name in only or STRATEGIES
     }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def _cell(run: Callable[..., Any], make: Any, way: str, alone: Any) -> str:
+def _cell(run: Callable[..., Any], make: Any, way: str, expected: Any) -> str:
     try:
-        found = run(update_wrapper(partial(_tried, WAYS[way]), WAYS[way]), make()).results
+        results = run(update_wrapper(partial(_train_results, WAYS[way]), WAYS[way]), make()).results
     except StrategyError as error:
-        found = [str(error)]
-    for refused in (f for f in found if isinstance(f, str)):
-        return f"refused because {refused.split('. ')[0].rstrip('.')}"
-    worst = max(float((f - alone).abs().max() / alone.abs().max()) for f in found)
-    return "equal to one process" if worst <= EQUAL else f"differs by {worst:.1e}"
+        results = [str(error)]
+    for error_text in (f for f in results if isinstance(f, str)):
+        return f"refused because {error_text.split('. ')[0].rstrip('.')}"
+    difference = max(float((f - expected).abs().max() / expected.abs().max()) for f in results)
+    return "equal to one process" if difference <= TOLERANCE else f"differs by {difference:.1e}"
 
 
-def _tried(train: Callable[[Model], Iterable[float]], strategy: Strategy) -> Tensor | str:
-    """The results of a way to train and the model's outputs, or why there are none."""
+def _train_results(train: Callable[[Model], Iterable[float]], strategy: Strategy) -> Tensor | str:
+    """Return the results of a way to train and the model's outputs, or the error."""
     try:
         with strategy.scope():
             torch.manual_seed(0)
@@ -123,7 +125,7 @@ def _evaluate(model: Model) -> Iterable[float]:
     return model.evaluate(_data(), global_batch=BATCH).values()
 
 
-#: Each way to train.
+#: Name of a column -> way to train.
 WAYS: dict[str, Callable[[Model], Iterable[float]]] = {
     "fit": _fit,
     "custom loop": _custom_loop,

@@ -1,4 +1,4 @@
-"""``TF_CONFIG``: which tasks a cluster has, and which of them this process is."""
+"""``TF_CONFIG``: the tasks of a cluster, and the task of this process."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from distkit.errors import StrategyError
 #: The kinds of tasks, in the order of their ranks.
 TASKS = ("chief", "worker", "ps", "evaluator")
 
-#: What it looks like, for an error.
+#: The expected form, for error messages.
 _FORM = (
     'It is {"cluster": {"worker": ["host:port", …], …}, "task": {"type": "worker", "index": 0}}, '
     f"with the tasks {', '.join(TASKS)}."
 )
 
 _Address = Annotated[str, Meta(pattern=r"^.+:[0-9]{1,5}$")]
-_One = Annotated[list[_Address], Meta(max_length=1)]
+_AtMostOne = Annotated[list[_Address], Meta(max_length=1)]
 
 
 class _Cluster(Struct, forbid_unknown_fields=True):
     """The addresses of each kind of task."""
 
-    chief: _One = []
+    chief: _AtMostOne = []
     worker: list[_Address] = []
     ps: list[_Address] = []
-    evaluator: _One = []
+    evaluator: _AtMostOne = []
 
 
 class _Task(Struct, forbid_unknown_fields=True):
-    """The place of a process."""
+    """The task of a process."""
 
     type: Literal["chief", "worker", "ps", "evaluator"]
     index: Annotated[int, Meta(ge=0)]
 
 
-class _Text(Struct, forbid_unknown_fields=True):
-    """What ``TF_CONFIG`` may hold."""
+class _Config(Struct, forbid_unknown_fields=True):
+    """The content of ``TF_CONFIG``."""
 
     cluster: _Cluster = field(default_factory=_Cluster)
     task: _Task | None = None
@@ -53,22 +53,28 @@ class _Text(Struct, forbid_unknown_fields=True):
     environment: Any = None
 
     def __post_init__(self) -> None:
-        """Check what fields have to do with each other."""
+        """Check the consistency of the fields."""
         hosts = {kind: getattr(self.cluster, kind) for kind in TASKS}
-        places = [host.lower() for kind in TASKS for host in hosts[kind]]
-        twice = [place for place in dict.fromkeys(places) if places.count(place) > 1]
-        far = [place for place in places if int(place.rpartition(":")[2]) not in range(1, 1 << 16)]
-        for wrong, what in (
-            (twice, f"{twice} in cluster: each task needs an address of its own"),
-            (far, f"{far} in cluster: a port is a number from 1 to 65535"),
+        addresses = [host.lower() for kind in TASKS for host in hosts[kind]]
+        duplicates = [
+            address for address in dict.fromkeys(addresses) if addresses.count(address) > 1
+        ]
+        bad_ports = [
+            address
+            for address in addresses
+            if int(address.rpartition(":")[2]) not in range(1, 1 << 16)
+        ]
+        for failed, message in (
+            (duplicates, f"{duplicates} in cluster: each task needs an address of its own"),
+            (bad_ports, f"{bad_ports} in cluster: a port is a number from 1 to 65535"),
             (
-                (places or self.task) and not (self.cluster.chief or self.cluster.worker),
+                (addresses or self.task) and not (self.cluster.chief or self.cluster.worker),
                 "cluster: has neither a chief nor a worker",
             ),
-            (len(places) > 1 and not self.task, 'task: must be {"type": …, "index": …}'),
+            (len(addresses) > 1 and not self.task, 'task: must be {"type": …, "index": …}'),
         ):
-            if wrong:
-                raise ValueError(what)
+            if failed:
+                raise ValueError(message)
         if self.task is not None and self.task.type != "evaluator":
             tasks = len(hosts[self.task.type])
             if self.task.index >= tasks:
@@ -77,15 +83,15 @@ class _Text(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class TFConfig:
-    """A cluster, and this process's place in it.
+    """A cluster, and this process's task in it.
 
     Args:
-        cluster: for each kind of task the addresses, "host:port", of its processes.
+        cluster: the addresses, "host:port", of the processes of each kind of task.
         type: this process's kind of task.
-        index: its number among them.
+        index: the index of this process among them.
 
-    As for TensorFlow's ``TFConfigClusterResolver``, an index may be a text, and ``{}`` is one
-    process on its own. ``rpc_layer`` and ``environment`` are ignored.
+    As in TensorFlow's ``TFConfigClusterResolver``, an index may be a string, and ``{}`` is a single
+    process. ``rpc_layer`` and ``environment`` are ignored.
 
     Source:
         TensorFlow, "Multi-worker training with Keras", ``TF_CONFIG``.
@@ -102,10 +108,10 @@ class TFConfig:
 
     @classmethod
     def from_environment(cls) -> TFConfig | None:
-        """The configuration in the environment variable ``TF_CONFIG``; None if it is not set.
+        """Return the configuration in the variable ``TF_CONFIG``; None if it is not set.
 
         Raises:
-            StrategyError: it is malformed.
+            StrategyError: the configuration is malformed.
         """
         text = os.environ.get("TF_CONFIG")
         return cls.parse(text) if text else None
@@ -115,11 +121,11 @@ class TFConfig:
         """Read and check a configuration.
 
         Raises:
-            StrategyError: it is not valid JSON, which the error places, or a field is missing or
-                wrong, which it names.
+            StrategyError: it is not valid JSON, or a field is missing or wrong; the error has the
+                position or the field.
         """
         try:
-            found = convert(json.loads(text), _Text, strict=False)
+            config = convert(json.loads(text), _Config, strict=False)
         except json.JSONDecodeError as error:
             line = text.split("\n")[error.lineno - 1]
             raise StrategyError(
@@ -130,23 +136,23 @@ class TFConfig:
             raise StrategyError(f"TF_CONFIG has a wrong field: {error}. {_FORM}") from None
         except (ValueError, RecursionError) as error:
             raise StrategyError(f"TF_CONFIG is not valid JSON: {error}") from None
-        cluster = {kind: tuple(getattr(found.cluster, kind)) for kind in TASKS}
-        task = found.task or _Task("chief" if cluster["chief"] else "worker", 0)
+        cluster = {kind: tuple(getattr(config.cluster, kind)) for kind in TASKS}
+        task = config.task or _Task("chief" if cluster["chief"] else "worker", 0)
         return cls(cluster, task.type, task.index)
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The addresses of the processes that train: the chief, and the workers."""
+        """The addresses of the chief and the workers, which train."""
         return (*self.cluster["chief"], *self.cluster["worker"])
 
     @property
     def world_size(self) -> int:
-        """The number of processes that train; without a cluster, 1."""
+        """The number of training processes; 1 without a cluster."""
         return len(self.workers) or 1
 
     @property
     def rank(self) -> int | None:
-        """This process's rank among those that train; None for a server or an evaluator."""
+        """This process's rank among training processes; None for a server or an evaluator."""
         if self.type not in ("chief", "worker"):
             return None
         return self.index + (len(self.cluster["chief"]) if self.type == "worker" else 0)
@@ -158,12 +164,12 @@ class TFConfig:
 
     @property
     def master(self) -> str:
-        """Where processes meet: the address of rank 0; "" if there is no cluster."""
+        """The rendezvous address, that of rank 0; "" if there is no cluster."""
         return self.workers[0] if self.workers else ""
 
     @property
     def layout(self) -> dict[str, int]:
-        """The same cluster on this machine: ``dk.Cluster(**config.layout)``.
+        """The arguments of the same cluster on this machine: ``dk.Cluster(**config.layout)``.
 
         >>> config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}
         >>> TFConfig.parse(json.dumps(config | {"task": {"type": "chief", "index": 0}})).layout
@@ -173,16 +179,16 @@ class TFConfig:
 
 
 def join(config: TFConfig) -> None:
-    """Meet the workers of a configuration in a process group.
+    """Create the process group of a configuration's workers.
 
     Raises:
-        StrategyError: this process is not one that trains, its address is not this machine's, or
-            the others did not come.
+        StrategyError: this process does not train, its address is not on this machine, or other
+            processes did not join.
     """
-    me = f"TF_CONFIG says that this process is {config.type} {config.index}"
+    task = f"TF_CONFIG says that this process is {config.type} {config.index}"
     if config.rank is None:
         raise StrategyError(
-            f"{me}, which does not train: MultiWorkerMirroredStrategy is for the chief and the "
+            f"{task}, which does not train: MultiWorkerMirroredStrategy is for the chief and the "
             "workers."
         )
     address, own = config.master, config.workers[config.rank]
@@ -193,7 +199,7 @@ def join(config: TFConfig) -> None:
         socket.create_server((host, port), family=family).close()
     except (OSError, ValueError) as error:
         raise StrategyError(
-            f"{me} at {own}, and that it meets the others at {config.master}. This machine, "
+            f"{task} at {own}, and that it meets the others at {config.master}. This machine, "
             f"{socket.gethostname()}, cannot use {address}: {error}. A process's own address must "
             "be one of its machine, with a free port: check task.index, and give each machine its "
             "own TF_CONFIG."
@@ -205,7 +211,7 @@ def join(config: TFConfig) -> None:
     except dist.DistError as error:
         why = str(error).splitlines()[0]
         raise StrategyError(
-            f"{me} of {size}, and it has not met the others at {config.master}: {why}. See that "
+            f"{task} of {size}, and it has not met the others at {config.master}: {why}. See that "
             "all of them run, each with its own TF_CONFIG, and that this machine reaches that port."
         ) from error
 

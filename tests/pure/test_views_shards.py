@@ -176,5 +176,7 @@ def test_what_ranks_hold_adds_up() -> None:
 
 def test_anything_else_is_refused() -> None:
     for wrong in (3, [1], {"name": "weight"}, "weight"):
-        with pytest.raises(TypeError, match=r"its plan, or the result of dk\.simulation\.parallel\.shards"):
+        with pytest.raises(
+            TypeError, match=r"its plan, or the result of dk\.simulation\.parallel\.shards"
+        ):
             ShardMap(wrong)
