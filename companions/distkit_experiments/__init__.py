@@ -1,7 +1,7 @@
-"""Controls for real runs: a function on ranks becomes a panel, as ``ipywidgets.interact`` does.
+"""Interactive controls for real runs, like ``ipywidgets.interact`` for functions on ranks.
 
-experiment.py runs, once and over many settings; controls.py makes widgets; results.py is the pure
-part, what the runs add up to as a table and a plot; panel.py is what one sees.
+experiment.py runs functions once or over many settings; controls.py creates widgets; results.py
+summarizes runs as a table and a plot (pure); panel.py is the user interface.
 """
 
 from distkit_experiments.experiment import Experiment, sweep

@@ -14,26 +14,26 @@ import ipywidgets
 
 from distkit._format import human_bytes, human_seconds, round_step
 
-#: What an experiment does itself, and does not hand to the function.
+#: Parameters of the experiment, which are not passed to the function.
 RANKS, STRAGGLER = "ranks", "straggler"
-OWN = {RANKS: "how many ranks run it", STRAGGLER: "seconds that the last rank loses"}
-#: Of :func:`distkit.trouble`, where the function has no such parameter itself.
+RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank in seconds"}
+#: Parameters of :func:`distkit.trouble`, unless the function has parameters of these names.
 NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
-#: Parameters in seconds, which are shown in milliseconds below one, and in bytes per second.
+#: Parameters in seconds, shown in milliseconds up to one second; one in bytes per second.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
-#: Parameters of the function whose range reads best in powers: of two with units, of ten.
+#: Parameters with a logarithmic range: powers of two with units; powers of ten.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
 
 EMPTY = inspect.Parameter.empty
 
 
 class Settings:
-    """The parameters of a function and of its run, each with its control, if it has one.
+    """The parameters of a function and of its run, with their controls.
 
     Args:
-        fn: what runs on the ranks.
+        fn: the function to run on the ranks.
         given: abbreviations of controls, by parameter.
-        ranks: those of the cluster that is there, if one is.
+        ranks: number of ranks of an existing cluster, if any.
 
     Raises:
         TypeError: the function has no such parameter, or one with neither default nor control.
@@ -43,53 +43,53 @@ class Settings:
     def __init__(
         self, fn: Callable[..., Any], given: Mapping[str, Any], ranks: int | None = None
     ) -> None:
-        self._fn, self._known = named(fn), parameters(fn)
+        self._fn, self._known = display_name(fn), parameters(fn)
         self.network = set() if "**" in self._known else {*NETWORK} - {*self._known}
         self._check_names(given)
-        own = {RANKS: ranks or 4, STRAGGLER: 0}
-        self._ranks = own[RANKS]
+        defaults = {RANKS: ranks or 4, STRAGGLER: 0}
+        self._ranks = defaults[RANKS]
         self.controls = {
-            name: make(name, abbreviation, {**self._known, **own}.get(name, EMPTY))
+            name: make(name, abbreviation, {**self._known, **defaults}.get(name, EMPTY))
             for name, abbreviation in given.items()
         }
-        needed = [n for n, d in self._known.items() if d is EMPTY and n not in given]
-        if needed:
+        missing = [n for n, d in self._known.items() if d is EMPTY and n not in given]
+        if missing:
             raise TypeError(
-                f"{self._fn} needs {', '.join(needed)}: give a default, or a control such as "
-                f"{needed[0]}=(8, 128)."
+                f"{self._fn} needs {', '.join(missing)}: give a default, or a control such as "
+                f"{missing[0]}=(8, 128)."
             )
 
     def complete(self, **changed: Any) -> dict[str, Any]:
-        """The values of one run: those of the controls, except for those that are given.
+        """Return the values of one run: those of the controls, with ``changed`` ones replaced.
 
         Raises:
-            TypeError: there is no such parameter.
+            TypeError: a parameter is unknown.
             ValueError: a value is outside its control.
         """
         self._check_names(changed)
         for name, value in changed.items():
-            check_own(name, value)
+            check_reserved(name, value)
             if name in self.controls:
                 self.controls[name].check(value)
-        standing = {name: control.value for name, control in self.controls.items()}
-        return {RANKS: self._ranks, **standing, **changed}
+        current = {name: control.value for name, control in self.controls.items()}
+        return {RANKS: self._ranks, **current, **changed}
 
     def product(self, **values: Any) -> list[dict[str, Any]]:
-        """The values of many runs: every combination of the values given, the last varying most.
+        """Return the values of many runs: the product of given values, the last varying fastest.
 
         Raises:
-            TypeError, ValueError: as :meth:`complete`; or there are no values.
+            TypeError, ValueError: as in :meth:`complete`, or there are no values.
         """
         if not values:
             raise TypeError("sweep() needs values: experiment.sweep(batch=[8, 16, 32])")
-        lists = [listed(name, given) for name, given in values.items()]
+        lists = [as_list(name, given) for name, given in values.items()]
         return [
-            self.complete(**dict(zip(values, chosen, strict=True)))
-            for chosen in itertools.product(*lists)
+            self.complete(**dict(zip(values, combination, strict=True)))
+            for combination in itertools.product(*lists)
         ]
 
     def _check_names(self, names: Iterable[str]) -> None:
-        known = {**self._known, **dict.fromkeys([*OWN, *sorted(self.network)])}
+        known = {**self._known, **dict.fromkeys([*RESERVED, *sorted(self.network)])}
         for name in names:
             if name not in known and "**" not in known:
                 raise TypeError(
@@ -97,66 +97,69 @@ class Settings:
                 )
 
 
-def check_own(name: str, value: Any) -> None:
-    """Raise ValueError when there cannot be so many ranks, or such a delay."""
+def check_reserved(name: str, value: Any) -> None:
+    """Raise ValueError for an invalid number of ranks or delay."""
     if name == RANKS and not (is_number(value) and isinstance(value, int) and value >= 1):
-        raise ValueError(f"ranks={said(value)}: must be a whole number, at least 1.")
+        raise ValueError(f"ranks={format_plain(value)}: must be a whole number, at least 1.")
     if name == STRAGGLER and not (is_number(value) and 0 <= value < math.inf):
-        raise ValueError(f"straggler={said(value)}: must be seconds, at least 0.")
+        raise ValueError(f"straggler={format_plain(value)}: must be seconds, at least 0.")
 
 
-def listed(name: str, given: Any) -> list[Any]:
-    """The values of one parameter in a sweep: a list, or the one value that is given."""
-    found = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
-    if not found:
+def as_list(name: str, given: Any) -> list[Any]:
+    """Return the values of one parameter in a sweep: a list, or a single value."""
+    values = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    if not values:
         raise ValueError(f"sweep({name}=[]): it has no values.")
-    return found
+    return values
 
 
 @dataclass(frozen=True)
 class Control:
-    """A widget, and the values that it allows: a range, or choices, or any."""
+    """A widget with its allowed values: a range, choices, or any."""
 
     name: str
     widget: Any
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[Any, ...] = ()
-    scale: float = 1.0  # the widget's number is the value times this: it may have another unit
+    scale: float = 1.0  # widget value / parameter value, for another unit
     unit: str = ""
-    ours: bool = True  # else the reader's own widget, which stays as it is
+    owned: bool = True  # False for the user's widget, which is not modified
 
     @property
     def value(self) -> Any:
-        """The current value, as its readout shows it."""
-        if isinstance(self.widget, ipywidgets.FloatLogSlider) and self.ours:
+        """The current value, rounded as in the readout."""
+        if isinstance(self.widget, ipywidgets.FloatLogSlider) and self.owned:
             return float(f"{self.widget.value / self.scale:.3g}")
         return self.widget.value if self.scale == 1 else self.widget.value / self.scale
 
     def check(self, value: Any) -> None:
-        """Raise ValueError, which says what the control allows, when it does not allow a value."""
+        """Raise ValueError, with the allowed values, if the control does not allow a value."""
         if self.choices and value not in self.choices:
-            known = ", ".join(map(said, self.choices))
-            raise ValueError(f"{self.name}={said(value)} is not one of its choices: {known}.")
+            known = ", ".join(map(format_plain, self.choices))
+            raise ValueError(
+                f"{self.name}={format_plain(value)} is not one of its choices: {known}."
+            )
         whole = isinstance(self.low, Integral) and isinstance(self.high, Integral)
         number = is_number(value) and isinstance(value, Integral if whole else Real)
         if self.low > -math.inf and not (number and self.low <= value <= self.high):
             raise ValueError(
-                f"{self.name}={said(value)} is outside its control: {'whole numbers ' * whole}"
-                f"{said(self.low)} to {said(self.high)}. Make its range wider."
+                f"{self.name}={format_plain(value)} is outside its control: "
+                f"{'whole numbers ' * whole}{format_plain(self.low)} to {format_plain(self.high)}. "
+                "Make its range wider."
             )
 
     def start_at(self, value: Any) -> None:
         """Set the widget to a value that the control allows."""
         if isinstance(self.widget, ipywidgets.SelectionSlider):
-            self.widget.options = _sizes({*(n for _, n in self.widget.options), value})
+            self.widget.options = _byte_options({*(n for _, n in self.widget.options), value})
         self.widget.value = value if self.scale == 1 else value * self.scale
 
 
-def said(value: Any) -> str:
-    """A parameter's value in a sentence, a table, a legend.
+def format_plain(value: Any) -> str:
+    """Format a parameter's value.
 
-    >>> said(0.1 + 0.2), said(print), said("ring")
+    >>> format_plain(0.1 + 0.2), format_plain(print), format_plain("ring")
     ('0.3', 'print', 'ring')
     """
     if isinstance(value, float):
@@ -165,20 +168,22 @@ def said(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """True if it has a place on an axis."""
+    """Return whether a value is a number, not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def shown(name: str, value: Any) -> str:
-    """The same with the unit that its parameter, or the column of its result, has.
+def format_value(name: str, value: Any) -> str:
+    """Format a value with the unit of its parameter or result.
 
-    >>> shown("seconds", 0.25), shown("size", 4096), shown("loss", 0.123456), shown("ranks", 4)
-    ('250 ms', '4 KiB', '0.1235', '4')
-    >>> shown("straggler", 0.02), shown("latency", 0), shown("bandwidth", 1e9), shown("how", "ring")
-    ('20 ms', '0 s', '1,000 MB/s', 'ring')
+    >>> format_value("seconds", 0.25), format_value("size", 4096), format_value("loss", 0.123456)
+    ('250 ms', '4 KiB', '0.1235')
+    >>> format_value("straggler", 0.02), format_value("latency", 0), format_value("bandwidth", 1e9)
+    ('20 ms', '0 s', '1,000 MB/s')
+    >>> format_value("ranks", 4), format_value("how", "ring")
+    ('4', 'ring')
     """
     if not is_number(value):
-        return said(value)
+        return format_plain(value)
     if name in (*TIMES, "seconds", "seconds a step", "waiting"):
         return human_seconds(float(value)) if value else "0 s"
     if name == RATE:
@@ -187,60 +192,62 @@ def shown(name: str, value: Any) -> str:
         return human_bytes(float(value))
     if not isinstance(value, float):
         return f"{value:,}"
-    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # a small one's zeros are wide
+    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # fewer digits after zeros
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The function's parameters and their defaults, EMPTY for none; ``**`` if it takes any.
+    """Return the function's parameters and defaults, EMPTY for none; ``**`` if it takes any.
 
     Raises:
-        TypeError: it is no function, or has a parameter without a name.
+        TypeError: the argument is no function, or has a positional-only parameter.
     """
     if not callable(fn):
         raise TypeError(f"an experiment needs a function, not {fn!r}: dk.Experiment(train)")
-    found = {}
+    defaults = {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
-            raise TypeError(f"{named(fn)}: {p} has no name to set it by. Use named parameters.")
-        if p.name in OWN:
             raise TypeError(
-                f"{named(fn)} has a parameter {p.name}, which an experiment sets itself: "
-                f"{OWN[p.name]}. Give it another name; ranks can ask dist.get_world_size()."
+                f"{display_name(fn)}: {p} has no name to set it by. Use named parameters."
             )
-        any_other = p.kind is p.VAR_KEYWORD
-        found["**" if any_other else p.name] = None if any_other else p.default
-    return found
+        if p.name in RESERVED:
+            raise TypeError(
+                f"{display_name(fn)} has a parameter {p.name}, which an experiment sets itself: "
+                f"{RESERVED[p.name]}. Give it another name; ranks can ask dist.get_world_size()."
+            )
+        var_keyword = p.kind is p.VAR_KEYWORD
+        defaults["**" if var_keyword else p.name] = None if var_keyword else p.default
+    return defaults
 
 
-def named(fn: Callable[..., Any]) -> str:
-    """A function in a sentence."""
+def display_name(fn: Callable[..., Any]) -> str:
+    """Return a function's name with parentheses."""
     return f"{getattr(fn, '__name__', type(fn).__name__)}()"
 
 
 def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
-    """The control of one parameter, at its default.
+    """Create the control of one parameter, set to its default.
 
     Args:
         name: the parameter.
         abbreviation: (low, high) or (low, high, step), a list or dict of choices, a bool, text,
             or a widget; one number for the ranks.
-        default: its first value; a range's middle if EMPTY.
+        default: the initial value; the middle of the range if EMPTY.
 
     Raises:
-        ValueError: the range is empty, or the default outside.
-        TypeError: there is no control for this.
+        ValueError: the range is empty, or the default is outside.
+        TypeError: the abbreviation has no control.
     """
     try:
-        control = _made(name, abbreviation)
-    except Exception as error:  # ipywidgets and traitlets raise all kinds
+        control = _create(name, abbreviation)
+    except Exception as error:  # ipywidgets and traitlets raise various types
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             f"{name}={abbreviation!r} cannot become a control: {error} A control is a range "
             '(8, 128), choices ["ring", "gloo"], True or False, a text, or a widget.'
         ) from None
     for value in control.choices or [x for x in (control.low, control.high) if math.isfinite(x)]:
-        check_own(name, value)
-    if not control.ours:
+        check_reserved(name, value)
+    if not control.owned:
         return control
     control.widget.description = f"{name} {control.unit}".strip()
     control.widget.style.description_width = "initial"
@@ -250,29 +257,29 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
     try:
         control.check(default)
     except ValueError as error:
-        if name not in OWN:
+        if name not in RESERVED:
             raise ValueError(f"{name} begins at the function's default, and {error}") from None
         default = control.choices[0] if control.choices else control.low
     control.start_at(default)
     return control
 
 
-def _made(name: str, abbreviation: Any) -> Control:
+def _create(name: str, abbreviation: Any) -> Control:
     if isinstance(abbreviation, ipywidgets.Widget):
         if not hasattr(abbreviation, "value"):
             raise TypeError(f"a {type(abbreviation).__name__} has no value.")
         abbreviation.description = getattr(abbreviation, "description", "") or name
-        return Control(name, abbreviation, ours=False)
+        return Control(name, abbreviation, owned=False)
     if isinstance(abbreviation, tuple):
         return _range(name, abbreviation)
     if name == RANKS and isinstance(abbreviation, Real):
         abbreviation = [abbreviation]
     if isinstance(abbreviation, str) or not isinstance(abbreviation, Iterable):
-        return Control(name, _interact(abbreviation))
+        return Control(name, _interact_widget(abbreviation))
     pairs = (
         [*abbreviation.items()]
         if isinstance(abbreviation, Mapping)
-        else [(shown(name, value), value) for value in abbreviation]
+        else [(format_value(name, value), value) for value in abbreviation]
     )
     if not pairs:
         raise ValueError("the list of choices is empty.")
@@ -281,31 +288,31 @@ def _made(name: str, abbreviation: Any) -> Control:
 
 
 def _range(name: str, given: tuple[Any, ...]) -> Control:
-    numbers = len(given) in (2, 3) and all(is_number(x) and math.isfinite(x) for x in given)
-    if not numbers or not given[0] < given[1] or min(given[2:], default=1) <= 0:
+    valid = len(given) in (2, 3) and all(is_number(x) and math.isfinite(x) for x in given)
+    if not valid or not given[0] < given[1] or min(given[2:], default=1) <= 0:
         raise ValueError("a range is a smaller and a greater number, and a step above 0 if any.")
     low, high, *step = given
     if name in (*BYTES, *LOGARITHMIC) and not step:
         if low <= 0:
             raise ValueError(f"{name} is on a logarithmic scale, which begins above 0.")
-        return (_bytes if name in BYTES else _logarithmic)(name, low, high)
+        return (_byte_slider if name in BYTES else _log_slider)(name, low, high)
     scale, unit = _unit(name, high)
     low, high = (low, high) if scale == 1 else (float(low), float(high))
     whole = isinstance(low, Integral) and isinstance(high, Integral)
-    by = step[0] if step else 1 if whole else round_step(high - low, 80)
-    widget = _interact((low * scale, high * scale, by * scale))
+    increment = step[0] if step else 1 if whole else round_step(high - low, 80)
+    widget = _interact_widget((low * scale, high * scale, increment * scale))
     return Control(name, widget, low, high, scale=scale, unit=unit)
 
 
 def _unit(name: str, high: float) -> tuple[float, str]:
-    """How many of the unit on the page are one of the value's, and that unit."""
+    """Return the scale from the parameter to its displayed unit, and that unit."""
     if name in TIMES:
         return (1e3, "[ms]") if high <= 1 else (1, "[s]")
     return (1 / MEGA, "[MB/s]") if name == RATE else (1, "")
 
 
-def _interact(abbreviation: Any) -> Any:
-    """The control that ``ipywidgets.interact`` makes of it."""
+def _interact_widget(abbreviation: Any) -> Any:
+    """Return the widget of ``ipywidgets.interact`` for an abbreviation."""
     widget = ipywidgets.interactive.widget_from_abbrev(abbreviation)
     if widget is None or is_number(abbreviation):
         raise TypeError("a range needs two different values.")
@@ -314,19 +321,19 @@ def _interact(abbreviation: Any) -> Any:
     return widget
 
 
-def _bytes(name: str, low: float, high: float) -> Control:
-    """Powers of two, with units."""
+def _byte_slider(name: str, low: float, high: float) -> Control:
+    """Return a slider over powers of two, with units."""
     powers = (2**k for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1))
-    options = _sizes({int(low), int(high), *powers})
+    options = _byte_options({int(low), int(high), *powers})
     widget = ipywidgets.SelectionSlider(options=options)
     return Control(name, widget, int(low), int(high))
 
 
-def _sizes(values: Iterable[int]) -> list[tuple[str, int]]:
+def _byte_options(values: Iterable[int]) -> list[tuple[str, int]]:
     return [(human_bytes(n), n) for n in sorted(values)]
 
 
-def _logarithmic(name: str, low: float, high: float) -> Control:
+def _log_slider(name: str, low: float, high: float) -> Control:
     scale, unit = _unit(name, high)
     widget = ipywidgets.FloatLogSlider(
         min=math.log10(low * scale),

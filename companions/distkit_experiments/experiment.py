@@ -1,4 +1,4 @@
-"""A function on ranks, the controls of its parameters, and the runs that were made with them."""
+"""Experiments: a function on ranks, controls of its parameters, and its runs."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from distkit.views.widget.snapshot import HtmlSnapshot
 from distkit_experiments import results
 from distkit_experiments.controls import (
     EMPTY,
-    OWN,
     RANKS,
+    RESERVED,
     STRAGGLER,
     Settings,
-    listed,
+    as_list,
+    format_plain,
+    format_value,
     parameters,
-    said,
-    shown,
 )
 from distkit_experiments.panel import Bar, Panel
-from distkit_experiments.results import OUTCOME, Activity, Record, words
+from distkit_experiments.results import OUTCOME, Activity, Record, progress_text
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
 
-#: How often an experiment that waits for ranks looks how far they are [s].
-PERIOD = 0.1
+#: Interval at which an experiment polls its run [s].
+POLL_SECONDS = 0.1
 
-#: Of what ranks print, the latest lines are kept.
-LINES = 200
+#: Number of printed lines kept.
+MAX_LINES = 200
 
 
-class Background(Cluster):
-    """A cluster that shows no card, belongs to no cell and is not what ``%%ranks`` runs on."""
+class BackgroundCluster(Cluster):
+    """A cluster without a card or cell, which ``%%ranks`` does not use."""
 
     def __init__(self, plan: Plan) -> None:
         self._open(plan)
@@ -70,16 +70,16 @@ class Background(Cluster):
 
 
 def plan_like(given: Cluster | None, ranks: int) -> Plan:
-    """A plan like the given cluster's, except for the number of ranks.
+    """Return a plan like the given cluster's, with another number of ranks.
 
     Raises:
-        StartError: this machine cannot give so many ranks.
+        StartError: this machine cannot start ``ranks`` ranks.
     """
-    like = None if given is None else given.plan
-    device = "cpu" if like is not None and {*like.devices} == {"cpu"} else "auto"
+    plan = None if given is None else given.plan
+    device = "cpu" if plan is not None and {*plan.devices} == {"cpu"} else "auto"
     return make_plan(
         ranks,
-        0 if like is None else like.servers,
+        0 if plan is None else plan.servers,
         device,
         "auto",
         cpus=machine.cpus(),
@@ -91,78 +91,77 @@ def plan_like(given: Cluster | None, ranks: int) -> Plan:
 def submit(
     cluster: Cluster, fn: Callable[..., Any], setting: dict[str, Any], network: Collection[str] = ()
 ) -> Run:
-    """Start a run on ranks that are ready; ``network`` are the settings that slow links down.
+    """Start a run on ready ranks; ``network`` names the settings that slow links down.
 
-    They come on top of the trouble that there is.
+    They are added to the active faults.
 
     Raises:
         ClusterError: the cluster is busy.
     """
-    own = {*OWN, *network}
-    arguments = {name: value for name, value in setting.items() if name not in own}
+    reserved = {*RESERVED, *network}
+    arguments = {name: value for name, value in setting.items() if name not in reserved}
     slow = {name: setting[name] for name in network if name in setting}
-    late = {setting[RANKS] - 1: setting[STRAGGLER]} if setting.get(STRAGGLER) else {}
-    if not (slow or late):
+    delays = {setting[RANKS] - 1: setting[STRAGGLER]} if setting.get(STRAGGLER) else {}
+    if not (slow or delays):
         return cluster._submit(fn, (), arguments)
-    made = trouble.current() or trouble.Trouble()
-    links = {"latency": made.latency, "bandwidth": made.bandwidth, **slow}
-    delay = {**made.delay, **late}
-    with trouble.trouble(delay=delay, drop_rank=made.drop, kill=made.kill, **links):
+    active = trouble.current() or trouble.Trouble()
+    links = {"latency": active.latency, "bandwidth": active.bandwidth, **slow}
+    delay = {**active.delay, **delays}
+    with trouble.trouble(delay=delay, drop_rank=active.drop, kill=active.kill, **links):
         return cluster._submit(fn, (), arguments)
 
 
 def has_ended(run: Run, printed: deque[str] | None) -> bool:
-    """Wait a moment; whether it has ended.
+    """Wait up to POLL_SECONDS; return whether the run has ended.
 
     Args:
         run: the run.
-        printed: where lines go that ranks print; None: they are printed here.
+        printed: collects the lines that ranks print; None prints them.
 
     Raises:
-        RankError, DeadlockError, …: as :meth:`distkit.cluster.Run.wait`.
+        RankError, DeadlockError, …: as in :meth:`distkit.cluster.Run.wait`.
     """
     if printed is None:
         with suppress(TimeoutError):
-            run.wait(PERIOD)
+            run.wait(POLL_SECONDS)
             return True
         return False
     with ended_by_interrupt(run):
-        printed.extend(f"[rank {rank}] {line}" for rank, _, line in poll(run, PERIOD))
+        printed.extend(f"[rank {rank}] {line}" for rank, _, line in poll(run, POLL_SECONDS))
     if run.error is not None:
         raise run.error
     return run.finished
 
 
-#: A kernel that ends has no thread of its own any more that sends to the page: two of ours that
-#: did would mix their messages up.
-_telling, _over = threading.RLock(), threading.Event()
+#: An exiting kernel has no thread that sends messages to the page: messages sent by two of our
+#: threads would be interleaved.
+_update_lock, _exiting = threading.RLock(), threading.Event()
 
-_of_cells = CellRegistry(lambda experiment: experiment.close())
+_cell_experiments = CellRegistry(lambda experiment: experiment.close())
 
 
 @atexit.register
-def _hush() -> None:
-    with _telling:
-        _over.set()
+def _stop_updates() -> None:
+    with _update_lock:
+        _exiting.set()
 
 
 class Experiment:
     """Sliders and buttons that start real runs, as ``ipywidgets.interact`` calls a function.
 
-    In a notebook it displays as a panel: a control per parameter, Run and Stop, a bar that moves
-    with the run's progress, a table of all runs, a plot of the seconds and of what it returned
-    against what was varied, and the pictures of the latest run. The notebook stays usable
-    meanwhile.
+    In a notebook it displays as a panel: a control per parameter, Run and Stop, a progress bar, a
+    table of all runs, a plot of the seconds and the returned values against the varied parameter,
+    and the views of the latest run. The notebook stays usable during runs.
 
-    A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or a widget of
-    ipywidgets; it begins at the function's default. Some names mean more:
+    A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or an ipywidgets
+    widget; its initial value is the function's default. Some names are special:
 
-    - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; with another
-      number each run gets its own cluster.
-    - ``straggler=(0, 0.5)``: seconds by which each communication of the last rank is delayed; up to
-      one, they are shown in milliseconds.
-    - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: of :func:`~distkit.trouble`, in seconds
-      and in bytes per second, if the function has no such parameter.
+    - ``ranks=(2, 8)``: number of ranks. The given cluster is used for its own number; for other
+      numbers each run starts a cluster.
+    - ``straggler=(0, 0.5)``: delay of each communication of the last rank [s]; up to one second it
+      is shown in milliseconds.
+    - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.trouble`, in
+      seconds and bytes per second, if the function has no such parameter.
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: on a logarithmic scale.
 
@@ -170,12 +169,12 @@ class Experiment:
     :func:`~distkit.watch_gradients`, moves the bar.
 
     Args:
-        fn: runs on every rank, with the values of the controls as keyword arguments.
-        cluster: where it runs; the experiment never stops it. Without one, it runs on 4 ranks.
-        picture: ``picture(runs, setting)`` draws a figure of matplotlib in place of the plot, when
-            a control has moved and when a run has ended: ``runs`` is :meth:`to_dataframe` without
-            the runs that went wrong, ``setting`` has the values of the controls.
-        controls: one per parameter.
+        fn: the function, called on every rank with the controls' values as keyword arguments.
+        cluster: the cluster, which the experiment never stops; None starts 4 ranks.
+        picture: ``picture(runs, setting)`` returns a matplotlib figure in place of the plot, after
+            a control has changed or a run has ended: ``runs`` is :meth:`to_dataframe` of successful
+            runs, ``setting`` has the values of the controls.
+        controls: controls by parameter.
 
     Raises:
         TypeError: the function has no such parameter, or one with neither default nor control.
@@ -212,12 +211,12 @@ class Experiment:
         self.settings = Settings(fn, controls, None if cluster is None else cluster.plan.ranks)
         pack(fn, (), {n: c.choices or c.value for n, c in self.settings.controls.items()})
         self.records: list[Record] = []
-        self.activity: Activity | None = None  # what it does now
-        self.trouble: BaseException | None = None  # why the latest run went wrong
-        self.printed = deque[str](maxlen=LINES)
-        _of_cells.add(cell(), self)
-        self._picture, self._still = picture, HtmlSnapshot(self._draw)
-        self._alone, self._stopping = threading.Lock(), threading.Event()
+        self.activity: Activity | None = None  # None if idle
+        self.error: BaseException | None = None  # of the latest run
+        self.printed = deque[str](maxlen=MAX_LINES)
+        _cell_experiments.add(cell(), self)
+        self._picture, self._snapshot = picture, HtmlSnapshot(self._draw)
+        self._run_lock, self._stopping = threading.Lock(), threading.Event()
         self._panel: Panel | None = None
         self._watchers: list[Callable[[Experiment], None]] = []
         self._given, self._closed = cluster, False
@@ -225,56 +224,56 @@ class Experiment:
     # -- running ----------------------------------------------------------------
 
     def run(self, **parameters: Any) -> Run:
-        """Run once, and wait for it: with the values of the controls, except for those given.
+        """Run once and wait, with the values of the controls, except for given ones.
 
         Raises:
-            TypeError, ValueError: there is no such parameter, or a value is outside its control.
+            TypeError, ValueError: a parameter is unknown, or a value is outside its control.
             ClusterError: the cluster, or this experiment, is busy.
-            RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
+            RankError, DeadlockError, …: as in :meth:`distkit.Cluster.run`.
         """
         setting = self.settings.complete(**parameters)
-        with self._busy(), self._shown():
-            return self._perform(setting)
+        with self._exclusive(), self._progress_in_cell():
+            return self._run_once(setting)
 
     def sweep(self, **values: Any) -> list[Run]:
-        """Run every combination of the values given, one after the other.
+        """Run every combination of the given values, one after the other.
 
-        The stop button, Ctrl-C and :meth:`stop` end it; the runs made so far remain.
+        The Stop button, Ctrl-C and :meth:`stop` end it; finished runs are kept.
 
         Args:
             values: a list per parameter, or one value.
 
         Raises:
-            TypeError, ValueError, ClusterError, RankError, …: as :meth:`run`; nothing runs if
-                one of the values makes no sense.
+            TypeError, ValueError, ClusterError, RankError, …: as in :meth:`run`; nothing runs if
+                a value is invalid.
 
         Example:
             >>> experiment.sweep(batch=[8, 16, 32], ranks=[2, 4])        # doctest: +SKIP
         """
         settings = self.settings.product(**values)
-        with self._busy(), self._shown():
+        with self._exclusive(), self._progress_in_cell():
             return [
-                self._perform(setting, f"run {n} of {len(settings)}")
+                self._run_once(setting, f"run {n} of {len(settings)}")
                 for n, setting in enumerate(settings, 1)
             ]
 
     def stop(self) -> None:
-        """End what runs, on every rank at once; the experiment stays usable."""
-        if self._alone.locked():
+        """Interrupt the run on all ranks; the experiment stays usable."""
+        if self._run_lock.locked():
             self._stopping.set()
 
     def start(self) -> None:
-        """Run with the controls as they stand, in the background: what the Run button does."""
-        threading.Thread(target=self._work, daemon=True).start()
+        """Run with the current controls in the background, like the Run button."""
+        threading.Thread(target=self._run_in_background, daemon=True).start()
 
     def close(self) -> None:
-        """End what runs, and take the panel off the page.
+        """Interrupt the run, and remove the panel from the page.
 
-        Table and plot of the runs stay there as a picture. A cluster that was given stays as it is.
+        A static table and plot of the runs remain. A given cluster is not stopped.
         """
         self.stop()
         self._closed = True
-        self._keep()
+        self._update_snapshot()
         panel, self._panel = self._panel, None
         if panel is not None:
             panel.close()
@@ -285,7 +284,7 @@ class Experiment:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what remains -----------------------------------------------------------
+    # -- results ---------------------------------------------------------------
 
     @property
     def runs(self) -> list[tuple[dict[str, Any], Run]]:
@@ -293,24 +292,24 @@ class Experiment:
         return [(dict(r.parameters), r.run) for r in self.records]
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """One row per run: parameters, what was measured, and what rank 0 returned.
+        """Return one row per run: parameters, measurements, and the numbers that rank 0 returned.
 
-        Measured are the seconds from the start on all ranks to the end; how long a rank, or a
-        worker of servers, waited for others on average; the messages and collectives of all ranks;
-        the bytes of all messages, and of each collective's largest tensor once; and of a function
-        with ``dk.progress`` the steps that each rank made.
+        Measurements are the seconds from the start on all ranks to the end; the mean time that a
+        rank, or a worker of servers, waited for others; the messages and collectives of all ranks;
+        the bytes of all messages, and of each collective's largest tensor once; and with
+        ``dk.progress`` the steps of each rank.
         """
         return results.frame(self.records)
 
     def plot(self, *names: str, against: str = "") -> Figure:
-        """Results against a parameter, as a figure of matplotlib with one chart a result.
+        """Plot results against a parameter, as a matplotlib figure with one chart per result.
 
         Args:
-            names: columns of :meth:`to_dataframe`; the seconds and what was returned if none.
-            against: a parameter or another result; the parameter that was varied if none.
+            names: columns of :meth:`to_dataframe`; the seconds and a returned value by default.
+            against: a parameter or another result; the varied parameter by default.
 
         Raises:
-            ValueError: there is no such column, or nothing was varied yet.
+            ValueError: a column is unknown, or no parameter was varied yet.
 
         Example:
             >>> experiment.plot("loss", against="batch")        # doctest: +SKIP
@@ -321,36 +320,36 @@ class Experiment:
         return results.to_text(self.name, self.records)
 
     def _ipython_display_(self) -> None:
-        """The panel, and what stays in the notebook."""
-        self._still.show(*self._repr_mimebundle_())
+        """Display the panel, and its static snapshot."""
+        self._snapshot.show(*self._repr_mimebundle_())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The panel, and for places without widgets the table and the plot."""
+        """Return the panel; table and plot for pages without widgets."""
         widget = self.panel.widget._repr_mimebundle_(**kwargs)
         data, metadata = widget if isinstance(widget, tuple) else (widget or {}, {})
         html, text = self._draw()
         return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        with suppress(Exception):  # of the reader's picture: the panel shows it
-            return results.still(self.name, self.records, self.drawn())
-        return results.still(self.name, self.records)
+        with suppress(Exception):  # of the user's picture; the panel shows it
+            return results.static_html(self.name, self.records, self.drawn())
+        return results.static_html(self.name, self.records)
 
     def drawn(self, colors: Mapping[str, str] | None = None) -> str:
-        """The plot of the runs, or the reader's picture, as SVG; "" where there is none yet.
+        """Return the plot of the runs, or the user's picture, as SVG; "" if there is none yet.
 
         Args:
-            colors: the colours that replace some of its own, as of a page; None for paper.
+            colors: replacements of colours, for a page; None for print.
         """
         if self._picture is None:
             return results.to_svg(self.records, colors)
-        well = [r for r in self.records if not r.outcome]
-        figure = self._picture(results.frame(well), self.settings.complete())
-        return "" if figure is None else results.drawn(figure, colors)
+        successful = [r for r in self.records if not r.outcome]
+        figure = self._picture(results.frame(successful), self.settings.complete())
+        return "" if figure is None else results.figure_svg(figure, colors)
 
     @property
     def panel(self) -> Panel:
-        """The notebook's picture of it."""
+        """The panel in the notebook, created on first use."""
         if self._panel is None:
             self._panel = Panel(self, own=self._picture is not None)
             self._watchers.append(self._panel.refresh)
@@ -358,41 +357,43 @@ class Experiment:
 
     # -- one run ----------------------------------------------------------------
 
-    def _perform(self, setting: dict[str, Any], which: str = "", aloud: bool = True) -> Run:
-        """Make one run, from starting its ranks to its record."""
-        standing = self.settings.complete()
-        varied = [n for n, v in setting.items() if said(standing.get(n, v)) != said(v)]
-        given = ", ".join(f"{n}={shown(n, setting[n])}" for n in varied)
-        about = f"{which} ({given}) · " if which and given else f"{which} · " if which else ""
-        self._tell(Activity(f"{about}starting {count(setting[RANKS], 'rank')}"))
-        with self._ranks(setting[RANKS]) as cluster:
+    def _run_once(self, setting: dict[str, Any], label: str = "", echo: bool = True) -> Run:
+        """Run once, from starting the ranks to recording the result."""
+        current = self.settings.complete()
+        changed = [
+            n for n, v in setting.items() if format_plain(current.get(n, v)) != format_plain(v)
+        ]
+        values = ", ".join(f"{n}={format_value(n, setting[n])}" for n in changed)
+        prefix = f"{label} ({values}) · " if label and values else f"{label} · " if label else ""
+        self._notify(Activity(f"{prefix}starting {count(setting[RANKS], 'rank')}"))
+        with self._ready_cluster(setting[RANKS]) as cluster:
             run, meter = submit(cluster, self.fn, setting, self.settings.network), Meter()
             try:
-                self._follow(run, meter, about, None if aloud else self.printed)
+                self._follow(run, meter, prefix, None if echo else self.printed)
             except BaseException as error:
-                self.trouble = error  # told at once: to read a long trace takes a while
+                self.error = error  # set at once, as reading a long trace takes a while
                 raise
             finally:
-                self._tell(Activity(f"{about}reading the trace"))
+                self._notify(Activity(f"{prefix}reading the trace"))
                 self.records.append(results.record(setting, run, meter.done))
         return run
 
     @contextmanager
-    def _ranks(self, ranks: int) -> Iterator[Cluster]:
-        """A cluster that is ready: the reader's, or for another number of ranks one of ours.
+    def _ready_cluster(self, ranks: int) -> Iterator[Cluster]:
+        """Provide a ready cluster: the given one, or a new one for another number of ranks.
 
         Raises:
-            StartError: this machine cannot give so many ranks.
-            StoppedError: the reader's cluster was stopped, or the experiment closed.
+            StartError: this machine cannot start ``ranks`` ranks.
+            StoppedError: the given cluster was stopped, or the experiment closed.
         """
         if self._closed:
             raise StoppedError("the experiment was closed. Make a new one: run its cell again.")
-        with ExitStack() as ours:
+        with ExitStack() as stack:
             cluster = self._given
             if cluster is None or cluster.plan.ranks != ranks:
-                cluster = ours.enter_context(Background(plan_like(cluster, ranks)))
+                cluster = stack.enter_context(BackgroundCluster(plan_like(cluster, ranks)))
             cluster.wait()
-            server().complete()  # what programs import late is no part of what is measured
+            server().complete()  # late imports must not count as run time
             server().wait_until_idle()
             yield cluster
 
@@ -400,99 +401,105 @@ class Experiment:
         self,
         run: Run,
         meter: Meter,
-        about: str,
+        prefix: str,
         printed: deque[str] | None,
     ) -> None:
-        """Wait until a run is over, and tell how far it has come."""
-        since = time.monotonic()
-        forget = run.subscribe(meter.feed)
+        """Wait until a run has ended, and report its progress."""
+        start = time.monotonic()
+        unsubscribe = run.subscribe(meter.feed)
         try:
             while not has_ended(run, printed):
                 stopping = self._stopping.is_set()
                 if stopping:
                     run.interrupt()
-                told = "stopping" if stopping else words(meter.done, meter.total, meter.operations)
+                status = (
+                    "stopping"
+                    if stopping
+                    else progress_text(meter.done, meter.total, meter.operations)
+                )
                 share = meter.done / meter.total if meter.done and meter.total else None
-                self._tell(Activity(about + told, since, share, can_stop=not stopping))
+                self._notify(Activity(prefix + status, start, share, can_stop=not stopping))
         finally:
-            forget()
+            unsubscribe()
             if not run.finished:
                 run.interrupt()
                 poll(run, INTERRUPT_TIMEOUT)
 
-    def _attempt(self, settings: list[dict[str, Any]]) -> list[Record]:
-        """The records of runs, failed ones too."""
-        with self._busy(), self._shown(keep=False):
+    def _run_all(self, settings: list[dict[str, Any]]) -> list[Record]:
+        """Run all settings; return the records, also of failed runs."""
+        with self._exclusive(), self._progress_in_cell(keep=False):
             for n, setting in enumerate(settings, 1):
                 with suppress(RankError, RankDied, DeadlockError, NotPicklableError):
-                    self._perform(setting, f"run {n} of {len(settings)}")
+                    self._run_once(setting, f"run {n} of {len(settings)}")
         return self.records
 
-    def _work(self) -> None:
-        """The Run button's thread: what goes wrong is told in the panel."""
+    def _run_in_background(self) -> None:
+        """Run in the Run button's thread; the panel shows errors."""
         try:
-            with self._busy():
-                self._perform(self.settings.complete(), aloud=False)
+            with self._exclusive():
+                self._run_once(self.settings.complete(), echo=False)
         except Exception as error:
-            self.trouble = error
-            self._tell(self.activity)
+            self.error = error
+            self._notify(self.activity)
 
     @contextmanager
-    def _busy(self) -> Iterator[None]:
-        """Be the only one that runs something."""
-        if not self._alone.acquire(blocking=False):
+    def _exclusive(self) -> Iterator[None]:
+        """Ensure that only one run is active."""
+        if not self._run_lock.acquire(blocking=False):
             raise ClusterError(
                 f"the experiment is running {self.name}. Wait for it, or end it "
                 "(experiment.stop())."
             )
         self._stopping.clear()
-        self.trouble = None
+        self.error = None
         self.printed.clear()
         try:
             yield
         except BaseException as error:
-            self.trouble = error
+            self.error = error
             raise
         finally:
-            self._alone.release()
-            self._tell(None)
-            self._keep()
+            self._run_lock.release()
+            self._notify(None)
+            self._update_snapshot()
 
-    # -- telling ------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------
 
-    def _tell(self, activity: Activity | None) -> None:
+    def _notify(self, activity: Activity | None) -> None:
         self.activity = activity
-        with _telling:
-            for watcher in list(self._watchers) if not _over.is_set() else ():
+        with _update_lock:
+            for watcher in list(self._watchers) if not _exiting.is_set() else ():
                 watcher(self)
 
-    def _keep(self) -> None:
-        """Bring the picture that stays in the notebook up to date."""
-        with _telling:
-            if not _over.is_set():
-                self._still.renew()
+    def _update_snapshot(self) -> None:
+        """Update the static snapshot in the notebook."""
+        with _update_lock:
+            if not _exiting.is_set():
+                self._snapshot.renew()
 
     @contextmanager
-    def _shown(self, keep: bool = True) -> Iterator[None]:
-        """Show how far it has come in the cell that waits for it.
+    def _progress_in_cell(self, keep: bool = True) -> Iterator[None]:
+        """Show progress in the cell that waits for the runs.
 
         Args:
-            keep: show its results there afterwards.
+            keep: whether to show the results there afterwards.
         """
         if not in_notebook():
             yield
             return
         from IPython.display import display
 
-        bar, first = Bar(self.stop), len(self.records)
+        bar, before = Bar(self.stop), len(self.records)
         handle = display(bar.widget, display_id=True)
         self._watchers.append(bar.refresh)
         try:
             yield
         finally:
             self._watchers.remove(bar.refresh)
-            made = self.records[first:] if keep else []
-            html, text = results.still(self.name, made, results.to_svg(made)) if made else ("", "")
+            new = self.records[before:] if keep else []
+            html, text = (
+                results.static_html(self.name, new, results.to_svg(new)) if new else ("", "")
+            )
             handle.update({"text/html": html, "text/plain": text}, raw=True)
             bar.widget.close()
 
@@ -500,15 +507,15 @@ class Experiment:
 def sweep(
     fn: Callable[..., Any], cluster: Cluster | None = None, /, **values: Any
 ) -> pandas.DataFrame:
-    """Run every combination of the values given, one after the other, on real ranks.
+    """Run every combination of the given values, one after the other, on real ranks.
 
-    ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` mean what they mean for an
+    ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` are as for an
     :class:`~distkit.Experiment`; all other values are arguments of the function. Ctrl-C and the
     Stop button end a sweep.
 
     Args:
-        fn: runs on every rank; the numbers that rank 0 returns become columns.
-        cluster: where it runs when the number of ranks is its own; others are started.
+        fn: the function, called on every rank; numbers that rank 0 returns become columns.
+        cluster: used for its own number of ranks; for others, clusters are started.
         values: a list per parameter, or one value.
 
     Returns:
@@ -516,8 +523,8 @@ def sweep(
         and the ``trace``. A run that failed has its error as ``outcome``.
 
     Raises:
-        TypeError, ValueError: as :meth:`Experiment.sweep`, before anything runs.
-        RunError: every run failed; this is the first one's error.
+        TypeError, ValueError: as in :meth:`Experiment.sweep`, before anything runs.
+        RunError: every run failed; the error of the first one.
         RunInterrupted: the Stop button was pressed.
 
     Example:
@@ -531,22 +538,22 @@ def sweep(
     known = parameters(fn)
     if "folder" in values and not {"folder", "**"} & {*known}:
         raise TypeError(GONE["dk.sweep(folder=…)"])
-    lists = {name: listed(name, given) for name, given in values.items()}
+    lists = {name: as_list(name, given) for name, given in values.items()}
     needed = {n: lists[n] for n, default in known.items() if default is EMPTY and n in lists}
     with Experiment(fn, cluster, picture=None, **needed) as experiment:
-        records = experiment._attempt(experiment.settings.product(**lists))
-    _tell_failures(records)
+        records = experiment._run_all(experiment.settings.product(**lists))
+    _warn_of_failures(records)
     return pd.DataFrame([{**r.row, "trace": r.run.trace} for r in records])
 
 
-def _tell_failures(records: list[Record]) -> None:
+def _warn_of_failures(records: list[Record]) -> None:
     failed = [r for r in records if r.outcome]
     if not failed:
         return
     first, error = failed[0], failed[0].run.error
     if len(failed) == len(records) and error is not None:
         raise error
-    given = ", ".join(f"{n}={shown(n, v)}" for n, v in first.parameters.items())
+    given = ", ".join(f"{n}={format_value(n, v)}" for n, v in first.parameters.items())
     warnings.warn(
         f"{len(failed)} of {count(len(records), 'run')} failed, see the column {OUTCOME!r}. "
         f"The first of them, {given}: {error}",

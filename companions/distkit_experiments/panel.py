@@ -1,4 +1,4 @@
-"""The panel of an experiment in a notebook: controls, and in tabs beside them what they gave."""
+"""The panel of an experiment in a notebook: controls, and the results in tabs."""
 
 from __future__ import annotations
 
@@ -19,58 +19,60 @@ from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit.views import Gradients, Servers, Stage, Timeline
 from distkit.views.widget.assets import esm_of
-from distkit_experiments.results import THEMED, Activity, to_html
+from distkit_experiments.results import PAGE_COLORS, Activity, to_html
 
 if TYPE_CHECKING:
     from distkit_experiments.experiment import Experiment
 
-#: The stage follows every message of a run; of longer ones it would make too much.
-STAGED = 20_000
+#: Maximum number of events of a run for Stage and Servers, which show every message.
+MAX_STAGE_EVENTS = 20_000
 
-NONE = "<p>No run yet: Run makes one with these values.</p>"
+NO_RUNS = "<p>No run yet: Run makes one with these values.</p>"
 
 RUNS = "Runs"
 VIEWS = {"Timeline": Timeline, "Servers": Servers, "Stage": Stage, "Gradients": Gradients}
 
 
 class Bar:
-    """Moves with an experiment; without known end it only says that something moves.
+    """A progress bar, indeterminate if the number of steps is unknown.
 
     Args:
-        stop: what the Stop button calls.
+        stop: the callback of the Stop button.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
-        self.progress = _marked(ipywidgets.FloatProgress(max=1.0), "dkx-bar")
+        self.progress = _with_class(ipywidgets.FloatProgress(max=1.0), "dkx-bar")
         self.progress.layout.width = "auto"
         self.words = _html("dkx-words")
         self.stop = ipywidgets.Button(description="Stop", icon="stop", disabled=True)
         self.stop.tooltip = "End the run on every rank"
-        _marked(self.stop, "dkx-stop").on_click(lambda _: stop())
+        _with_class(self.stop, "dkx-stop").on_click(lambda _: stop())
         css = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
         sheet = ipywidgets.HTML(f"<style>{css}</style>", layout={"display": "none"})
         row = ipywidgets.HBox([sheet, self.stop, self.progress, self.words])
-        self.widget = _marked(row, "dkx-row")
+        self.widget = _with_class(row, "dkx-row")
 
     def refresh(self, experiment: Experiment) -> None:
-        """Show what the experiment does now."""
-        now = experiment.activity or Activity("", share=0.0)
-        self.stop.disabled = not now.can_stop
+        """Show the current activity."""
+        activity = experiment.activity or Activity("", share=0.0)
+        self.stop.disabled = not activity.can_stop
         bar = self.progress
-        (bar.add_class if now.share is None else bar.remove_class)("dkx-unknown")
-        bar.value = 1.0 if now.share is None else now.share
-        told = f"<span aria-live=polite>{escape(now.words)}</span>" if now.words else ""
-        if now.since is not None:
-            told += f" <i>{escape(human_seconds(round(time.monotonic() - now.since, 1)))}</i>"
-        self.words.value = told
+        (bar.add_class if activity.share is None else bar.remove_class)("dkx-unknown")
+        bar.value = 1.0 if activity.share is None else activity.share
+        status = f"<span aria-live=polite>{escape(activity.words)}</span>" if activity.words else ""
+        if activity.since is not None:
+            status += (
+                f" <i>{escape(human_seconds(round(time.monotonic() - activity.since, 1)))}</i>"
+            )
+        self.words.value = status
 
 
-class Press(anywidget.AnyWidget):
-    """The Run button: it runs with what the page shows of the controls.
+class RunButton(anywidget.AnyWidget):
+    """The Run button, which first reads the controls' values from the page.
 
     Args:
-        controls: widgets, of which the page may show more than they have told so far.
-        run: what to call then.
+        controls: widgets, whose values on the page may not be synchronized yet.
+        run: the callback.
     """
 
     _esm = esm_of(Path(__file__).with_name("press.js"))
@@ -78,31 +80,31 @@ class Press(anywidget.AnyWidget):
     controls: Any = traitlets.List().tag(sync=True, **ipywidgets.widget_serialization)
 
     def __init__(self, controls: Sequence[Any], run: Callable[[], None]) -> None:
-        told = {c: [k for k in ("index", "value") if k in c.keys] for c in controls}
-        self._told = {c: keys[0] for c, keys in told.items() if keys}  # of a choice, its index
+        keys_of = {c: [k for k in ("index", "value") if k in c.keys] for c in controls}
+        self._synced = {c: keys[0] for c, keys in keys_of.items() if keys}  # the index of a choice
         self.click = run
-        super().__init__(controls=[*self._told.items()])
-        self.on_msg(self._pressed)
+        super().__init__(controls=[*self._synced.items()])
+        self.on_msg(self._clicked)
 
-    def _pressed(self, _: Any, content: Mapping[str, Any], __: Any) -> None:
-        for control, state in zip(self._told, content["shown"], strict=True):
+    def _clicked(self, _: Any, content: Mapping[str, Any], __: Any) -> None:
+        for control, state in zip(self._synced, content["shown"], strict=True):
             control.set_state(state)
         self.click()
 
 
-class Rows(anywidget.AnyWidget):
+class RunTable(anywidget.AnyWidget):
     """The table of runs.
 
     Args:
-        choose: what to call with the number of a run whose row was clicked.
+        choose: the callback, with the number of the clicked run.
     """
 
     _esm = esm_of(Path(__file__).with_name("rows.js"))
-    value = traitlets.Unicode(NONE).tag(sync=True)
+    value = traitlets.Unicode(NO_RUNS).tag(sync=True)
     shown = traitlets.Int().tag(sync=True)
 
     def __init__(self, choose: Callable[[int], None]) -> None:
-        super().__init__(_dom_classes=["dkx-table"])  # anywidget takes in no later one
+        super().__init__(_dom_classes=["dkx-table"])  # anywidget ignores later changes
         self.on_msg(lambda _, content, __: choose(int(content["run"])))
 
 
@@ -110,53 +112,53 @@ class Panel:
     """The widgets of one experiment.
 
     Args:
-        experiment: what they show.
-        own: it has a picture of the reader's, which is drawn again when a control moves.
+        experiment: the experiment.
+        own: whether it has a user's picture, which is redrawn when a control changes.
     """
 
     def __init__(self, experiment: Experiment, own: bool) -> None:
-        self._lock, self._seen = threading.RLock(), 0
+        self._lock, self._shown_runs = threading.RLock(), 0
         self._traces: list[Trace] = []
         self._bar = Bar(experiment.stop)
         shown = [c.widget for c in experiment.settings.controls.values()]
-        self._run = Press(shown, experiment.start)
+        self._run = RunButton(shown, experiment.start)
         self._bar.widget.children = (self._run, *self._bar.widget.children)
         title = _html("dkx-title", f"<strong>{escape(experiment.name)}</strong>")
         self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
-        self._table, self._chart = Rows(self.choose), _html("dkx-chart")
+        self._table, self._chart = RunTable(self.choose), _html("dkx-chart")
         for widget in shown if own else ():
             widget.observe(lambda _: self.draw(experiment), "value")
         parts = [self._chart, self._table] if own else [self._table, self._chart]
-        self._tabs = Tabs(_marked(ipywidgets.HBox(parts), "dkx-runs"))
-        grid = _marked(ipywidgets.GridBox(shown), "dkx-controls")
+        self._tabs = Tabs(_with_class(ipywidgets.HBox(parts), "dkx-runs"))
+        grid = _with_class(ipywidgets.GridBox(shown), "dkx-controls")
         column = [title, grid, self._bar.widget, self._message, self._printed]
-        side = _marked(ipywidgets.VBox(column), "dkx-side")
-        self.widget = _marked(ipywidgets.HBox([side, self._tabs.widget]), "distkit-experiment")
+        side = _with_class(ipywidgets.VBox(column), "dkx-side")
+        self.widget = _with_class(ipywidgets.HBox([side, self._tabs.widget]), "distkit-experiment")
         self.refresh(experiment)
         self.draw(experiment)
 
     def refresh(self, experiment: Experiment) -> None:
-        """Show where the experiment is now. From any thread."""
+        """Update the panel, from any thread."""
         with self._lock:
             now, records = experiment.activity, list(experiment.records)
             self._bar.refresh(experiment)
             self._message.value = message(experiment)
-            self._printed.value = _lines(list(experiment.printed))
+            self._printed.value = _output_html(list(experiment.printed))
             if len(records) != len(self._traces):
                 self._traces = [r.run.trace for r in records]
                 self._table.value = to_html(records)
                 self.draw(experiment)
-            if now is None and len(records) != self._seen:
-                self._seen = len(records)
+            if now is None and len(records) != self._shown_runs:
+                self._shown_runs = len(records)
                 self._show(len(records))
-            self._run.disabled = now is not None  # last: who may run again sees the latest run
+            self._run.disabled = now is not None  # last, after the latest run is shown
 
     def draw(self, experiment: Experiment) -> None:
-        """Draw the plot, or the reader's picture, or why there is none, in the page's colours."""
+        """Draw the plot, the user's picture, or its error, in the page's colours."""
         try:
-            self._chart.value = experiment.drawn(THEMED)
-        except Exception as error:  # of the reader's function
-            self._chart.value = _trouble(type(error).__name__, str(error))
+            self._chart.value = experiment.drawn(PAGE_COLORS)
+        except Exception as error:  # of the user's function
+            self._chart.value = _error_html(type(error).__name__, str(error))
 
     def choose(self, run: int) -> None:
         """Show a run of the table."""
@@ -169,31 +171,31 @@ class Panel:
         self._tabs.show(self._traces[run - 1], run)
 
     def close(self) -> None:
-        """Take it off the page; the reader's own widgets stay."""
+        """Remove the panel from the page, except the user's own widgets."""
         _close([*self._tabs.widget.children[1:], self.widget])
 
 
 class Tabs:
-    """All runs, and pictures of one: each is made when it is first looked at."""
+    """Tabs with all runs, and views of one run, each created when first opened."""
 
     def __init__(self, runs: Any) -> None:
         self._runs, self._trace, self._names = runs, Trace(), list[str]()
         self.widget = ipywidgets.Tab([runs], titles=[RUNS])
         self.widget.add_class("dkx-tabs")
-        self.widget.observe(lambda _: self._make(), "selected_index")
+        self.widget.observe(lambda _: self._create_view(), "selected_index")
 
     def show(self, trace: Trace, run: int) -> None:
-        """Show another run, in the tab that was open if it has as many."""
-        old, opened = self.widget.children[1:], self.widget.selected_index or 0
-        self._trace, self._names = trace, fitting(trace)
-        places = [_marked(ipywidgets.VBox(), "dkx-picture") for _ in self._names]
-        self.widget.children = [self._runs, *places]
+        """Show another run in the open tab, if it has this tab."""
+        old, selected = self.widget.children[1:], self.widget.selected_index or 0
+        self._trace, self._names = trace, available_views(trace)
+        boxes = [_with_class(ipywidgets.VBox(), "dkx-picture") for _ in self._names]
+        self.widget.children = [self._runs, *boxes]
         self.widget.titles = [RUNS, *(f"{name} of run {run}" for name in self._names)]
-        self.widget.selected_index = opened if opened <= len(places) else 0
-        self._make()
+        self.widget.selected_index = selected if selected <= len(boxes) else 0
+        self._create_view()
         _close(old)
 
-    def _make(self) -> None:
+    def _create_view(self) -> None:
         index = self.widget.selected_index
         if index and not self.widget.children[index].children:
             picture = VIEWS[self._names[index - 1]]
@@ -201,48 +203,48 @@ class Tabs:
 
 
 def _close(widgets: Iterable[Any]) -> None:
-    """Close widgets, and what boxes among them hold."""
+    """Close widgets and the children of boxes."""
     for widget in widgets:
         _close(getattr(widget, "children", ()) if isinstance(widget, ipywidgets.VBox) else ())
         widget.close()
 
 
-def fitting(trace: Trace) -> list[str]:
-    """The pictures that have something to show of a run."""
+def available_views(trace: Trace) -> list[str]:
+    """Return the names of views that apply to a run."""
     marks = [e for e in trace if e.op is Op.MARK]
-    staged = len(marks) < len(trace) <= STAGED
+    staged = len(marks) < len(trace) <= MAX_STAGE_EVENTS
     watched = any(e.attributes.get("watched") == "gradient" for e in marks)
     served = any(node.role == "server" for node in trace.info.ranks.values())
     return ["Timeline", *["Servers" if served else "Stage"] * staged, *["Gradients"] * watched]
 
 
 def message(experiment: Experiment) -> str:
-    """The error of the latest run, or what is odd about it, in words."""
-    error = experiment.trouble
+    """Return the error or the remarks of the latest run as HTML."""
+    error = experiment.error
     if error is not None and not isinstance(error, (RunInterrupted, RunStopped)):
-        return _trouble(type(error).__name__, str(error))
+        return _error_html(type(error).__name__, str(error))
     last = [] if experiment.activity else experiment.records[-1:]
     notes = [str(error)] if error else [remark for r in last for remark in r.remarks]
     return "".join(f"<div class=dkx-note role=status>{escape(note)}</div>" for note in notes)
 
 
-def _trouble(kind: str, text: str) -> str:
+def _error_html(kind: str, text: str) -> str:
     head, _, traceback = text.partition("\n\nTraceback")
     more = f"<pre tabindex=0>Traceback{escape(traceback)}</pre>" if traceback else ""
     return f"<div class=dkx-trouble role=alert><b>{escape(kind)}</b> {escape(head)}{more}</div>"
 
 
-def _marked(widget: Any, name: str) -> Any:
-    """A widget with a class of the style sheet."""
+def _with_class(widget: Any, name: str) -> Any:
+    """Add a CSS class to a widget, and return the widget."""
     widget.add_class(name)
     return widget
 
 
 def _html(name: str, value: str = "") -> Any:
-    return _marked(ipywidgets.HTML(value), name)
+    return _with_class(ipywidgets.HTML(value), name)
 
 
-def _lines(printed: list[str]) -> str:
+def _output_html(printed: list[str]) -> str:
     if not printed:
         return ""
     text = escape("\n".join(printed))

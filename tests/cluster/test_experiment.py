@@ -144,7 +144,7 @@ def test_the_run_button_the_bar_and_the_stop_button(usable: dk.Cluster) -> None:
     with pytest.raises(dk.errors.ClusterError, match="the cluster is busy with endless"):
         other.run()
     other.panel._run.click()
-    wait_for(other, lambda e: e.trouble is not None and idle(e))
+    wait_for(other, lambda e: e.error is not None and idle(e))
     assert "the cluster is busy with endless" in other.panel._message.value
     panel._bar.stop.click()
     wait_for(experiment, idle)

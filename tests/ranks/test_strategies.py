@@ -423,7 +423,7 @@ def test_a_strategy_is_pickled_with_its_public_attributes() -> None:
         str(strategy),
         strategy.device,
     )
-    assert again._add_up is strategy._add_up
+    assert again._all_reduce_gradients is strategy._all_reduce_gradients
 
 
 def test_ranks_that_share_a_device_are_told_so() -> None:
@@ -506,7 +506,7 @@ def test_what_this_machine_has_not() -> None:
     def nccl() -> str:
         strategy = MultiWorkerMirroredStrategy(CommunicationOptions(implementation="NCCL"))
         with pytest.raises(StrategyError) as caught:
-            strategy._add_up(torch.ones(1))
+            strategy._all_reduce_gradients(torch.ones(1))
         return str(caught.value)
 
     assert "asks for NCCL, and these ranks use" in run_ranks(nccl, 2).results[0]
