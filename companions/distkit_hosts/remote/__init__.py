@@ -1,1 +1,1 @@
-"""Ranks on other machines: a tunnel to an agent on each, which forks them as this machine does."""
+"""Ranks on other machines: a tunnel to an agent on each, which forks them there."""

@@ -1,12 +1,12 @@
-"""On another machine: a zygote, and a tunnel to the kernel that wants ranks forked from it.
+"""The agent on another machine: a fork server for ranks, and a tunnel to the kernel.
 
-Run by ipyparallel's launchers in the place of an engine, or from an engine that somebody else
-has started: ``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT``
-says, as JSON, where the kernel listens, the cluster's keys, and this machine's name there. One
-agent a machine forks; what ``srun`` or ``mpiexec`` has started beside it ends at once.
+Started by ipyparallel's launchers in place of an engine, or from an existing engine:
+``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT`` has, as JSON,
+the kernel's endpoint, the cluster's keys, and this machine's name. One agent per machine forks
+ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
 
-Whatever the kernel says goes on to the zygote, and what the zygote tells goes back. When the
-tunnel breaks, and be it because the network is silent, everything here ends.
+The agent forwards messages between the kernel and the fork server. When the tunnel breaks, also by
+a network timeout, all processes here end.
 """
 
 from __future__ import annotations
@@ -38,53 +38,53 @@ from distkit.errors import StartError
 from distkit_hosts.launched import recognise
 from distkit_hosts.remote.tunnel import Relay, Tunnel
 
-#: The environment variable that says where the kernel is.
+#: The environment variable with the kernel's address.
 AGENT = "DISTKIT_AGENT"
 
-#: Who has no answer of the kernel's after so long [s] gives up; and who cannot reach it at all.
+#: Timeouts for the kernel's answer, and for reaching it at all [s].
 WELCOME, REACH = 30.0, 10.0
 
-#: A zygote that imports hears nothing; so long it may go on [s] when all else has ended.
+#: Time for a fork server to finish an import at the end, before it is killed [s].
 IMPORTING = 2.0
 
-#: When a zygote has ended, its last messages come within this time [s].
+#: Time to wait for the last messages of a fork server that has ended [s].
 SAID = 1.0
 
-#: How often to look whether the engine that started the agent is there [s].
+#: Interval of checks that the engine that started the agent is alive [s].
 WATCH = 1.0
 
 
 class Agent:
-    """What the kernel has on this machine.
+    """The kernel's representative on this machine.
 
     Args:
         where: ``endpoint`` and ``keys`` of the kernel's relay; ``name`` of this machine, "" if the
-            kernel does not know it; ``network``, an address that is reached by the interface that
-            ranks are to use, "" for that of the kernel.
+            kernel does not know it; ``network``, an address reached through the interface of the
+            ranks, "" for the kernel's address.
     """
 
     def __init__(self, where: dict[str, Any]) -> None:
         self._where, self._place = where, recognise(os.environ, platform.node())
-        self._answered, self._over = False, threading.Event()
+        self._answered, self._ended = False, threading.Event()
         self._folders: dict[str, int | None] = {}
         #: The exit status: 0 if the kernel has ended this agent, or itself.
         self.status = 0
         self._zygote: Channel | None = None  # to the process that forks
-        self._said: deque[str] = deque(maxlen=20)  # by that process
+        self._output: deque[str] = deque(maxlen=20)  # by that process
         relay = self._relay = Relay(where["endpoint"], tuple(where["keys"]), listen=False)
         self._tunnel: Tunnel = relay.connect()
-        self._tunnel.on_word, self._tunnel.on_line = self._hear, self._fork
+        self._tunnel.on_word, self._tunnel.on_line = self._on_message, self._fork
         self._tunnel.on_lost = self._end
 
     def serve(self) -> None:
-        """Serve until the kernel is gone, then leave nothing behind."""
+        """Serve until the kernel has gone, then clean up."""
         if self._where.get("name") or self._place.local_rank == 0:
-            self._start_zygote()  # sure to be used: it imports torch while the kernel is told
+            self._start_zygote()  # certainly needed: imports torch meanwhile
         self._relay.start()
         self._tunnel.say({"here": self._facts()})
         begun = time.monotonic()
         parent = self._where.get("parent")  # the engine that has started this agent, if one has
-        while not self._over.wait(WATCH):
+        while not self._ended.wait(WATCH):
             waited = 0.0 if self._answered else time.monotonic() - begun
             if waited > (WELCOME if self._tunnel.reached else REACH):
                 self._end(
@@ -121,33 +121,33 @@ class Agent:
         self._zygote, theirs = Channel.pair()
         with theirs:
             self._process = start_zygote(theirs, subprocess.PIPE)
-        self._listener = threading.Thread(target=self._overhear, daemon=True)
+        self._listener = threading.Thread(target=self._read_output, daemon=True)
         self._listener.start()
         self._zygote.send({"do": "import", "modules": ["distkit.cluster.processes.preload:hook"]})
-        threading.Thread(target=self._pass_on, daemon=True).start()
+        threading.Thread(target=self._forward, daemon=True).start()
 
-    def _overhear(self) -> None:
-        """Keep the zygote's latest messages for the kernel, and let them pass."""
+    def _read_output(self) -> None:
+        """Print the fork server's output, and keep the latest lines for the kernel."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._said.append(line.decode(errors="replace"))
-            _print(self._said[-1].rstrip())
+            self._output.append(line.decode(errors="replace"))
+            _print(self._output[-1].rstrip())
 
-    def _pass_on(self) -> None:
-        """Tell the kernel what the zygote tells; of a process that has ended, its files, too."""
+    def _forward(self) -> None:
+        """Forward the fork server's messages to the kernel, with the files of ended processes."""
         assert self._zygote is not None
         try:
             while True:
                 news = self._zygote.recv()
                 if log := news.get("log"):
-                    news["files"] = _last_words(Path(log))
+                    news["files"] = _final_files(Path(log))
                 self._tunnel.say(news)
         except (EOFError, OSError):
             self._listener.join(SAID)
             self._end("the process that ranks are forked from ended", status=1)
 
-    def _hear(self, word: dict[str, Any]) -> None:
-        """A word of the kernel's: for this agent, or else for the zygote."""
+    def _on_message(self, word: dict[str, Any]) -> None:
+        """Handle a message of the kernel, for this agent or the fork server."""
         match word["do"]:
             case "welcome":
                 self._answered = True
@@ -158,24 +158,24 @@ class Agent:
             case "folder":
                 self._make_folder(word["processes"], word["sockets"])
             case _:
-                self._tell_zygote(word)
+                self._send_to_zygote(word)
 
     def _fork(self, word: dict[str, Any]) -> socket.socket:
-        """Have a process forked; the line that the kernel begins is its lifeline."""
+        """Fork a process; the kernel's stream is its lifeline."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._tell_zygote(word, theirs.fileno())
+            self._send_to_zygote(word, theirs.fileno())
         return ours
 
-    def _tell_zygote(self, word: dict[str, Any], fd: int | None = None) -> None:
+    def _send_to_zygote(self, word: dict[str, Any], fd: int | None = None) -> None:
         if word["do"] == "remove" and (held := self._folders.pop(word["folder"], None)) is not None:
             os.close(held)
-        with suppress(OSError):  # it has ended, which the kernel is told
+        with suppress(OSError):  # it has ended, which is reported separately
             if self._zygote is not None:
                 self._zygote.send(word, fd)
 
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
-        """Make a folder as the kernel has one, with sockets that lead to those of the kernel's."""
+        """Create a folder like the kernel's, with sockets forwarded to the kernel's sockets."""
         try:
             machine.check_files(processes, False)
             folder, held = folders.make(processes)
@@ -184,27 +184,27 @@ class Agent:
             return
         self._folders[folder] = held
         doors = {_listen(f"{folder}/{here}"): there for here, there in sockets.items()}
-        threading.Thread(target=self._lead, args=(doors,), daemon=True).start()
+        threading.Thread(target=self._forward_connections, args=(doors,), daemon=True).start()
         self._tunnel.say({"folder": folder})
 
-    def _lead(self, doors: dict[socket.socket, str]) -> None:
-        """Begin a line to the kernel's socket of that name for each connection to ours."""
+    def _forward_connections(self, doors: dict[socket.socket, str]) -> None:
+        """Open a stream to the kernel's socket of that name for each local connection."""
         with suppress(OSError):  # the tunnel is lost
             while True:
                 for door in select.select(list(doors), [], [])[0]:
                     self._tunnel.open({"to": doors[door]}, door.accept()[0])
 
     def _end(self, why: str, status: int = 0) -> None:
-        if not self._over.is_set():
+        if not self._ended.is_set():
             self.status = status
             if why:
                 _print(f"distkit: this machine's ranks end: {why}")
                 with suppress(OSError):  # the tunnel is lost
-                    self._tunnel.say({"ended": why, "said": "".join(self._said)})
-        self._over.set()
+                    self._tunnel.say({"ended": why, "said": "".join(self._output)})
+        self._ended.set()
 
     def _clean_up(self) -> None:
-        """End the zygote, which ends all that it forked, and remove what launchers left."""
+        """End the fork server with all forked processes, and remove the folders."""
         if self._zygote is not None:
             self._zygote.hang_up()
             try:
@@ -217,32 +217,32 @@ class Agent:
         self._relay.close()
 
 
-#: What launchers say of the agent's own process, which ranks must not take for themselves.
+#: Launchers' variables for the agent's own process, which ranks must not inherit.
 _LAUNCHER = re.compile("OMPI_|PMIX_|PMI_|MPI_LOCAL|HYDI_|SLURM_(?!JOB)")
 
 
 def versions() -> dict[str, str]:
-    """The versions that must agree between machines."""
+    """Return the versions that must agree between machines."""
     return {
         "python": sys.version.split()[0],
-        "distkit": sys.modules["distkit"].__version__,  # to import it makes a circle
+        "distkit": sys.modules["distkit"].__version__,  # an import would be circular
     }
 
 
 def _is_installed(package: str) -> bool:
-    """True if there is a package to import, not only a folder of its name."""
+    """Return whether a package can be imported, not only a folder of its name."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def _free_port(address: str) -> int:
-    """A port of that interface that nobody uses now."""
+    """Return a free port of an address."""
     with socket.create_server((address, 0)) as server:
         return int(server.getsockname()[1])
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that has this address."""
+    """Return the name of the interface with this address."""
     import psutil
 
     return next(
@@ -258,8 +258,8 @@ def _listen(path: str) -> socket.socket:
     return door
 
 
-def _last_words(log: Path) -> dict[str, bytes]:
-    """The log and the black box of a process that has ended."""
+def _final_files(log: Path) -> dict[str, bytes]:
+    """Return the log and the black box of an ended process."""
     found = {}
     for file in (log, log.with_suffix(".box")):
         with suppress(OSError):
@@ -268,12 +268,12 @@ def _last_words(log: Path) -> dict[str, bytes]:
 
 
 def _print(line: str) -> None:
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader has closed it
         print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Be this machine's agent."""
+    """Run this machine's agent."""
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and closed terminals are the kernel's
         signal.signal(number, signal.SIG_IGN)
     agent = Agent(json.loads(os.environ.pop(AGENT)))

@@ -1,4 +1,4 @@
-"""The machines of one cluster: started or found, told apart, and how many ranks each gets."""
+"""Starts or attaches the machines of a cluster, and allocates ranks to them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from distkit_hosts.remote.launching import launch
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Relay, Tunnel
 
-#: After one machine's failure those of others are waited for so long [s], to name all.
-OTHERS = 1.0
+#: Time to wait for further failures after the first one, to report all [s].
+MORE_FAILURES_WITHIN = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class HostRequest:
     """The machines that a cluster asks for.
 
     Args:
-        ranks: on each machine by name, or how many in all.
+        ranks: number of ranks by machine, or in total.
         engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" with a client.
-        client: of somebody else's cluster.
+        client: the client of an existing cluster.
         interface: an address of this machine that the others reach, also with a port or as a
-            socket that listens; "" to find it.
-        timeout: how long the machines may take to come [s].
-        options: of the launcher.
-        device, backend, threads, memory_fraction: as of a cluster.
+            listening socket; "" to detect it.
+        timeout: timeout of the machines' start [s].
+        options: options of the launcher.
+        device, backend, threads, memory_fraction: as for a cluster.
     """
 
     ranks: dict[str, int] | int
@@ -57,17 +57,17 @@ class HostRequest:
     memory_fraction: float | None = None
 
     def start(self, folder: str, progress: Callable[[str], None]) -> Fleet:
-        """Begin to start them, for a cluster that has this folder here."""
+        """Start the machines, for a cluster with this local folder."""
         return Fleet(self, folder, progress)
 
     @property
     def count(self) -> int:
-        """How many ranks."""
+        """Total number of ranks."""
         return self.ranks if isinstance(self.ranks, int) else sum(self.ranks.values())
 
     @property
     def call(self) -> str:
-        """The arguments of ``dk.Cluster`` for such machines."""
+        """The arguments of ``dk.Cluster`` for these machines."""
         named = self.ranks if isinstance(self.ranks, dict) else self.options.get("mpi_hosts")
         hosts = [f"hosts={named}"] if named else []
         return ", ".join(
@@ -75,7 +75,7 @@ class HostRequest:
         )
 
     def address(self) -> str:
-        """The address of this machine that the others reach."""
+        """Return the address of this machine that the others reach."""
         if isinstance(self.interface, socket.socket):
             return str(self.interface.getsockname()[0])
         if self.interface:
@@ -86,7 +86,7 @@ class HostRequest:
         return _resolve(next(iter(names), ""))
 
     def _names(self) -> list[str]:
-        """The names of the machines, as far as they are known beforehand."""
+        """Return the names of the machines that are known in advance."""
         if isinstance(self.ranks, dict):
             return list(self.ranks)
         if self.engines == "slurm":
@@ -97,7 +97,7 @@ class HostRequest:
 
     @property
     def port(self) -> str:
-        """Where this machine listens at that address, "*" for any port."""
+        """The port on which this machine listens, "*" for any."""
         if isinstance(self.interface, socket.socket):
             return str(self.interface.getsockname()[1])
         return self.interface.partition(":")[2] or "*"
@@ -105,7 +105,7 @@ class HostRequest:
 
 def _resolve(name: str) -> str:
     try:
-        return own_address(name or "192.0.2.1")  # of no machine: it takes the default route
+        return own_address(name or "192.0.2.1")  # a documentation address, for the default route
     except OSError as error:
         if name and not isinstance(error, socket.gaierror):
             raise StartError(f"there is no way to {name}: {error.strerror}.") from error
@@ -117,24 +117,24 @@ def _resolve(name: str) -> str:
 
 @dataclass
 class RemoteHost(ProcessHost):
-    """Another machine with ranks; their groups meet in ``store``, on this one."""
+    """Another machine with ranks, whose groups use ``store`` on this machine."""
 
     server: HostForkServer
     store: StoreServer = field(kw_only=True)
 
     @property
     def clock(self) -> Offset | None:
-        """Its clock; None before the first round trip."""
+        """The machine's clock; None before the first round trip."""
         return self.server.clock
 
     def machine(self, device: str) -> Machine:
-        """What a plan needs to know of the machine."""
+        """Return the machine's description for a plan."""
         known, gpus = self.server.facts, self.server.gpus(device)
         ranks, servers = len(self.ranks), len(self.servers)
         return Machine(self.server.host, ranks, known["cpus"], known["memory"], gpus, servers)
 
     def spec_fields(self, rank: int, hosts: Sequence[Any]) -> dict[str, Any]:
-        """Return fields of Spec for a rank of this machine."""
+        """Return the fields of a rank's Spec that describe this machine."""
         known, first = self.server.facts, hosts[0].server.facts
         here = super().spec_fields(rank, hosts)
         return {
@@ -151,7 +151,7 @@ class RemoteHost(ProcessHost):
         }
 
     def certainly(self, since: float, until: float) -> tuple[float, float]:
-        """An interval of that machine's clock by this one's, without what the error may take."""
+        """Convert an interval to this machine's clock, shortened by the possible error."""
         clock = self.clock
         if clock is None:
             return since, until
@@ -159,17 +159,17 @@ class RemoteHost(ProcessHost):
         return clock.to_here(since) + error, clock.to_here(until) - error
 
     def remove_store(self, name: str) -> None:
-        """Drop what ranks have told each other in the stores of a run."""
+        """Delete the values in the stores of a run."""
         self.store.forget(name)
 
 
 class Fleet:
-    """Starts agents, and waits until they are there.
+    """Starts agents, and waits until they are connected.
 
     Args:
-        request: which machines.
-        folder: of the cluster, on this one.
-        progress: called with what is waited for.
+        request: the requested machines.
+        folder: the cluster's folder on this machine.
+        progress: called with a description of pending machines.
     """
 
     def __init__(self, request: HostRequest, folder: str, progress: Callable[[str], None]) -> None:
@@ -206,18 +206,18 @@ class Fleet:
 
     def _accept(self, tunnel: Tunnel) -> None:
         def hear(word: dict[str, Any]) -> None:
-            if "here" in word:  # or one that was told to leave ends
+            if "here" in word:  # otherwise a dismissed agent ends
                 self._news.put((tunnel, word["here"]))
 
         tunnel.on_word = hear
 
     def gather(self, plan: Plan) -> tuple[list[RemoteHost], Plan]:
-        """Wait for all machines, and share the ranks out among them.
+        """Wait for all machines, and allocate the ranks to them.
 
-        Each has a folder, whose sockets lead to this machine's.
+        Each machine has a folder, whose sockets are forwarded to this machine.
 
         Raises:
-            StartError: one cannot be had; the message quotes what was said there.
+            StartError: a machine failed; the message quotes its output.
         """
         self._relay.start()
         self._launch.start()
@@ -238,26 +238,26 @@ class Fleet:
         return hosts, replace(made, host_args=request.call, assignments=in_order)
 
     def _await(self) -> dict[str, tuple[HostForkServer, list[int]]]:
-        """The fork server of each machine by its name, and the numbers of its processes."""
+        """Return the fork server and the task numbers of each machine, by name."""
         found: dict[str, tuple[HostForkServer, list[int]]] = {}
-        failures: dict[str, None] = {}  # several processes may say the same
+        failures: dict[str, None] = {}  # several processes may report the same
         end, came = time.monotonic() + self.request.timeout, 0
         wanted = self._processes()
         while came < wanted:
-            self._progress(self._missing(found, came, wanted))
+            self._progress(self._progress_message(found, came, wanted))
             try:
                 news = self._news.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
                 came += 1
-                self._meet(found, news)
+                self._register(found, news)
             except queue.Empty:
-                if self._launch.state.startswith("PENDING"):  # a queue may be as long as it is
+                if self._launch.state.startswith("PENDING"):  # no timeout while queued
                     end = time.monotonic() + self.request.timeout
                 if time.monotonic() > end:
-                    failures = failures or {self._late(found, came, wanted): None}
+                    failures = failures or {self._timeout_message(found, came, wanted): None}
                     break
             except StartError as error:
                 failures[str(error)] = None
-                end = min(end, time.monotonic() + OTHERS)
+                end = min(end, time.monotonic() + MORE_FAILURES_WITHIN)
         if failures:
             raise StartError("\n\n".join(failures))
         return found
@@ -268,17 +268,17 @@ class Fleet:
         ranks = self.request.ranks
         return len(ranks) if isinstance(ranks, dict) else ranks
 
-    def _meet(
+    def _register(
         self,
         found: dict[str, tuple[HostForkServer, list[int]]],
         news: tuple[Tunnel, dict[str, Any]] | str,
     ) -> None:
-        """A process has come: its machine's first, which imports torch already, stays as agent."""
+        """Register a process; the first of each machine, already importing torch, is its agent."""
         if isinstance(news, str):
             raise StartError(news)
         tunnel, facts = news
         name, order = facts["name"], facts["order"]
-        _check_what_is_there(facts)
+        _check_compatible(facts)
         agent, orders = found.get(name, (None, []))
         if agent is not None and min(orders) < order:
             with suppress(OSError):
@@ -290,7 +290,7 @@ class Fleet:
         found[name] = agent, [*orders, order]
 
     def _share(self, found: dict[str, tuple[HostForkServer, list[int]]]) -> list[RemoteHost]:
-        """Ranks have the numbers of a launcher's tasks; without such, machine by machine."""
+        """Number ranks like the launcher's tasks, or else machine by machine."""
         ranks, launched = self.request.ranks, self.request.client is None
         in_order = sorted(found.values(), key=lambda there: min(there[1]))
         orders = [(server, sorted(numbers)) for server, numbers in in_order]
@@ -307,7 +307,7 @@ class Fleet:
             begin = block.stop
         return hosts
 
-    def _missing(self, found: dict[str, Any], came: int, wanted: int) -> str:
+    def _progress_message(self, found: dict[str, Any], came: int, wanted: int) -> str:
         ranks = self.request.ranks
         if isinstance(ranks, dict):
             return "waiting for " + ", ".join(name for name in ranks if name not in found)
@@ -316,16 +316,16 @@ class Fleet:
             f"waiting for {self.request.engines or 'engines'}{state}: {came} of {wanted} are there"
         )
 
-    def _late(self, found: dict[str, Any], came: int, wanted: int) -> str:
+    def _timeout_message(self, found: dict[str, Any], came: int, wanted: int) -> str:
         return (
-            f"{self._missing(found, came, wanted)}, and not more after "
+            f"{self._progress_message(found, came, wanted)}, and not more after "
             f"{self.request.timeout:.0f} s. The machines must reach {self._relay.endpoint} on this "
             "one: open that port, name "
             "another address with interface=…, or give them longer with timeout=…."
         )
 
     def close(self) -> None:
-        """End all agents, and what has started them."""
+        """End all agents and their launchers."""
         for host in self._hosts:
             host.server.closed = True
             host.server.remove(host.folder)
@@ -337,12 +337,11 @@ class Fleet:
         self.store.close()
 
 
-def _check_what_is_there(facts: dict[str, Any]) -> None:
-    """See whether a machine has what ranks need, and understands what is sent to it.
+def _check_compatible(facts: dict[str, Any]) -> None:
+    """Check that a machine has the required packages and compatible versions.
 
     Raises:
-        StartError: it lacks a package, or has another Python, whose functions differ, or another
-            distkit.
+        StartError: a package is missing, or Python or distkit has another version.
     """
     for package in facts["missing"]:
         raise StartError(

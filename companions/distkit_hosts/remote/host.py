@@ -1,4 +1,4 @@
-"""The kernel's end: a fork server on each machine that has connected, and where its ranks go."""
+"""The kernel's end of a tunnel: the fork server of a connected machine."""
 
 from __future__ import annotations
 
@@ -18,66 +18,66 @@ from distkit_hosts.clocks import PeerClock
 from distkit_hosts.remote.launching import quoted
 from distkit_hosts.remote.tunnel import Tunnel
 
-_LOOK = "Look at the network and at the machine: distkit doctor --hosts {}"
+_REMEDY = "Look at the network and at the machine: distkit doctor --hosts {}"
 
-#: The loss of a machine, and what it said before, is known within this time [s].
-TOLD = 1.0
+#: Time to wait for the reason of a machine's loss [s].
+LOSS_DETAILS_WITHIN = 1.0
 
 
 class Wire(Channel):
-    """A tunnel as the line to a zygote: a file descriptor that goes with a message is a line."""
+    """A tunnel as the channel to a fork server; file descriptors are sent as lines."""
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
         self._words: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def hear(self, word: Any) -> None:
-        """A word has come."""
+        """Queue a received message."""
         self._words.put(word)
 
     def send(self, message: Any, fd: int | None = None) -> None:
-        """Send one message, and perhaps a socket with it, which becomes a line's end here."""
+        """Send a message, optionally with a socket, which becomes the local end of a line."""
         if fd is None:
             self._tunnel.say(message)
         else:
             self._tunnel.open(message, socket.socket(fileno=os.dup(fd)))
 
     def recv(self) -> Any:
-        """Wait for one message; EOFError when the tunnel is lost."""
+        """Wait for a message; raise EOFError when the tunnel is lost."""
         word = self._words.get()
         if word is None:
             raise EOFError(self._tunnel.why)
         return word
 
     def broken(self) -> bool:
-        """True if the tunnel is lost."""
+        """Return whether the tunnel is lost."""
         return bool(self._tunnel.why)
 
     def lost(self, why: str) -> None:
-        """Nothing more will come."""
+        """Wake :meth:`recv` after the tunnel is lost."""
         self._words.put(None)
 
     def close(self) -> None:
-        """Break the tunnel."""
+        """Close the tunnel."""
         self._tunnel.close()
 
     def close_here(self) -> None:
-        """In a fork of this process: ZeroMQ's sockets are not the fork's."""
+        """Do nothing in a fork of this process, which does not own ZeroMQ's sockets."""
 
 
 class HostForkServer(ForkServer):
     """Forks on another machine, through its agent.
 
     Args:
-        tunnel: to the agent.
-        facts: what the agent has said of its machine.
+        tunnel: the tunnel to the agent.
+        facts: the agent's description of its machine.
     """
 
     def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
         self.what_is_there = "all processes there"  # for messages
-        self._ended: dict[str, str] = {}  # why, and what was said there before
-        #: What whoever started the agent says of it now.
+        self._ended: dict[str, str] = {}  # reason and last output
+        #: Returns the launcher's current description of the agent.
         self.words: Callable[[], str] = str
         self._tunnel, self._wire, self._clock = tunnel, Wire(tunnel), PeerClock()
         tunnel.on_word, tunnel.on_line = self._on_word, self._on_line
@@ -86,7 +86,7 @@ class HostForkServer(ForkServer):
         self.say("welcome")
 
     def say(self, what: str) -> None:
-        """Send the agent a bare word."""
+        """Send a command to the agent."""
         with suppress(OSError):
             self._tunnel.say({"do": what})
 
@@ -98,13 +98,13 @@ class HostForkServer(ForkServer):
         like: str = "",
         sockets: dict[str, str] | None = None,
     ) -> str:
-        """A folder on that machine.
+        """Create a folder on that machine.
 
         Args:
-            processes: that are to work there.
-            controller: not used: the controller is the kernel's neighbour.
-            like: this machine's folder: gets the last words of processes that end there.
-            sockets: names of sockets there, and of those in ``like`` to which they lead.
+            processes: number of processes there.
+            controller: not used: the controller runs beside the kernel.
+            like: this machine's folder, which receives the files of processes that end there.
+            sockets: names of sockets there -> names of sockets in ``like``.
         """
         self.mirror = like
         answer = self._ask({"do": "folder", "processes": processes, "sockets": sockets or {}})
@@ -113,17 +113,17 @@ class HostForkServer(ForkServer):
         return str(answer["folder"])
 
     def loss_reason(self) -> str:
-        """The reason why nothing can be forked there."""
+        """Return the reason why nothing can be forked there."""
         if self.closed:
             return "the cluster was stopped."
-        self._lost.wait(TOLD)
+        self._lost.wait(LOSS_DETAILS_WITHIN)
         lost = self._ended.get("ended") or self._tunnel.why or "it does not answer"
         said = quoted(self._ended.get("said", ""), self.facts["executable"])
-        remedy = said or " " + _LOOK.format(self.host)
+        remedy = said or " " + _REMEDY.format(self.host)
         return f"{self.host} is lost, with {self.what_is_there}: {lost}.{remedy}{self.words()}"
 
     def devices(self) -> dict[str, Any]:
-        """What its agent has found."""
+        """Return the GPUs found by the agent."""
         return dict(self.facts["gpus"])
 
     @property
@@ -137,13 +137,13 @@ class HostForkServer(ForkServer):
         if "ended" in word:
             self._ended = word
             return
-        for name, data in word.pop("files", {}).items():  # the last words of a process that ended
+        for name, data in word.pop("files", {}).items():  # files of an ended process
             with suppress(OSError):
                 Path(self.mirror, Path(name).name).write_bytes(data)
         self._wire.hear(word)
 
     def _on_line(self, word: dict[str, Any]) -> socket.socket:
-        """A connection that leads to a socket of this machine."""
+        """Connect a line to a socket of this machine."""
         near = socket.socket(socket.AF_UNIX)
         try:
             near.connect(f"{self.mirror}/{word['to']}")
@@ -153,7 +153,7 @@ class HostForkServer(ForkServer):
         return near
 
     def close(self) -> None:
-        """End the agent, and with it everything there."""
+        """End the agent and all processes there."""
         self.closed = True
         self.say("leave")
         self._tunnel.close()

@@ -1,8 +1,8 @@
-"""The machines that a call or a site asks for, and how many ranks each gets.
+"""The machines requested by a call or by a site, and the ranks of each.
 
-A site sets environment variables, and notebooks stay as they are: ``dk.Cluster(4)`` takes its
-ranks from there. ``DISTKIT_ENGINES`` is the launcher, ``DISTKIT_HOSTS`` are machines, separated by
-commas, and ``DISTKIT_OPTIONS`` is a JSON object of further arguments of ``dk.Cluster``.
+A site sets environment variables, so notebooks need no changes: ``dk.Cluster(4)`` uses its
+machines. ``DISTKIT_ENGINES`` is the launcher, ``DISTKIT_HOSTS`` the machines, separated by commas,
+and ``DISTKIT_OPTIONS`` a JSON object with further arguments of ``dk.Cluster``.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def request(
     environ: Mapping[str, str] = os.environ,
     **own: Any,
 ) -> HostRequest:
-    """What a call of ``dk.Cluster`` asks for; the environment has a say where the call has none.
+    """Return the request of a call of ``dk.Cluster``, with defaults from the environment.
 
     Args:
-        ranks: how many in all, None if the call does not say.
-        hosts: on which machines, in the call; or how many on each.
-        engines: the launcher in the call, "" for none.
-        options: of the launcher, in the call.
+        ranks: total number of ranks; None if not given.
+        hosts: the machines of the call, or the number of ranks on each.
+        engines: the launcher of the call; "" if not given.
+        options: the launcher options of the call.
         environ: the environment variables.
         **own: further fields, which the environment's options may replace.
 
     Raises:
-        StartError: it contradicts itself, or a variable cannot be read.
+        StartError: the arguments are contradictory, or a variable is invalid.
 
     >>> request(4, None, "", {}, {"DISTKIT_HOSTS": "alpha,beta,gamma"}).ranks
     {'alpha': 2, 'beta': 1, 'gamma': 1}
@@ -81,7 +81,7 @@ def request(
 
 
 def attached(cluster: Any, **own: Any) -> HostRequest:
-    """The engines of somebody else's cluster: a client, or the name of its profile."""
+    """Return the request for an existing cluster's engines, by its client or profile name."""
     client = launching.connect(cluster) if isinstance(cluster, str) else cluster
     return HostRequest(len(client.ids), "", client, **own)
 
@@ -107,7 +107,7 @@ def _counts(ranks: int | None, hosts: Hosts) -> dict[str, int]:
 
 
 def deal(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
-    """Ranks in blocks over machines, those in front get more; a machine that would get none is out.
+    """Distribute ranks in blocks over machines, first machines first; omit machines without ranks.
 
     >>> deal(7, ["alpha", "beta", "gamma"])
     {'alpha': 3, 'beta': 2, 'gamma': 2}

@@ -1,4 +1,4 @@
-"""ipyparallel's launcher for Slurm, as agents need it. All its configuration stays as it is."""
+"""ipyparallel's launcher for Slurm, adapted to agents. Its configuration is unchanged."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from traitlets import Unicode
 
 
 class AgentsBySlurm(SlurmEngineSetLauncher):  # type: ignore[misc]
-    """Agents by one ``sbatch`` and one ``srun``.
+    """Starts agents with one ``sbatch`` and one ``srun``.
 
-    Some tasks end at once, which must not end the others (``--wait=0``); one task a machine forks
-    ranks, which may use all that the machine has for the job (``--cpu-bind=none``).
+    Surplus tasks exit immediately, which must not end the others (``--wait=0``). One task per
+    machine forks ranks, which may use all of the job's cores (``--cpu-bind=none``).
     """
 
     default_template = Unicode(
@@ -26,7 +26,7 @@ srun --wait=0 --kill-on-bad-exit=0 --cpu-bind=none {program_and_args}
     batch_template: Any = SlurmEngineSetLauncher.batch_template
 
     def _insert_options_in_script(self) -> None:
-        """Insert ``options``, too, which ipyparallel forgets."""
+        """Insert ``options`` too, which ipyparallel omits."""
         super()._insert_options_in_script()
         if self.options:
             self.batch_template = self.batch_template.replace("\n", "\n#SBATCH {options}\n", 1)

@@ -1,7 +1,7 @@
-"""Where the ranks of several machines meet: what a file in a shared folder is for those of one.
+"""The rendezvous store of ranks on several machines, like a FileStore for those of one.
 
-torch's TCPStore would listen on every interface and ask nobody for a password. This one listens
-on a Unix socket in the cluster's folder; from other machines a tunnel leads to it.
+torch's TCPStore would listen on every interface without authentication. This store listens on a
+Unix socket in the cluster's folder; other machines reach it through a tunnel.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ NAME = "store"
 
 
 class StoreServer:
-    """Keeps what ranks tell each other when groups are made.
+    """Stores the values that ranks exchange when process groups are created.
 
     Args:
-        folder: the cluster's own.
+        folder: the cluster's folder.
     """
 
     def __init__(self, folder: str) -> None:
-        from torch.distributed import HashStore  # late: a kernel may do without torch
+        from torch.distributed import HashStore  # on first use: a kernel may not need torch
 
         self._groups: dict[str, Any] = defaultdict(HashStore)
         self._lock = threading.Lock()
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(f"{folder}/{NAME}")
-        self._door.listen(128)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{folder}/{NAME}")
+        self._listener.listen(128)
         threading.Thread(target=self._accept, name="distkit-store", daemon=True).start()
 
     def forget(self, run: str) -> None:
-        """Drop what the ranks of a run have told each other, in whichever of its groups."""
+        """Delete the values of all groups of a run."""
         with self._lock:
             for group in [known for known in self._groups if known.startswith(f"{run}-")]:
                 del self._groups[group]
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
             while True:
-                channel = Channel(self._door.accept()[0])
+                channel = Channel(self._listener.accept()[0])
                 channel.listen(partial(self._answer, channel), lambda: None)
 
     def _answer(self, channel: Channel, question: tuple[str, str, list[Any]]) -> None:
         group, name, arguments = question
         with self._lock:
             store = self._groups[group]
-        with suppress(OSError):  # who asked has ended
+        with suppress(OSError):  # the client has ended
             channel.send(getattr(store, name)(*arguments))
 
 
 class StoreClient:
-    """A rank's view of it: the methods of torch's FileStore.
+    """A rank's client of the store, with the methods of torch's FileStore.
 
     Args:
-        folder: the cluster's own, on this machine.
-        group: whose values these are.
+        folder: the cluster's folder on this machine.
+        group: the group of the values.
     """
 
     def __init__(self, folder: str, group: str) -> None:
@@ -88,7 +88,7 @@ class StoreClient:
             try:
                 self._channel.send((self._group, name, arguments))
                 return self._channel.recv()
-            except BaseException:  # an interrupt may have come between question and answer
+            except BaseException:  # an interrupt may come between request and reply
                 self._channel.close()
                 self._channel = None
                 raise

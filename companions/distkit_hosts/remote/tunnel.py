@@ -1,12 +1,11 @@
-"""Many lines over one connection between two machines: what socket pairs are on one.
+"""Multiplexes messages and byte streams over one connection between two machines.
 
 A process has one :class:`Relay`, a thread that owns a ZeroMQ socket with CurveZMQ: the kernel's
-listens, an agent's connects to it. To each machine at the other end there is a :class:`Tunnel`.
-Through it go words (picklable messages, in order) and lines (byte streams: a socket here and one
-there, which the relays feed from each other). A line's reader that is slow stops its writer:
-no more than :data:`WINDOW` pieces of a line are under way. A connection over which nothing came
-for :data:`SILENCE` is broken, and with it its tunnel and all its lines. ZeroMQ's own threads ask
-and answer, so that a kernel that computes is not taken for dead.
+listens, an agent's connects to it. Each peer has a :class:`Tunnel`, which carries words (picklable
+messages, in order) and lines (byte streams between a socket here and a socket there). Flow control
+allows :data:`WINDOW` unacknowledged pieces per line. A connection without data for :data:`SILENCE`
+counts as broken, with its tunnel and all its lines. ZeroMQ's threads send the heartbeats, so a busy
+kernel is not considered dead.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from distkit.kvstore.transport.sockets import (
 )
 from distkit_hosts.clocks import RoundTrip
 
-#: A connection that was silent for so long [s] is broken: the other machine, or the way to it.
+#: Heartbeat timeout of a connection [s].
 SILENCE = 2.0
 
-#: Pieces of a line that may be under way, and the most bytes of one.
+#: Maximum number of unacknowledged pieces of a line, and maximum size of a piece [bytes].
 WINDOW, PIECE = 64, 1 << 16
 
-#: How often the clocks of the machines are compared [s]; so many times at once at the beginning.
+#: Interval of clock comparisons [s], and number of comparisons at the start.
 PERIOD, FIRST = 0.5, 8
 
 
@@ -61,18 +60,18 @@ _HEAD, _TIMES = struct.Struct("!BQ"), struct.Struct("!ddd")
 
 
 class Line:
-    """A line's end in this process.
+    """One end of a line.
 
     Args:
-        sock: is fed with what comes from the other machine; what it gives goes there.
+        sock: the local socket, connected to the socket on the other machine.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.carried: asyncio.Task[None] | None = None
-        #: What has come, and b"" when the other machine's end is closed.
+        #: Received data; b"" when the other end has closed.
         self.arrived: asyncio.Queue[bytes] = asyncio.Queue()
-        #: The pieces that may be sent before the other machine has taken some.
+        #: The pieces that may be sent before an acknowledgement.
         self.window = asyncio.Semaphore(WINDOW)
 
 
@@ -80,22 +79,22 @@ class Tunnel:
     """The words and lines between this process and one on another machine.
 
     Args:
-        relay: of this process.
-        peer: the other process's name there.
-        first: the number of the first line that this side begins; the other side's differ.
+        relay: the relay of this process.
+        peer: the ZeroMQ identity of the peer.
+        first: the number of the first line opened by this side; numbers increase by 2.
     """
 
     def __init__(self, relay: Relay, peer: bytes, first: int) -> None:
         self._relay, self.peer, self._next = relay, peer, first
         self.lines: dict[int, Line] = {}
         self._numbering = threading.Lock()
-        self.why = ""  # it is lost, once that is told
-        self.reached = False  # something has come from the other side
-        #: Called from the relay's thread: with each word, …
+        self.why = ""  # reason of the loss, if lost
+        self.reached = False  # data has been received
+        #: Callbacks in the relay's thread: for each word, …
         self.on_word: Callable[[Any], None] = lambda word: None
-        #: … with that of each line that the other side begins, for the socket that is its end, …
+        #: … for each line opened by the peer, returning its local socket, …
         self.on_line: Callable[[Any], socket.socket] = _refuse
-        #: … when it is lost, and with each comparison of the clocks.
+        #: … after a loss, and for each clock comparison.
         self.on_lost: Callable[[str], None] = lambda why: None
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
@@ -110,7 +109,7 @@ class Tunnel:
         self._relay.do(lambda: self._post(Kind.WORD, 0, body))
 
     def open(self, word: Any, sock: socket.socket) -> None:
-        """Begin a line from ``sock``, which belongs to the relay from now on.
+        """Open a line from ``sock``, whose ownership passes to the relay.
 
         Raises:
             OSError: the tunnel is lost.
@@ -130,7 +129,7 @@ class Tunnel:
         self._relay.do(begin)
 
     def close(self) -> None:
-        """Break it from this side."""
+        """Close the tunnel."""
         self._relay.do(lambda: self.lose("it was closed"))
 
     def _check(self) -> None:
@@ -144,11 +143,11 @@ class Tunnel:
             self._relay.post(self, [_HEAD.pack(kind, number), body])
 
     def ask_time(self) -> None:
-        """Compare the clocks."""
+        """Request the peer's time."""
         self._post(Kind.CLOCK, 0, _TIMES.pack(time.monotonic(), 0, 0))
 
     def take(self, frames: list[Any]) -> None:
-        """One message of the other side has come."""
+        """Handle a message of the peer."""
         now, self.reached = time.monotonic(), True
         kind, number = _HEAD.unpack(frames[0].bytes)
         line = self.lines.get(number)
@@ -174,7 +173,7 @@ class Tunnel:
         line.carried = self._relay.loop.create_task(self._carry(number, line))
 
     async def _carry(self, number: int, line: Line) -> None:
-        """Feed a line's socket and the other machine from each other until one of them ends."""
+        """Copy data between a line's socket and the peer until one of them closes."""
         reader, writer = await asyncio.open_connection(sock=line.sock)
         both = [
             asyncio.ensure_future(self._send(number, line, reader)),
@@ -206,13 +205,13 @@ class Tunnel:
             self._post(Kind.CLOCK, 0, _TIMES.pack(asked, now, time.monotonic()))
 
     def lose(self, why: str) -> None:
-        """It is broken: end all its lines, and tell."""
+        """Mark the tunnel as lost: close its lines, and call ``on_lost``."""
         if self.why:
             return
         self.why = why
         for line in self.lines.values():
             line.arrived.put_nowait(b"")
-            with suppress(OSError):  # where what has come is not read
+            with suppress(OSError):  # received data is not read
                 line.sock.shutdown(socket.SHUT_RDWR)
         self.lines.clear()
         self._relay.tunnels.pop(self.peer, None)
@@ -224,15 +223,15 @@ def _refuse(word: Any) -> socket.socket:
 
 
 class Relay:
-    """The thread between the sockets of this process and the machines at the other ends.
+    """The thread that exchanges data between local sockets and peers.
 
     Args:
         endpoint: ``tcp://ADDRESS:*`` to listen there, ``tcp://ADDRESS:PORT`` to connect.
         keys: public and secret key, of both sides.
-        listen: which of the two.
-        accept: called, in the relay's thread, with each tunnel that begins; before its first word.
-        listener: a socket that listens at the endpoint already, perhaps in another network
-            namespace. It stays the caller's.
+        listen: whether to listen or to connect.
+        accept: called in the relay's thread with each new tunnel, before its first word.
+        listener: a socket already listening at the endpoint, perhaps in another network namespace;
+            owned by the caller.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class Relay:
         kind = zmq.ROUTER if listen else zmq.DEALER
         self._socket = open_socket(context(), kind, keys, heartbeat_timeout=SILENCE)
         self.tunnels: dict[bytes, Tunnel] = {}
-        self._by: dict[int, bytes] = {}  # connection -> whose
+        self._by: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
         self._ends = Ends(self._socket)
@@ -270,29 +269,29 @@ class Relay:
             raise
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def connect(self) -> Tunnel:
-        """The one tunnel of a relay that connects; before :meth:`start`."""
+        """Return the tunnel of a connecting relay; call it before :meth:`start`."""
         tunnel = self.tunnels[b""] = Tunnel(self, b"", first=2)
         return tunnel
 
     def do(self, what: Callable[[], None]) -> None:
-        """Have the relay's thread do something, after what it was told before."""
+        """Schedule a function in the relay's thread."""
         with suppress(RuntimeError):  # it is closed
             self.loop.call_soon_threadsafe(what)
 
     def post(self, tunnel: Tunnel, frames: list[Any]) -> None:
-        """Send a message to the other end of a tunnel. In the relay's thread."""
+        """Send a message through a tunnel, from the relay's thread."""
         try:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
             tunnel.lose(f"{BROKEN} ({error})")
-        self.loop.call_soon(self._hear)  # the descriptor does not tell what has come meanwhile
+        self.loop.call_soon(self._hear)  # the descriptor may miss messages received meanwhile
 
     def close(self) -> None:
-        """Break all tunnels, and end the thread."""
+        """Close all tunnels, and end the thread."""
         self.do(self.loop.stop)
         if self._thread.ident is None:  # not started
             self._close()
@@ -328,7 +327,7 @@ class Relay:
         loop.stop()
 
     def _hear(self) -> None:
-        """Deal with all that has come."""
+        """Handle all received messages."""
         while (frames := receive(self._socket)) is not None:
             self._take(frames)
         self._hear_ends()
