@@ -62,7 +62,7 @@ def wait_for(experiment: dk.Experiment, condition: Callable[[dk.Experiment], Any
 
 
 def idle(experiment: dk.Experiment) -> bool:
-    return experiment.activity is None and not experiment._alone.locked()
+    return experiment.activity is None and not experiment._run_lock.locked()
 
 
 def test_run_and_sweep(usable: dk.Cluster) -> None:
