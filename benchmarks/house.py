@@ -27,7 +27,7 @@ class Line(NamedTuple):
 #: moves keeps it.
 LINES = {
     "distkit": Line(1_350, 550),
-    "distkit/algorithms": Line(1_500, 1_300),
+    "distkit/algorithms": Line(1_550, 1_300),
     "distkit/cluster": Line(4_400, 3_000),
     "distkit/data": Line(350, 350),
     "distkit/diagnosis": Line(2_450, 1_800),

@@ -225,26 +225,38 @@ class Player:
 
 
 def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
-    """Split transfers into matchings: parts in which a rank sends and receives at most one message.
+    """Split transfers into parts in which a rank sends and receives at most one message.
 
-    Each transfer is in the first part in which both of its ranks are free. Ranks with the most
-    transfers come first and begin with their nearest right neighbour: an all-to-all exchange needs
-    no more parts than partners.
+    Ranks with the most transfers come first and begin with their nearest right neighbour: an
+    all-to-all exchange needs no more parts than partners.
 
     >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
     [[0, 2], [1]]
     """
-    out, into = (np.bincount(ranks, minlength=n) for ranks in (src, dst))
-    if max(out.max(), into.max()) <= 1:
+    if all(np.bincount(ranks, minlength=n).max(initial=0) <= 1 for ranks in (src, dst)):
         yield slice(None)
         return
-    sends, takes = [0] * n, [0] * n
-    part = np.zeros(len(src), int)
-    for i in np.lexsort(((dst - src) % n, -np.maximum(out[src], into[dst]))):
-        part[i] = max(sends[src[i]], takes[dst[i]])
-        sends[src[i]] = takes[dst[i]] = part[i] + 1
-    for number in range(part.max() + 1):
-        yield np.flatnonzero(part == number)
+    left = np.argsort((dst - src) % n, kind="stable")
+    while left.size:
+        load = np.bincount(src[left], minlength=n), np.bincount(dst[left], minlength=n)
+        urgent = -np.maximum(load[0][src[left]], load[1][dst[left]])
+        part = _matching(left[np.argsort(urgent, kind="stable")], src, dst, n)
+        yield part
+        left = left[~np.isin(left, part)]
+
+
+def _matching(left: Ints, src: Ints, dst: Ints, n: int) -> Ints:
+    """Return a maximal set of transfers that can run at once, preferring the first ones."""
+    sends, takes = np.zeros(n, bool), np.zeros(n, bool)
+    found = []
+    while left.size:
+        _, first = np.unique(src[left], return_index=True)
+        one = left[np.sort(first)]
+        _, first = np.unique(dst[one], return_index=True)
+        found.append(one[first])
+        sends[src[found[-1]]], takes[dst[found[-1]]] = True, True
+        left = left[~(sends[src[left]] | takes[dst[left]])]
+    return np.sort(np.concatenate(found))
 
 
 def plan(

@@ -61,6 +61,7 @@ def test_a_form_is_what_the_simulator_finds(name: str, n: int, link: Link, times
 @settings(max_examples=30)
 @given(n=st.integers(2, 64), link=LINKS, segments=st.integers(1, 8))
 @example(n=21, link=Link(0.0, 1e-8), segments=8)  # where the order of the messages matters
+@example(n=8, link=Link(1.0, 0.0), segments=8)
 def test_the_double_trees_form_is_an_upper_bound(n: int, link: Link, segments: int) -> None:
     nbytes = 8 * segments * 100
     simulated = finish_times("double_tree", n, nbytes, Network(link), segments=segments).max()
