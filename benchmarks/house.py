@@ -38,7 +38,7 @@ LINES = {
     "companions/distkit_course": Line(1_300, 1_300),
     "companions/distkit_experiments": Line(800, 800),
     "companions/distkit_hosts": Line(4_400, 3_200),
-    "companions/distkit_simulation": Line(1_900, 1_400),
+    "companions/distkit_simulation": Line(1_950, 1_400),
     "companions/distkit_strategies": Line(1_700, 1_700),
     "notebooks/course": Line(1_200, 1_200),
     "tests": Line(21_350, 16_000),
