@@ -13,9 +13,8 @@ function render({ model, el }) {
   };
   const choose = (event) => {
     const row = event.target.closest("tr[data-run]");
-    if (row && (event.type === "click" || event.key === "Enter")) {
+    if (row && (event.type === "click" || event.key === "Enter"))
       model.send({ run: Number(row.dataset.run) });
-    }
   };
   el.addEventListener("click", choose);
   el.addEventListener("keydown", (event) => {

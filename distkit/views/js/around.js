@@ -4,18 +4,10 @@ import { h } from "./dom.js";
 import { grouped, humanBytes, humanSeconds, percent, plural } from "./numbers.js";
 
 const LEGEND = [
-  ["message", "message"],
-  ["lost", "message that has not arrived"],
-  ["send", "send"],
-  ["recv", "receive"],
-  ["collective", "collective"],
-  ["request", "request to a server"],
-  ["store", "store"],
-  ["mark", "step or computation"],
-  ["paused", "paused"],
-  ["open", "not finished"],
-  ["touch", "buffer used too early"],
-  ["failed", "failed"],
+  ["message", "message"], ["lost", "message that has not arrived"], ["send", "send"],
+  ["recv", "receive"], ["collective", "collective"], ["request", "request to a server"],
+  ["store", "store"], ["mark", "step or computation"], ["paused", "paused"],
+  ["open", "not finished"], ["touch", "buffer used too early"], ["failed", "failed"],
 ];
 const [FEW, MANY] = [4, 12]; // ranks: more have their sums in a hint, and still more together
 

@@ -16,8 +16,7 @@ export function beyond(keyframes, keyframe, by) {
   return keyframes[clamp(i, 0, keyframes.length - 1)] ?? keyframe;
 }
 
-// Marks the latest of some keyframes in their list; returns its element, and whether it
-// has changed.
+// Marks the latest of some keyframes in their list; returns its element, and whether it changed.
 function mark(view, keyframe) {
   const now = order.right(view.keyframes, keyframe) - 1;
   const moved = now !== view.marked;
@@ -49,9 +48,8 @@ export class Choice {
       this.root.replaceChildren(...names.map((name) =>
         h("button", { type: "button", "data-name": name }, name)));
     }
-    for (const b of this.root.children) {
+    for (const b of this.root.children)
       b.setAttribute("aria-pressed", String(b.dataset.name === chosen));
-    }
     Object.assign(this, { names, chosen });
     this.root.hidden = names.length < 2;
   }

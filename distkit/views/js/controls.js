@@ -84,12 +84,10 @@ export class Controls {
       next: past ? "one step forward (n)" : "let every rank make its next call (n)",
       finish: "run to the end (f)", help: "keys (?)",
     };
-    for (const [name, button] of Object.entries(this.buttons)) {
+    for (const [name, button] of Object.entries(this.buttons))
       able(button, why[name], titles[name]);
-    }
-    for (const [rank, reason] of why.letGo) {
+    for (const [rank, reason] of why.letGo)
       able(this.go.get(rank), reason, `let rank ${rank} go (${rank})`);
-    }
     this.buttons.play.lastChild.textContent = playing ? "Pause" : "Play";
     this.buttons.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;
     this.scrub.max = last;

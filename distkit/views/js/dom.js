@@ -43,9 +43,8 @@ export function toggles(all, onclick) {
 }
 
 export function press(buttons, pressed) {
-  for (const [name, button] of Object.entries(buttons)) {
+  for (const [name, button] of Object.entries(buttons))
     button.setAttribute("aria-pressed", String(pressed(name)));
-  }
 }
 
 export const speedsOf = (speeds, unit) => h("select", { class: "dk-speed", "aria-label": "speed" },

@@ -30,9 +30,8 @@ export class Marks {
     Object.assign(this, scene, { styles, made: [], layers: [] });
     [this.shown, this.resting] = [new Map(), new Map()];
     this.root.setAttribute("viewBox", `0 0 ${scene.width} ${scene.height}`);
-    for (const [keyframe, ...mark] of this.holds) {
+    for (const [keyframe, ...mark] of this.holds)
       this.resting.set(keyframe, [...this.resting.get(keyframe) ?? [], mark]);
-    }
     const numbers = this.marks.map(([, layer]) => layer)
       .concat(this.holds.map(([, , layer]) => layer));
     for (const layer of [...new Set(numbers)].sort((a, b) => a - b)) this.layers[layer] = s("g");

@@ -47,7 +47,6 @@ export class Source {
     if (file) this.#keepInSight(file, false); // it may only now be on the page
   }
 
-  // New files.
   add(sources) {
     for (const [label, text] of Object.entries(sources)) {
       if (this.files.has(label)) continue;
@@ -91,9 +90,8 @@ export class Source {
 
   #open(label) {
     const file = this.files.get(label);
-    for (const { tab, label: other } of this.files.values()) {
+    for (const { tab, label: other } of this.files.values())
       tab.setAttribute("aria-selected", String(other === label));
-    }
     const glides = this.shown === label;
     if (!glides) this.window.replaceChildren(h("div", { class: "dk-file" }, this.#rows(file)));
     this.shown = label;

@@ -113,7 +113,6 @@ const shade = (cover) => (cover > 0 ? FAINT + (1 - FAINT) * Math.min(1, cover) :
 // Adds a bar to the steps that it covers, in parts.
 function add(cover, x, width) {
   const last = Math.min(cover.length - 1, Math.floor(x + width));
-  for (let p = Math.max(0, Math.floor(x)); p <= last; p++) {
+  for (let p = Math.max(0, Math.floor(x)); p <= last; p++)
     cover[p] += Math.min(p + 1, x + width) - Math.max(p, x);
-  }
 }

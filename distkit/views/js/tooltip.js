@@ -46,9 +46,8 @@ function title(item, store) {
   const name = item.kind === "mark" ? item.label || "computation" : item.op;
   if (isPaused(item)) return [name, "paused before it", false];
   if (item.op === "touch") return [name, "too early", true];
-  if (!isOpen(item)) {
+  if (!isOpen(item))
     return [name, item.end === null ? "open" : item.state, item.state === "failed"];
-  }
   if (item.state === "blocked" && store.frame.live) return [name, "blocked", false];
   return [name, store.frame.live ? "running" : `${store.frame.open} ${item.op}`, !store.frame.live];
 }
