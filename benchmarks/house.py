@@ -40,7 +40,7 @@ LINES = {
     "companions/distkit_hosts": Line(4_400, 3_200),
     "companions/distkit_simulation": Line(1_950, 1_400),
     "companions/distkit_strategies": Line(1_700, 1_700),
-    "notebooks/course": Line(1_200, 1_200),
+    "notebooks/course": Line(1_250, 1_200),
     "tests": Line(21_350, 16_000),
     "tests/stress": Line(3_700, 4_000),
     "benchmarks": Line(2_000, 2_000),

@@ -194,22 +194,30 @@ def all_forward_first() -> Trace:
     return with_info(trace, name="one step")
 
 
-def two_pipelines() -> Trace:
-    """Two pipelines of two stages; the replicas of a stage reduce their gradients at the end."""
-    one = pipeline(2, 4, 4 * MS, 8 * MS, 2048, Network(Link(alpha=0.5 * MS, beta=0)))
-    lines = list[Line]()
-    for first in (0, 2):
-        for s in one.spans:
-            rank, begin, end = s.rank + first, s.start / MS, (s.end or 0) / MS
-            if s.op is Op.MARK:
-                lines.append(mark(rank, begin, end, s.label))
-            else:
-                lines.append(_message(s.op, rank, begin, end, (s.peer or 0) + first, s.nbytes))
-    for stage in range(2):
-        end = max(s.end or 0 for s in one.spans if s.rank == stage) / MS
-        group = f"stage {stage}"
-        lines += [all_reduce(r, end, end + 4, 8192, group=group) for r in (stage, stage + 2)]
-    return with_info(script(4, "one step", *lines), groups={"stage 0": [0, 2], "stage 1": [1, 3]})
+def sharded_step() -> Trace:
+    """A step under FSDP: the second of three layers is the largest, and rank 2 is slow."""
+    lines, now = list[Line](), [0.0] * 4
+
+    def communicate(op: Op, mib: int) -> None:
+        end = max(now) + mib
+        lines.extend(collective(op, rank, now[rank], end, mib * MIB) for rank in range(4))
+        now[:] = [end] * 4
+
+    def compute(label: str, ms: float) -> None:
+        for rank, begin in enumerate(now):
+            now[rank] = begin + ms * (1.5 if rank == 2 else 1)
+            lines.append(mark(rank, begin, now[rank], label))
+
+    layers = (1, 4, 1)
+    for mib in layers:
+        communicate(Op.ALL_GATHER, mib)
+        compute("forward", 2 * mib)
+    for mib in reversed(layers):
+        communicate(Op.ALL_GATHER, mib)
+        compute("backward", 4 * mib)
+        communicate(Op.REDUCE_SCATTER, mib)
+    compute("update", 1)
+    return script(4, "one step", *lines)
 
 
 def central_steps() -> Trace:
@@ -346,7 +354,7 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "06_cost_models": four_mebibytes_twice,
     "07_when_does_it_pay": one_step,
     "08_pipelines": all_forward_first,
-    "09_sharded_and_tensor_parallel": two_pipelines,
+    "09_sharded_and_tensor_parallel": sharded_step,
     "10_many_machines": three_hosts,
     "11_bring_your_own": a_script,
     "12_more_all_reduces": halves,

@@ -214,22 +214,14 @@ def pipelines(trace: Trace) -> Answers:
 
 
 def model_parallelism(trace: Trace) -> Answers:
-    mine = [s.label for s in calls(trace, Op.MARK, 0)]
-    alive = [sum(1 if label[0] == "F" else -1 for label in mine[:n]) for n in range(len(mine))]
-    titles = {"gpipe": "GPipe", "1f1b": "1F1B", "zero_bubble": "zero bubble"}
-    orders = {name: PIPELINES[name].orders(2, 4)[0] for name in titles}
-    (replicas,) = [{s.rank for s in one} for one in trace.collectives if one[0].rank == 0]
-    stages = {frozenset({m.src, m.dst}) for m in trace.messages}
-    waits = {Op.RECV: "a gradient from rank 1", Op.ALL_REDUCE: "the all-reduce", Op.SEND: ""}
-    longest = max(
-        (s for s in trace.spans if s.rank == 0 and s.op in waits), key=lambda s: s.seconds or 0.0
-    )
+    gathers, scatters = (calls(trace, op, 0) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER))
+    sizes = [s.nbytes for s in gathers[: len(scatters)]]
     return (
-        f"dp = {len(stages)}, pp = {4 // len(stages)}",
-        ranks(replicas),
-        *(titles[n] for n, o in orders.items() if mine == [f"{a.kind}{a.microbatch}" for a in o]),
-        max(alive),
-        waits[longest.op],
+        {0: "DDP", 1: "ZeRO, stage 2", 2: "FSDP"}[len(gathers) // len(scatters)],
+        len(scatters),
+        ORDINALS[sizes.index(max(sizes))],
+        f"rank {slowest(trace)}",
+        human_bytes(sum(sizes) // 4),
     )
 
 
