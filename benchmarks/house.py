@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: The same for sums and other counts.
 TOTALS = {
     "all of distkit": Line(20_150, 15_000),
-    "the whole product": Line(31_350, 25_000),
+    "the whole product": Line(31_400, 25_000),
     "lines of JavaScript": Line(4_300, 4_300),
     "files in distkit": Line(205, 150),
     "names at the top level": Line(28, 23),

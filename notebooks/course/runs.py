@@ -141,6 +141,21 @@ def unequal_workers() -> Trace:
     return with_info(Trace(events, trace.info), name="three workers")
 
 
+def joined_ranks() -> Trace:
+    """Three ranks under Join, with two, four and one batches."""
+    batches, lines, now = (2, 4, 1), list[Line](), 0
+    for step in range(max(batches)):
+        for rank, own in enumerate(batches):
+            begin = now + 1 + 8 * (step < own)
+            lines.append(all_reduce(rank, now, now + 1, 4))
+            if step < own:
+                lines.append(mark(rank, now + 1, begin, f"batch {step}"))
+            lines.append(all_reduce(rank, begin, now + 11, 4096))
+        now += 11
+    lines += [all_reduce(rank, now, now + 1, 4) for rank in range(3)]
+    return script(3, "one epoch", *lines)
+
+
 def message_after_the_sum() -> Trace:
     """Rank 1 waits for a message that rank 0 would send after an all-reduce of all ranks."""
     trace = script(
@@ -358,6 +373,7 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "10_many_machines": three_hosts,
     "11_bring_your_own": a_script,
     "12_more_all_reduces": halves,
+    "13_when_equality_ends": joined_ranks,
     "14_waiting_less": ahead_of_the_slowest,
     "15_surviving_crashes": counted_to_the_end,
     "16_strategies": central_steps,

@@ -213,6 +213,19 @@ def pipelines(trace: Trace) -> Answers:
     )
 
 
+def equality(trace: Trace) -> Answers:
+    batches = Counter(s.rank for s in work(trace))
+    gradients = [s.nbytes for s in calls(trace, Op.ALL_REDUCE, 2) if s.nbytes > 4]
+    at_the_end = sum(n == max(batches.values()) for n in batches.values())
+    return (
+        f"rank {max(batches, key=lambda rank: batches[rank])}",
+        min(batches.values()),
+        len(gradients) - batches[2],
+        human_bytes(gradients[0]),
+        {1: "a third", 2: "two thirds", 3: "all"}[at_the_end] + " of it",
+    )
+
+
 def model_parallelism(trace: Trace) -> Answers:
     gathers, scatters = (calls(trace, op, 0) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER))
     sizes = [s.nbytes for s in gathers[: len(scatters)]]
@@ -341,6 +354,7 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
     "10_many_machines": many_machines,
     "11_bring_your_own": bring_your_own,
     "12_more_all_reduces": all_reduce,
+    "13_when_equality_ends": equality,
     "14_waiting_less": staleness,
     "15_surviving_crashes": crashes,
     "16_strategies": strategies,
