@@ -1,4 +1,4 @@
-"""Every error that distkit raises on purpose, in one tree.
+"""The exceptions of distkit.
 
 ::
 
@@ -10,16 +10,16 @@
     │   ├── RankError           the function raised on a rank: its traceback is in the message
     │   ├── RankDied            a rank's process ended in the middle of the run
     │   ├── DeadlockError       ranks waited for each other for ever: its findings say why
-    │   │   └── MismatchError   what they called does not fit together: another size, order, root …
-    │   ├── NotPicklableError   the function, an argument or a result cannot travel
+    │   │   └── MismatchError   their calls do not match: in size, order, root …
+    │   ├── NotPicklableError   the function, an argument or a result
     │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
     ├── StepError               a stepper cannot do what was asked
     ├── KVStoreError            a parameter-server call that cannot be served
     ├── LayoutError             ranks that cannot share a model in this way
-    ├── StrategyError           a strategy's replicas cannot do this together
+    ├── StrategyError           replicas made calls that do not match
     ├── TrainingError           training cannot go on: a gradient is NaN, for example
     ├── CompanionError          a companion of distkit that is not installed
-    ├── LaboratoryError         hosts that this machine cannot give a laboratory
+    ├── LaboratoryError         hosts that cannot be created on this machine
     └── TraceFileError          a trace file that cannot be read
 
 Beside them are ``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning``.

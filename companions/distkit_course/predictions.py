@@ -434,7 +434,7 @@ def _compared(guess: list[float], actual: float | Sequence[float | str]) -> tupl
 
 
 def _ratio(guess: float, actual: float) -> tuple[str, str]:
-    """Return the status and description of two numbers.
+    """Return the status of a guess, and how it compares with the answer.
 
     >>> _ratio(6, 3), _ratio(5, 6)
     (('fail', 'twice the answer'), ('fail', '1 too low'))
@@ -442,17 +442,17 @@ def _ratio(guess: float, actual: float) -> tuple[str, str]:
     if math.isclose(guess, actual, rel_tol=EXACT):
         return PASS, "exactly right"
     ratio = guess / actual if actual else 0.0
-    large = max(ratio, 1 / ratio) if ratio > 0 else math.inf
+    factor = max(ratio, 1 / ratio) if ratio > 0 else math.inf
     status = CLOSE if abs(guess - actual) <= NEAR * abs(actual) else FAIL
-    if not large >= 1.5 or not math.isfinite(large):
+    if not factor >= 1.5 or not math.isfinite(factor):
         return status, _difference(guess, actual)
-    nearest = round(large)
-    exact = math.isclose(large, nearest, rel_tol=EXACT)
-    has_name = nearest in _RATIO_NAMES and math.isclose(large, nearest, rel_tol=0.05)
+    nearest = round(factor)
+    exact = math.isclose(factor, nearest, rel_tol=EXACT)
+    has_name = nearest in _RATIO_NAMES and math.isclose(factor, nearest, rel_tol=0.05)
     times = (
         f"{'' if exact else 'about '}{_RATIO_NAMES[nearest]}"
         if has_name
-        else f"{_format(large)} times"
+        else f"{_format(factor)} times"
     )
     return status, f"{times} the answer" if ratio > 1 else f"the answer is {times} as much"
 

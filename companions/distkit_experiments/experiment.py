@@ -305,7 +305,7 @@ class Experiment:
         """Plot results against a parameter, as a matplotlib figure with one chart per result.
 
         Args:
-            names: columns of :meth:`to_dataframe`; the seconds and a returned value by default.
+            names: columns of :meth:`to_dataframe`; the run time and one returned value by default.
             against: a parameter or another result; the varied parameter by default.
 
         Raises:
@@ -324,14 +324,14 @@ class Experiment:
         self._snapshot.show(*self._repr_mimebundle_())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return the panel; table and plot for pages without widgets."""
+        """Return the panel, and a table and a plot for front ends without widgets."""
         widget = self.panel.widget._repr_mimebundle_(**kwargs)
         data, metadata = widget if isinstance(widget, tuple) else (widget or {}, {})
         html, text = self._draw()
         return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        with suppress(Exception):  # of the user's picture; the panel shows it
+        with suppress(Exception):  # raised by the user's plot function: the panel reports it
             return results.static_html(self.name, self.records, self.drawn())
         return results.static_html(self.name, self.records)
 
@@ -339,7 +339,7 @@ class Experiment:
         """Return the plot of the runs, or the user's picture, as SVG; "" if there is none yet.
 
         Args:
-            colors: replacements of colours, for a page; None for print.
+            colors: replacement colours for display on a page; None for print.
         """
         if self._picture is None:
             return results.to_svg(self.records, colors)

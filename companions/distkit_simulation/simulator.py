@@ -118,13 +118,13 @@ Schedule = str | Algorithm | Callable[..., Iterable[Round]]
 #: Largest trace that :func:`simulate` writes: views of more events are unreadable.
 MAX_EVENTS = 2_000_000
 
-#: Bytes of an element: simulated tensors are of float32.
+#: Bytes per element: simulated tensors are float32.
 ITEMSIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers of one round and their times [s], infinity for never; arrays of shape (m,).
+    """Transfers of one round and their times [s], ``inf`` for never; arrays of shape (m,).
 
     ``sent`` and ``requested`` are the times of the send and receive calls, ``end`` of completion.
     """
@@ -143,7 +143,7 @@ class Player:
     Args:
         n: number of ranks.
         network: the network of the ranks.
-        stragglers: their faults.
+        stragglers: slowdowns and failures to inject; none by default.
         seed: the seed of the jitter.
     """
 
@@ -159,7 +159,7 @@ class Player:
         self._clock, self._sum_ends = np.zeros(n), np.zeros(n)  # end times of messages and sums
 
     def begin(self, start: ArrayLike, nbytes: int) -> None:
-        """Begin a collective, which each rank calls at ``start`` or after its last one."""
+        """Begin a collective: a rank calls it at ``start``, or when its previous one has ended."""
         begin = np.broadcast_to(np.asarray(start, float), (self.n,))
         self._clock = np.maximum(self.finish, begin) + self.network.calling(nbytes)
         self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # chunks being summed

@@ -250,15 +250,15 @@ def plot_prediction(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Figure:
-    """Plot the predicted speedup against ranks in one setting, and measurements.
+    """Plot the predicted speedup against the number of ranks, and measurements.
 
-    As an experiment's picture, its line follows the sliders, and each run adds a dot.
+    As the picture of an experiment the line follows the sliders, and each run adds a dot.
 
     Args:
         measured: the measurements to predict from, as for :func:`predict`.
         runs: further measurements, with ``latency`` and ``bandwidth``. Runs of the same batch
             and network are drawn as dots, others as rings.
-        ranks: R, the marked setting.
+        ranks: the number of ranks R that is marked.
         batch: samples per rank and step.
         nbytes: size of a step's all-reduce, in one message [bytes].
         latency: latency of the network [s].

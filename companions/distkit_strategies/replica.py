@@ -195,13 +195,13 @@ def compute_average_loss(
 
 
 def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
-    """Return this replica's part of a loss independent of the batch: its sum / replicas.
+    """Return this replica's share of a loss that does not depend on the batch.
 
     Use it with :func:`compute_average_loss`; a plain mean loss needs no scaling. A loss of sharded
     parameters is not divided in ``backward``, since each gradient exists on one replica only.
 
     Raises:
-        StrategyError: the loss is no tensor, or the call is outside of a replica function.
+        StrategyError: the loss is not a tensor, or the call is outside of a replica function.
 
     Source:
         TensorFlow, ``tf.nn.scale_regularization_loss``.
@@ -228,6 +228,6 @@ def _replica_of_loss(call: str, loss: Any) -> ReplicaContext:
     if (replica := get_replica_context()) is None:
         raise StrategyError(
             f"{call} outside of a replica function: it divides what one replica computes. Call it "
-            "in the function that strategy.run gets."
+            "in the function passed to strategy.run."
         )
     return replica

@@ -197,24 +197,24 @@ class Evidence:
     # -- messages ---------------------------------------------------------------
 
     @cached_property
-    def _ends_of_messages(self) -> list[list[Span]]:
-        """The started ends of each message, the send before the receive."""
+    def _message_ends(self) -> list[list[Span]]:
+        """The started send and receive of each message, the send first."""
         ends = ((m.send, m.recv) for m in self.trace.messages if m.op is Op.SEND)
         return [[self.by_key[end] for end in both if end in self.by_key] for both in ends]
 
     @cached_property
     def pairs(self) -> list[tuple[Span, Span]]:
         """The sends with their receives, in order of sending."""
-        return [(both[0], both[1]) for both in self._ends_of_messages if len(both) == 2]
+        return [(both[0], both[1]) for both in self._message_ends if len(both) == 2]
 
     @cached_property
     def unmatched(self) -> list[Span]:
         """The sends without a receive, and the receives without a send."""
-        open_to_all = {
+        any_source = {
             (s.group, s.rank, s.tag) for s in self.spans if s.op is Op.RECV and s.peer is None
         }
-        single = [ends[0] for ends in self._ends_of_messages if len(ends) == 1]
-        return [s for s in single if s.op is Op.RECV or (s.group, s.peer, s.tag) not in open_to_all]
+        single = [ends[0] for ends in self._message_ends if len(ends) == 1]
+        return [s for s in single if s.op is Op.RECV or (s.group, s.peer, s.tag) not in any_source]
 
     # -- ranks ------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Evidence:
         return self.by_key[standing.rank, standing.seq]
 
     def known_reasons(self, ranks: list[int]) -> str:
-        """Return the known reasons for the early end of ranks, in brackets; "" for none."""
+        """Return the known reasons why ranks ended early, in brackets; "" for none."""
         texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
         return f" ({'; '.join(sorted(texts))})" if texts else ""
 

@@ -359,18 +359,18 @@ different_collective = Rule(
     "different_collective",
     """Ranks call different collectives at the same position.
 
-    The n-th collective of a rank on a group belongs with the n-th of every other member, whatever
-    its name. If one rank calls `broadcast` where the others call `all_reduce`, they wait for each
-    other, or exchange bytes that mean nothing.
+    The n-th collective of a rank on a group is matched with the n-th of every other member,
+    whatever its name. If one rank calls `broadcast` where the others call `all_reduce`, they wait
+    for each other, or exchange bytes that mean nothing.
 
-    Make the same calls in the same order on every rank, outside of conditions on the rank:
+    Make the same calls in the same order on every rank, outside of any condition on the rank:
 
     ```python
     dist.broadcast(weights, src=0)
     dist.all_reduce(gradient)
     ```
 
-    gloo blocks until its timeout or fails with a size that does not match.
+    gloo blocks until its timeout or fails because the sizes do not match.
     `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the calls before it makes them.
     """,
     message="{here:call}: these calls are matched with each other, but they differ.",
@@ -394,17 +394,17 @@ another_order = Rule(
     """Ranks make the same calls in a different order.
 
     Collectives are matched by their order alone, and messages between two ranks by their order and
-    tag. If two calls change places on one rank, values change places, and nothing warns of it.
+    tag. If two calls are swapped on one rank, their values are silently swapped, too.
 
-    Call them in one order everywhere, such as that of `model.parameters()`, and sort what has no
-    order:
+    Call them in one order everywhere, such as that of `model.parameters()`, and sort what is
+    unordered:
 
     ```python
     for name in sorted(gradients):
         dist.all_reduce(gradients[name])
     ```
 
-    torch says nothing if the sizes are equal.
+    torch raises no error if the sizes are equal.
     """,
     message="{here:call}: the same collectives in a different order.",
     remedy=(
@@ -633,7 +633,7 @@ missing_barrier = Rule(
     "missing_barrier",
     """A rank does not call a barrier that the others wait in.
 
-    `barrier` returns when every rank of the group has called it. If it stands under a condition,
+    `barrier` returns when every rank of the group has called it. If it is inside a condition,
     the others wait for ever.
 
     ```python
@@ -642,7 +642,7 @@ missing_barrier = Rule(
     dist.barrier()
     ```
 
-    Plain torch blocks until the timeout; `monitored_barrier` of gloo names the rank.
+    Plain torch blocks until the timeout; gloo's `monitored_barrier` names the rank.
     """,
     message=divergence.message,
     remedy="Call barrier() on every rank, or on none.",
@@ -652,7 +652,7 @@ missing_barrier = Rule(
 
 store_barrier = missing_barrier.variant(
     message="{here:wait in} for {away}{others}.",
-    remedy="Let as many ranks call it as its second argument says, with the same key.",
+    remedy="Call it on as many ranks as its second argument says, with the same key.",
 )
 
 

@@ -154,7 +154,7 @@ class Tap:
         self._limited: set[str] = set()  # groups with a short timeout
         self._backward = -1  # the backward pass of the latest call
         self._sent_in_backward: list[tuple[Any, Pending]] = []  # by DDP's reducer
-        # executing on a device, by works that the program may wait for
+        # operations that execute on a device, by the Work that the program may wait for
         self._on_device: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
 
     # -- one call ---------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Commands of launchers, with the recorder put in front of their script."""
+"""Commands of launchers, with the recorder inserted before their script."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_the_recorder_comes_before_the_script(command: str, expected: str) -> No
         ("mpirun python -c print()", "Python is given no script"),
     ],
 )
-def test_what_is_no_python_script_is_refused(command: str, why: str) -> None:
+def test_commands_without_a_python_script_are_refused(command: str, why: str) -> None:
     with pytest.raises(StartError, match=f"cannot be recorded: {why}"):
         recorded(command.split(), "f")
 
 
-def test_a_command_that_is_recorded_is_one_that_torchrun_reads() -> None:
-    """torchrun's own parser finds its options and the same script behind them."""
+def test_torchrun_parses_a_recorded_command() -> None:
+    """torchrun's own parser finds its options and the same script after them."""
     command = "torchrun --standalone --nproc-per-node 2 t.py --lr 1".split()
     read = get_args_parser().parse_args(recorded(command, "f")[1:])
     assert (read.standalone, read.nproc_per_node, read.module) == (True, "2", True)

@@ -339,7 +339,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     assert "gradient of Linear.weight is not finite on replica 1 in run 2" in said
 
 
-def test_an_error_names_the_line_of_the_user_not_that_of_the_strategy() -> None:
+def test_an_error_names_the_user_s_line_not_the_strategy_s() -> None:
     def divide(strategy: Strategy) -> None:
         strategy.distribute_dataset(X, global_batch=1)
 

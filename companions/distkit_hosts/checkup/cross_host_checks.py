@@ -20,7 +20,7 @@ from distkit_hosts.checkup.facts import (
 from distkit_hosts.checkup.host_checks import NEEDED
 
 #: Clocks further apart than this are reported [s].
-APART = 0.1
+MAX_CLOCK_SKEW = 0.1
 
 
 def judge(facts: Facts) -> Iterator[Check]:
@@ -246,7 +246,7 @@ def _versions(facts: Facts) -> Iterator[Check]:
 
 
 def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
-    """Other versions: another release is a failure, another patch or build only surprises."""
+    """Compare versions: a different release is a failure, a different patch or build a warning."""
     path = theirs["python"]["executable"]
     versions = [("python", ours["python"]["version"], theirs["python"]["version"])]
     versions += [(name, ours["packages"][name], theirs["packages"][name]) for name in NEEDED]
@@ -254,7 +254,7 @@ def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
         if not (a and b) or a == b:
             continue
         if name == "python":
-            same = a.split(".")[:2] == b.split(".")[:2]  # functions travel between them
+            same = a.split(".")[:2] == b.split(".")[:2]  # these can unpickle each other's functions
             remedy = f"Install Python {a} there, or name it with --python."
         else:
             public = a.split("+")[0]
@@ -269,31 +269,31 @@ def _differences(host: str, ours: Json, theirs: Json) -> Iterator[Check]:
 
 
 def _shared(facts: Facts) -> Iterator[Check]:
-    for kind, about in facts.shared.items():
-        path, seen = about["path"], about["seen"]
-        without = [host for host in facts.hosts if not seen.get(host)]
+    for kind, info in facts.shared.items():
+        path, seen = info["path"], info["seen"]
+        unshared = [host for host in facts.hosts if not seen.get(host)]
         what = f"{path} ({'home' if kind == 'home' else 'this folder'})"
-        if without:
+        if unshared:
             yield warning(
                 f"{kind}.own",
-                f"{what} is not shared with {joined(without)}: modules, data and checkpoints in "
+                f"{what} is not shared with {joined(unshared)}: modules, data and checkpoints in "
                 "it are not found there.",
                 "Share it (NFS), copy what ranks need, or keep functions in the notebook, which "
                 "sends them.",
-                *without,
+                *unshared,
             )
         else:
             yield fine(f"{kind}.shared", f"{what} is shared by all machines")
 
 
 def _clocks(facts: Facts) -> Iterator[Check]:
-    wrong = {host: c for host, c in facts.clocks.items() if abs(c[0]) > APART + c[1]}
+    wrong = {host: c for host, c in facts.clocks.items() if abs(c[0]) > MAX_CLOCK_SKEW + c[1]}
     for host, (offset, error) in wrong.items():
         word = "ahead of" if offset > 0 else "behind"
         yield warning(
             "clock",
             f"the clock of {host} is {human_seconds(abs(offset))} (± {human_seconds(error)}) "
-            f"{word} this one: times in logs and files of the two do not compare.",
+            f"{word} this one: timestamps of the two cannot be compared.",
             "Set it by NTP there: timedatectl set-ntp true.",
             host,
         )

@@ -300,7 +300,7 @@ def _number(inputs: list[str], place: int | None) -> int | None:
 
 
 def _shapes(s: Slice, op: Op, told: Json) -> list[list[int]]:
-    """The shapes of the tensors that a call reads: the profiler's argument is one or a list."""
+    """Return the shapes of a call's inputs; the profiler records one shape or a list of them."""
     given, place = s.facts.get("Input Dims") or (), _TENSORS.get(op, 1)
     place = place if _operator(s) else 0
     found = given[place] if place < len(given) else []
@@ -319,7 +319,7 @@ def _dtype(s: Slice, op: Op, told: Json, lasted: Slice | None) -> str:
 
 
 class _Details:
-    """What NCCL tells of its calls: within torch's operator in time, or around its own range."""
+    """NCCL's details of each call, matched by time with torch's operator or NCCL's own range."""
 
     def __init__(self, slices: Iterable[Slice]) -> None:
         self._slices = [*slices]

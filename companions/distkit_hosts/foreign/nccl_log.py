@@ -144,8 +144,8 @@ class _Log:
 
     def __init__(self, logs: Mapping[Any, str]) -> None:
         self.comms: list[Comm] = []
-        self.cut = Counter[Lane]()  # calls in the last line of a file
-        self.torn = self.unassigned = 0  # other parts of calls; calls on unknown communicators
+        self.cut = Counter[Lane]()  # calls truncated by the end of a file
+        self.torn = self.unassigned = 0  # other fragments of calls; calls on unknown communicators
         self._open: dict[tuple[str, str, str], Comm] = {}  # by process and address
         self._line = 0
         for name, text in logs.items():
@@ -155,14 +155,14 @@ class _Log:
         lines = text.splitlines()
         for number, line in enumerate(lines, 1):
             if "opCount" not in line and "comm 0x" not in line and "sendbuff" not in line:
-                continue  # nearly always
+                continue  # the common case
             self._line += 1
             before, _, said = _COLOUR.sub("", line).rpartition(_SAID)
             process = _PROCESS.search(before)
             self.torn += _PART.search(before) is not None
             if (
                 process is None or len(_SENDER.findall(before)) > 1
-            ):  # of two processes: whose is it?
+            ):  # the output of two processes, interleaved
                 self.torn += _PART.search(said) is not None
                 continue
             lane = process["host"] or "", process["pid"] or name, process["device"]

@@ -21,35 +21,36 @@ from distkit.gone import GONE, refuse
 from distkit_hosts.laboratory import plan, services, starting
 from distkit_hosts.laboratory.starting import find
 
-#: They name folders and sockets of the machine that a host does not have.
-_NOT_PASSED = {"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "SSH_CONNECTION"}
+#: Variables not passed to hosts: they name folders and sockets that only the machine has.
+_UNSET = {"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "SSH_CONNECTION"}
 
 
-#: On a host: listen at an address, and lend the socket to who holds the other end of a pair.
-_LEND = """\
+#: On a host: listen at an address, and pass the socket to the process at the other end of a pair.
+_PASS_LISTENER = """\
 import socket, sys
-with socket.create_server((sys.argv[1], 0)) as door, socket.socket(fileno=int(sys.argv[2])) as to:
-    socket.send_fds(to, [b"!"], [door.fileno()])
+peer = socket.socket(fileno=int(sys.argv[2]))
+with peer, socket.create_server((sys.argv[1], 0)) as listener:
+    socket.send_fds(peer, [b"!"], [listener.fileno()])
 """
 
 
 class Laboratory:
-    r"""Hosts on this machine, with a network of their own, until ``close()`` or ``with`` ends.
+    r"""Hosts on this machine with a network of their own, until ``close()`` or ``with`` ends.
 
     Each host has its own network interface, hostname, processes, shared memory (``/dev/shm``),
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are those of the machine: the same
-    Python, the same home. The hosts end with the process that made them, however it ends.
+    Python, the same home. The hosts end with the process that created them, even if it is killed.
 
-    An ordinary user can make one where user namespaces are allowed, and have ranks on the hosts
-    (:meth:`options`).
+    Root is not needed where user namespaces are allowed. :meth:`options` are a cluster's options
+    for ranks on the hosts.
 
     Args:
         hosts: their names.
-        head: the name of one more host, where programs that start others run; None for none.
-        skew: by how much the monotonic clock of a host is ahead of the machine's [s]. The
+        head: name of an additional host on which launchers run; None for none.
+        skew: offset of a host's monotonic clock from the machine's [s]. The
             time of day cannot differ: Linux has no namespace for it.
-        shared: folders in ``/tmp`` that the hosts share all the same. The current folder, the home
-            and those of Python and distkit are shared always.
+        shared: folders in ``/tmp`` that the hosts share nevertheless. The current folder, the home
+            and those of Python and distkit are always shared.
         private: more folders that are empty on a host when it starts: ``{"beta": [Path.home()]}``.
 
     Raises:
@@ -183,7 +184,7 @@ class Laboratory:
             LaboratoryError: SSH cannot be started.
         """
         self.ssh()
-        return {"ssh_cmd": [*self.enter(self.hosts[0]), find("ssh")], "interface": self._door}
+        return {"ssh_cmd": [*self.enter(self.hosts[0]), find("ssh")], "interface": self._listener}
 
     def slurm(self, cpus: int = 2) -> None:
         """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head, all others are nodes.
@@ -229,7 +230,7 @@ class Laboratory:
         """
         device = self._port(source) if source else None
         rule = plan.rule(device, self.address(to) if to else None, port, reject)
-        self._make(
+        self._inject(
             rule,
             {host for host in (source, to) if host},
             lambda: self._admin(None, "ip", "rule", "add", "pref", "100", *rule.split()),
@@ -243,7 +244,7 @@ class Laboratory:
             LaboratoryError: there is no such host, or it is no rate.
         """
         bucket = plan.bucket(rate).split()
-        self._make(
+        self._inject(
             f"{host} is slow",
             {host},
             lambda: self._queue(host, "add", *bucket),
@@ -262,7 +263,7 @@ class Laboratory:
             LaboratoryError: there is no such host.
         """
         for where in self.hosts if on is None else on:
-            self._make(
+            self._inject(
                 f"{where} does not know {host}",
                 {host, where},
                 partial(self._rename, where, host, to),
@@ -284,7 +285,7 @@ class Laboratory:
         # an ordinary user may not repeat the options that are there, as mount would
         remount = f"used={used}; mount --options-mode=ignore -o remount,{{}} tmpfs {where}"
         full = remount.format("nr_blocks=$((used > 0 ? used : 1))")
-        self._make(
+        self._inject(
             f"{folder} of {host} is full",
             {host},
             lambda: self._admin(host, "sh", "-c", full),
@@ -299,14 +300,14 @@ class Laboratory:
             lab.replace("beta", sys.executable, "/usr/bin/python3")
 
         Args:
-            host: the only one that sees it so.
-            path: what is replaced.
-            by: what the host sees instead; both are files, or both are folders.
+            host: the host to change; the others are unaffected.
+            path: the path to replace.
+            by: the replacement that the host sees; both are files, or both are folders.
 
         Raises:
             LaboratoryError: there is no such host, or one of the files is not there.
         """
-        self._make(
+        self._inject(
             f"{path} of {host}",
             {host},
             lambda: self._admin(host, "mount", "--bind", str(by), str(path)),
@@ -314,7 +315,7 @@ class Laboratory:
         )
 
     def crash(self, host: str) -> None:
-        """End a host for good, as a power failure does: nobody is told.
+        """Kill a host permanently, as a power failure does: the others are not notified.
 
         Raises:
             LaboratoryError: there is no such host.
@@ -324,7 +325,7 @@ class Laboratory:
         os.kill(self._pids.pop(host), signal.SIGKILL)
 
     def mend(self, *hosts: str) -> None:
-        """Undo the faults in which these hosts take part; all faults without arguments.
+        """Undo the faults that involve these hosts; without arguments, undo all faults.
 
         Raises:
             LaboratoryError: there is no such host.
@@ -342,24 +343,30 @@ class Laboratory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------
 
-    def _make(
+    def _inject(
         self, what: str, hosts: set[str], make: Callable[[], None], undo: Callable[[], None]
     ) -> None:
-        """Make a fault, in place of the one that is the same but for its degree."""
+        """Inject a fault, in place of one that differs only in severity."""
         if what in self._faults:
             self._faults.pop(what)[1]()
         make()
         self._faults[what] = (hosts, undo)
 
     @cached_property
-    def _door(self) -> socket.socket:
-        """A socket of this process that listens on the head, at any port."""
+    def _listener(self) -> socket.socket:
+        """A socket of this process that listens on the head host, at any free port."""
         head = self.hosts[0]
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            words = [sys.executable, "-ISc", _LEND, self.address(head), str(theirs.fileno())]
+            words = [
+                sys.executable,
+                "-ISc",
+                _PASS_LISTENER,
+                self.address(head),
+                str(theirs.fileno()),
+            ]
             self.run(head, words, pass_fds=[theirs.fileno()], cwd="/", check=True)
             (lent,) = socket.recv_fds(ours, 1, 1)[1]
         return self._open.enter_context(socket.socket(fileno=lent))
@@ -384,7 +391,7 @@ class Laboratory:
         """The options of subprocess.run that run a command on a host."""
         words = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
         env = {**(options.pop("env", None) or os.environ)}
-        passed = {name: value for name, value in env.items() if name not in _NOT_PASSED}
+        passed = {name: value for name, value in env.items() if name not in _UNSET}
         return {"args": words, "env": passed, **options}
 
     def _administer(self, host: str | None) -> list[str]:

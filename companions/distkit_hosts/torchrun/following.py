@@ -1,4 +1,4 @@
-"""A run that goes on elsewhere, followed by the files that its ranks write."""
+"""Follow a run that was started elsewhere by the files that its ranks write."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.attached import FOLDER
 from distkit_hosts.torchrun.others import OthersRun, TheirRanks, outcome
 
-#: How often to look for something new [s]; and so many times as long as it took to read it.
+#: Interval of polling [s]; at least this multiple of the time that the last read took.
 PERIOD, PAUSE = 0.2, 5
-#: What another machine writes into a shared folder may be seen here so late [s].
+#: Maximum delay until what another machine writes into a shared folder is visible here [s].
 LATE = 10.0
 
 
 def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     """Follow ranks that torchrun, ``srun`` or ``mpiexec`` has started, while they run.
 
-    The ranks are recorded by ``distkit trace -- torchrun …`` or :func:`distkit_hosts.record`. What
-    this returns shows a live timeline, and other views take it, too: ``dk.Stage(following)``.
-    Ranks on this machine can be gone through step by step, and ended; those of others are followed
-    through a folder that they share. While not all ranks have begun it waits, and says so.
+    The ranks are recorded by ``distkit trace -- torchrun …`` or :func:`distkit_hosts.record`. The
+    result displays a live timeline, and can be passed to other views: ``dk.Stage(following)``.
+    Ranks on this machine can be stepped through, and stopped; those on others are followed through
+    a shared folder. Until all ranks have started it waits, and says so.
 
     Args:
-        folder: where the ranks' files are, on this machine or shared with theirs; of several runs
-            there the latest.
-        timeout: so long to wait for all ranks to begin [s].
+        folder: the folder of the ranks' files, on this machine or shared with theirs; if it has
+            several runs, the latest is used.
+        timeout: how long to wait for all ranks to start [s].
 
     Raises:
-        TimeoutError: not all ranks have begun in time.
+        TimeoutError: not all ranks have started in time.
 
     Example:
         >>> import distkit as dk
@@ -56,15 +56,15 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
         >>> run.diagnose()                              # doctest: +SKIP
         >>> run.step().next()                           # doctest: +SKIP
     """
-    end, told = time.monotonic() + timeout, False
+    end, announced = time.monotonic() + timeout, False
     while True:
         following = Following(Path(folder))
         if following.whole:
             return following
-        if not told:
+        if not announced:
             waits = f"Waiting up to {timeout:.0f} s for all ranks to begin"
             print(f"{waits} in {Path(folder).absolute()}.", flush=True)
-            told = True
+            announced = True
         if time.monotonic() > end:
             raise TimeoutError(
                 f"{following.begun} in {Path(folder).absolute()} after {timeout:.0f} s. Start them "

@@ -118,14 +118,14 @@ class Lockstep:
         self.note(choice)
 
     def note(self, choice: tuple[int, ...]) -> None:
-        """Record the present as a moment."""
+        """Record the current state as a moment."""
         with self.run.changed:
             self._note_ends()
-            self.moments.append(self._present(choice))
+            self.moments.append(self._current_moment(choice))
             self._paused = self.moments[-1].events > 0
         self._changed()
 
-    def _present(self, choice: tuple[int, ...]) -> Moment:
+    def _current_moment(self, choice: tuple[int, ...]) -> Moment:
         return Moment(self._received.total(), self._last_time, choice, tuple(self.standings))
 
     def _is_settled(self) -> bool:
@@ -169,7 +169,7 @@ class Lockstep:
         """Add events that occur without a step to the latest moment."""
         if self._paused and self._is_stale:
             self._note_ends()
-            self.moments[-1] = self._present(self.moments[-1].choice)
+            self.moments[-1] = self._current_moment(self.moments[-1].choice)
 
     def _on_events(self, events: list[Event]) -> None:
         with self.run.changed:

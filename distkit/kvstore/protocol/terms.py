@@ -123,17 +123,17 @@ class Terms:
                 )
 
     @property
-    def unusual(self) -> dict[str, Any]:
+    def non_default(self) -> dict[str, Any]:
         """The options that are not the defaults, without the mode."""
         given = asdict(self).items()
         return {k: v for k, v in given if k != "mode" and v != getattr(Terms(), k)}
 
     def __str__(self) -> str:
-        told = (f"{k}={v!r}" for k, v in self.unusual.items())
-        return ", ".join([f'"{self.mode}"', *told])
+        parts = (f"{k}={v!r}" for k, v in self.non_default.items())
+        return ", ".join([f'"{self.mode}"', *parts])
 
 
-#: MXNet's other names of stores.
+#: MXNet's aliases of stores.
 _ALIASES = {
     "dist": "dist_sync",
     "dist_device": "dist_sync_device",
@@ -146,7 +146,7 @@ _ALIASES = {
 
 
 def canonical(name: str) -> str:
-    """A store's name as it is known here, in any case.
+    """Return the canonical name of a store, whatever its case.
 
     >>> [canonical(name) for name in ("dist_device_sync", "dist", "Device", "local_allreduce_cpu")]
     ['dist_sync_device', 'dist_sync', 'device', 'local']

@@ -1,7 +1,7 @@
-"""Messages as bytes: a MessagePack header, then the large tensors as they lie in memory.
+"""Messages as bytes: a MessagePack header, then the memory of the large tensors.
 
 The first frame of a letter is the header, with the bytes of its small tensors. Each large tensor
-has a frame of its own, which nobody copies. Nothing is pickled and nothing that arrives is
+has a frame of its own, which is not copied. Nothing is pickled and nothing that arrives is
 executed.
 """
 
@@ -24,7 +24,7 @@ from distkit.kvstore.transport.memory import LARGE, Exchange, over
 
 Frame: TypeAlias = "bytes | memoryview"
 
-#: Every message that travels.
+#: Every message type that is sent.
 _AnyMessage = (
     messages.Register
     | messages.Barrier
@@ -47,8 +47,8 @@ _AnyMessage = (
 class Batch(NamedTuple):
     """Messages that travel together: the header of a letter.
 
-    ``to`` is the server that is asked, in whose place another may answer; ``back`` numbers what was
-    lent before (:mod:`.memory`).
+    ``to`` is the server addressed, although another may answer for it; ``back`` lists the loans
+    that are returned (:mod:`.memory`).
     """
 
     to: int
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
 
 def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) -> list[Frame]:
-    r"""Messages as frames, at least one.
+    r"""Encode messages as one or more frames.
 
     Args:
         messages: to one node.

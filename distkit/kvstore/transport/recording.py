@@ -205,7 +205,7 @@ def _facts(request: Request) -> dict[str, Any]:
     if isinstance(request, SetOptimizer):
         return {"optimizer": request.name}
     if isinstance(request, Register) and request.terms is not None:
-        given = request.terms.unusual.items()
+        given = request.terms.non_default.items()
         others = {k: v for k, v in given if k not in ("bound", "replication")}
         return {"mode": request.terms.mode, **others}
     return {"key": request.key} if isinstance(request, (Init, Push, Pull)) else {}

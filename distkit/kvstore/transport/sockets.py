@@ -70,9 +70,9 @@ def new_keys() -> tuple[str, str]:
 
 
 def outlives_connection(pid: int) -> bool:
-    """True if a process is still there shortly after its connection broke: it hangs, or lives on.
+    """Return True if a process is alive shortly after its connection broke, hung or not.
 
-    Only Linux tells; elsewhere it counts as ended.
+    Only Linux can tell; elsewhere the process counts as ended.
     """
     if sys.platform != "linux":
         return False
@@ -81,9 +81,9 @@ def outlives_connection(pid: int) -> bool:
     except OSError:
         return False
     try:
-        gone = select.poll()
-        gone.register(process, select.POLLIN)
-        return not gone.poll(_EXIT_MS)
+        poller = select.poll()
+        poller.register(process, select.POLLIN)
+        return not poller.poll(_EXIT_MS)
     finally:
         os.close(process)
 
@@ -92,35 +92,35 @@ def outlives_connection(pid: int) -> bool:
 BROKEN = "its connection was lost"
 
 
-#: As plain numbers: each use of ZeroMQ's own, which are enums, costs a microsecond.
+#: As plain ints: each use of pyzmq's enums costs a microsecond.
 _EVENTS, _READABLE, _NOBLOCK = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK))
 
 #: A monitor's first frame: an event and its value. zmq.utils.monitor imports asyncio.
-_MONITORED = struct.Struct("=Hi")
+_MONITOR_EVENT = struct.Struct("=Hi")
 
 
 class Ends:
     """Reports when connections of a socket begin and end: at once when the other process ends.
 
     Args:
-        sock: the socket that is watched; :attr:`socket` is to be polled.
+        sock: the socket to monitor. Poll :attr:`socket` for changes.
     """
 
     def __init__(self, sock: Any) -> None:
-        known = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self.socket = sock.get_monitor_socket(known)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self.socket = sock.get_monitor_socket(events)
         self.socket.linger = 0
-        self._good = self._ended = False
+        self._connected = self._ended = False
 
     def changes(self) -> list[str | None]:
-        """How a DEALER's one connection ended, or None where it is there again, in turn."""
+        """Return in order why the DEALER's connection ended, or None for a new connection."""
         found: list[str | None] = []
         for event, _ in self._events():
-            was_good, self._good = self._good, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if self._good:
+            was_connected, self._connected = self._connected, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._connected:
                 found += [None] * self._ended
             else:
-                found += [BROKEN] * was_good
+                found += [BROKEN] * was_connected
             self._ended = self._ended or bool(found)
         return found
 
@@ -129,7 +129,7 @@ class Ends:
         self.changes()
         sock.disable_monitor()
         self.socket.close()
-        sock.linger = CLOSE_LINGER_MS if self._good else CLOSE_LINGER_MS // 10
+        sock.linger = CLOSE_LINGER_MS if self._connected else CLOSE_LINGER_MS // 10
         with suppress(zmq.Again):
             sock.send_multipart(goodbye, zmq.NOBLOCK)
         sock.close()
@@ -141,7 +141,7 @@ class Ends:
     def _events(self) -> Iterator[tuple[int, int]]:
         while self.socket.poll(0):
             event, _ = self.socket.recv_multipart()  # the second frame is the address
-            yield _MONITORED.unpack(event)
+            yield _MONITOR_EVENT.unpack(event)
 
 
 def receive(sock: Any) -> list[Any] | None:

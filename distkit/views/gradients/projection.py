@@ -328,7 +328,7 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
     ]
 
 
-#: Maximum numbers of points of a curve, of a layer's curves, and of the speed.
+#: Maximum number of points of a curve, of a layer's curve, and of the throughput.
 MAX_POINTS, MAX_LAYER_POINTS, WINDOWS = 300, 100, 40
 
 Points = list[tuple[int, float]]

@@ -34,12 +34,12 @@ def in_columns(s: Summary, shape: Sequence[int] = ()) -> Json:
 
 
 def number(x: float, digits: int = 4) -> float | str:
-    """Round to significant digits; NaN and infinity become strings, which JSON lacks as numbers."""
+    """Round to significant digits; NaN and infinity become strings, as JSON has no such numbers."""
     return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
 
 
 def columns(s: Summary, shape: Sequence[int] = ()) -> int:
-    """Return the columns of a complete matrix, one row for a short tensor, otherwise 8.
+    """Return the number of columns: a complete matrix's, a short tensor's length, or 8.
 
     >>> columns(Summary((1.0,) * 12, 1, 0, 1, 12), (3, 4))
     4

@@ -185,7 +185,7 @@ class _Painter:
         yield from self._deaths()
 
     def x(self, time: float) -> float:
-        """Return the x coordinate of a time, limited to the picture."""
+        """Return the x coordinate of a time, clamped to the plot."""
         first, last = self.view
         part = (time - first) / (last - first)
         return self.left + min(max(part, 0.0), 1.0) * (RIGHT - self.left)

@@ -146,7 +146,7 @@ class View(anywidget.AnyWidget):
         super().close()
 
     def fold(self) -> None:
-        """Fold the displayed view to one line that expands to the picture."""
+        """Fold the displayed view into one line that expands to the picture."""
         self._still.fold(repr(self).partition("\n")[0])
         self.close()
 
@@ -176,8 +176,8 @@ class View(anywidget.AnyWidget):
 
         Args:
             path: file name ending in ``.svg``, ``.png`` or ``.pdf``; the last two need typst.
-            dark: whether the paper is dark.
-            width: width in pixels, in a PDF in points; by default 960, in a PNG twice that.
+            dark: whether to draw on a dark background.
+            width: width in pixels, or points for a PDF. Default: 960, or 1920 for a PNG.
 
         Raises:
             ValueError: The path has another ending, or the width is not positive.
