@@ -13,7 +13,7 @@ from distkit.cluster import machine
 @pytest.mark.stand_in
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.figure.name)
 def test_the_cpu_stands_in(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "MAX_MEMORY_STEPS", 2)
+    monkeypatch.setattr(gpu, "STEPS", 2)
     monkeypatch.setattr(gpu, "SIZE", 1 << 20)
     figure = measured(row, 1, "cpu")
     assert (figure.note, figure.reps, figure.reached) == ("", 1, "")

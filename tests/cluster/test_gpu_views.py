@@ -34,7 +34,7 @@ def test_the_recorder_never_synchronizes(ranks: int) -> None:
         torch.cuda.set_sync_debug_mode("error" if dist.get_backend() == "nccl" else "default")
         try:
             for _ in range(20):
-                recorder._looked = -60.0  # it looks at all values
+                recorder._cpu_time = -60.0  # it looks at all values
                 dist.all_reduce(x)
                 recorder.poll()
         finally:

@@ -257,9 +257,9 @@ def test_a_slow_worker_is_no_hang(usable: dk.Cluster, tmp_path: Path, options) -
     run = usable.submit(slow, flag=str(flag), **options)
     conductor = run._conductor
     if "backup" in options or options == dict(mode="dist_async"):
-        conductor._until(lambda: set(conductor.waiting) == {2}, 30)
+        conductor._wait_until(lambda: set(conductor.waiting) == {2}, 30)
     else:
-        conductor._until(lambda: conductor.watchdog._looked > 0 or run.finished, 30)
+        conductor._wait_until(lambda: conductor.watchdog._judged_at > 0 or run.finished, 30)
         assert {r for f in run.findings for r in f.waiting} == {0, 1}
     assert not run.finished, run.error
     assert [f for f in run.findings if f.hang] == []

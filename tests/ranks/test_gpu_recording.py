@@ -55,7 +55,7 @@ def test_a_call_is_over_when_the_device_is_and_nothing_waits_for_it() -> None:
 
         x, recorder = torch.arange(4.0).to("pretend"), current()
         assert recorder is not None
-        recorder._looked = -60.0  # the stand-in is slow: let it look at all values
+        recorder._cpu_time = -60.0  # the stand-in is slow: let it look at all values
         dist.all_reduce(x, group=group)
         stopped = time.monotonic()
         standin.stop()
@@ -131,7 +131,7 @@ def test_nothing_changes_a_tensor_before_its_values_are_read() -> None:
 
         xs, recorder = [torch.ones(4).to("pretend") for _ in range(2)], current()
         assert recorder is not None
-        recorder._looked = -60.0
+        recorder._cpu_time = -60.0
         standin.stop()
         works = [dist.all_reduce(x, group=group, async_op=True) for x in xs]
         said = []
@@ -156,7 +156,7 @@ def test_buckets_are_read_when_the_reducer_has_waited_for_all() -> None:
 
         recorder, seen = current(), []
         assert recorder is not None
-        recorder._looked = -60.0
+        recorder._cpu_time = -60.0
 
         def sees(gradient: torch.Tensor) -> torch.Tensor:
             """Look after the last bucket is sent, and before the reducer waits."""
@@ -190,11 +190,11 @@ def test_a_capture_keeps_other_threads_from_asking_the_gpu() -> None:
 
     begin, end = partial(tap._capture_begin, lambda: None), partial(tap._capture_end, lambda: None)
     begin()
-    assert not device._has_come(Come())
+    assert not device._is_reached(Come())
     end()
-    assert device._has_come(Come())
+    assert device._is_reached(Come())
     end()  # it had not begun
-    assert device._has_come(Come())
+    assert device._is_reached(Come())
 
 
 def test_what_goes_into_a_graph_is_shown_as_captured() -> None:

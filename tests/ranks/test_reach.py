@@ -17,7 +17,7 @@ import distkit as dk
 from distkit.cluster import Run
 from distkit.diagnosis.findings import Finding
 from distkit.events import Op, Span, State
-from distkit.recording.operators import described
+from distkit.recording.operators import describe
 from distkit.recording.recorder import Recorder, summarize
 from distkit.recording.tap import tap
 
@@ -228,7 +228,7 @@ MAX_DIAGNOSED_EVENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("dtype", MAX_DIAGNOSED_EVENTS)
 def test_values_of_every_kind(dtype: str) -> None:
     tensor = MAX_DIAGNOSED_EVENTS[dtype](torch.tensor([[0.0, 3.0], [4.0, 0.0]]))
-    shape, named, nbytes = described([tensor])
+    shape, named, nbytes = describe([tensor])
     assert (shape, named) == ((2, 2), dtype) and nbytes > 0
     found = summarize(tensor)
     assert found is not None
