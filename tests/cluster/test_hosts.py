@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ipyparallel
 import psutil
 import pytest
 import torch
@@ -163,11 +164,34 @@ def pushes() -> float:
     return kv.pull("w").item()
 
 
-def test_ranks_in_somebody_elses_engines() -> None:
-    import ipyparallel
+THEIRS = """
+import sys, ipyparallel
+theirs = ipyparallel.Cluster(n=2, engines="local")
+with theirs:
+    print(theirs.cluster_file, flush=True)
+    sys.stdin.read()
+"""
 
-    theirs = ipyparallel.Cluster(n=2, engines="local")
-    with theirs as client, dk.Cluster.attach(client, servers=1) as cluster:
+
+@pytest.fixture
+def somebody_elses_cluster() -> Iterator[ipyparallel.Cluster]:
+    """A cluster of another process, which stops it when these tests end, even if killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", THEIRS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as owner:
+        assert owner.stdout is not None
+        yield ipyparallel.Cluster.from_file(cluster_file=owner.stdout.readline().strip())
+
+
+def test_ranks_in_somebody_elses_engines(somebody_elses_cluster: ipyparallel.Cluster) -> None:
+    with (
+        somebody_elses_cluster.connect_client_sync() as client,
+        dk.Cluster.attach(client, servers=1) as cluster,
+    ):
         assert cluster.run(total).results == [2.0, 2.0]
         assert cluster.run(pushes).results == [2.0, 2.0]
         cluster.stop()
