@@ -58,14 +58,14 @@ def _is_lost(fd: int) -> bool:
 
 
 class Links:
-    """The links of a run that lose messages, by what its ranks do not reach."""
+    """The links of a run that lose messages, by what its ranks cannot reach."""
 
     def __init__(self) -> None:
         #: Two machines, and the ranks that do not reach the other of them.
         self._lost: dict[frozenset[str], set[int]] = defaultdict(set)
 
-    def hear(self, rank: int, here: str, machines: list[str]) -> Iterator[str]:
-        """A rank on ``here`` does not reach these machines: what is new, once for each link."""
+    def update(self, rank: int, here: str, machines: list[str]) -> Iterator[str]:
+        """Note which machines a rank on ``here`` cannot reach; yield each change of a link once."""
         lost = {frozenset((here, other)) for other in machines}
         for two in lost | {two for two, ranks in self._lost.items() if rank in ranks}:
             ranks = self._lost[two]

@@ -28,7 +28,7 @@ class IdealStep:
     def __str__(self) -> str:
         return (
             f"{self.measured:.3f} s a step, {self.ideal:.3f} s without stragglers "
-            f"({self.measured / self.ideal:.2f} times as fast): {self.slow or 'nobody is slow'}"
+            f"({self.measured / self.ideal:.2f} times as fast): {self.slow or 'no rank is slow'}"
         )
 
 

@@ -30,11 +30,11 @@ def main() -> None:
     try:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         made += (_start(about["skew"]) for about in plan["hosts"])
-        pids = [int(_tell(host, _BEGIN)) for host in made]
+        pids = [int(_send(host, _BEGIN)) for host in made]
         router = plan["router"].format(*pids)
         subprocess.run(["ip", "-batch", "-"], input=router, text=True, check=True)
         for host, about in zip(made, plan["hosts"], strict=True):
-            _tell(host, about["commands"] + _STAY)
+            _send(host, about["commands"] + _STAY)
         print(json.dumps(pids), flush=True)
         select.select([plan["maker"]], [], [])  # readable once that process has ended
     except (OSError, subprocess.CalledProcessError) as error:
@@ -57,7 +57,7 @@ def _start(skew: int) -> subprocess.Popen[str]:
     return subprocess.Popen([*command, "sh", "-e"], stdin=pipe, stdout=pipe, text=True)
 
 
-def _tell(host: subprocess.Popen[str], commands: str) -> str:
+def _send(host: subprocess.Popen[str], commands: str) -> str:
     """Have commands executed on a host; the line that it answers."""
     assert host.stdin and host.stdout
     host.stdin.write(commands)

@@ -31,7 +31,7 @@ class Wire(Channel):
         self._tunnel = tunnel
         self._words: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def hear(self, word: Any) -> None:
+    def put(self, word: Any) -> None:
         """Queue a received message."""
         self._words.put(word)
 
@@ -140,7 +140,7 @@ class HostForkServer(ForkServer):
         for name, data in word.pop("files", {}).items():  # files of an ended process
             with suppress(OSError):
                 Path(self.mirror, Path(name).name).write_bytes(data)
-        self._wire.hear(word)
+        self._wire.put(word)
 
     def _on_line(self, word: dict[str, Any]) -> socket.socket:
         """Connect a line to a socket of this machine."""

@@ -122,15 +122,15 @@ class TheirRanks(RankController):
 
     def go(self, ranks: Iterable[int], count: int | None) -> None:
         """Let these ranks through the gate ``count`` times, or for good when None."""
-        self._tell(ranks, "go", RUN, count)
+        self._send(ranks, "go", RUN, count)
 
     def step(self) -> None:
         """Have all ranks stop before each communication."""
-        self._tell(self._lines, "step", RUN)
+        self._send(self._lines, "step", RUN)
 
     def release(self, ranks: Iterable[int]) -> None:
         """RankController: end these ranks, wherever they are."""
-        self._tell(ranks, "release", RUN, self.why)
+        self._send(ranks, "release", RUN, self.why)
 
     def end(self, ranks: Iterable[int]) -> None:
         """RankController: end these ranks' processes, whose lines are open: they are there."""
@@ -138,7 +138,7 @@ class TheirRanks(RankController):
             with suppress(OSError):
                 os.kill(self._pids[rank], signal.SIGKILL)
 
-    def _tell(self, ranks: Iterable[int], *words: Any) -> None:
+    def _send(self, ranks: Iterable[int], *words: Any) -> None:
         for rank in ranks:
             with suppress(OSError):  # it has just ended
                 self._lines[rank].send(words)

@@ -259,7 +259,7 @@ class Conductor:
             case "on_crash":
                 self._on_crash = what
             case "unreached":
-                for text in self._link_monitor.hear(rank, self.live.info.ranks[rank].host, what):
+                for text in self._link_monitor.update(rank, self.live.info.ranks[rank].host, what):
                     self.prints.add(rank, "stderr", f"{text}\n")
             case "group":
                 name, members = what

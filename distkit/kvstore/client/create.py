@@ -20,7 +20,7 @@ from distkit.kvstore.transport.sockets import BROKEN
 _here: Node | None = None
 _store: KVStore | None = None
 _terms: Terms | None = None  # of _store
-_tell: Callable[[str], None]
+_report: Callable[[str], None]
 
 
 def create(
@@ -79,7 +79,7 @@ def create(
     node = _check(name)
     terms.fit(node.workers, node.servers)
     if _store is None:
-        _tell(terms.aftermath)  # first: whoever is there may end any time
+        _report(terms.aftermath)  # first: whoever is there may end any time
         _store, _terms = _join(node, terms, spelled), terms
     if _terms != terms:
         raise KVStoreError(
@@ -149,16 +149,16 @@ def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
     )
 
 
-def use(node: Node, tell: Callable[[str], None] = lambda aftermath: None) -> None:
+def use(node: Node, report: Callable[[str], None] = lambda aftermath: None) -> None:
     """Make this process a worker of a cluster, until :func:`release`.
 
     Args:
         node: its place.
-        tell: called when a store is created: what becomes of its run when a worker ends, as
+        report: called when a store is created: what becomes of its run when a worker ends, as
             ``on_crash`` says.
     """
-    global _here, _tell
-    _here, _tell = node, tell
+    global _here, _report
+    _here, _report = node, report
 
 
 def here() -> Node | None:

@@ -97,7 +97,7 @@ class Trainer:
             self.update(batch_size, ignore_stale_grad)
             return
         keys = self._ready(ignore_stale_grad)
-        self._tell(self._specs(batch_size), batch_size)
+        self._send_optimizers(self._specs(batch_size), batch_size)
         self._push_pull(keys, [self._params[k] for k in keys])
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
@@ -172,7 +172,7 @@ class Trainer:
 
     # -- what the servers hold --------------------------------------------------
 
-    def _tell(self, specs: _Specs, batch_size: float) -> None:
+    def _send_optimizers(self, specs: _Specs, batch_size: float) -> None:
         """Send these optimizers to the servers if they differ from the last ones.
 
         No barrier is needed: the servers ignore a change that comes after a later one of another
