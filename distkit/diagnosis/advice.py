@@ -68,6 +68,8 @@ _EMPTY_BATCH = (
 )
 
 
+_MAX_CHARS = 200  # characters of an exception's first line that are shown
+
 #: Torch's error if ``op`` is not a ReduceOp.
 _WRONG_OP = re.compile(r"incompatible function arguments[\s\S]*ReduceOp[\s\S]*, (.+)$")
 
@@ -86,7 +88,8 @@ def headline(text: str, line: str = "") -> str:
         return "IndexError: batch_isend_irecv got an empty list"
     if (given := _WRONG_OP.search(text)) is not None:
         return f"TypeError: op is {given[1]}, not a dist.ReduceOp"
-    return (text.splitlines() or ["an exception"])[0].removesuffix(": ")
+    first = (text.splitlines() or ["an exception"])[0].removesuffix(": ")
+    return first if len(first) <= _MAX_CHARS else f"{first[: _MAX_CHARS - 1]}…"
 
 
 def _is_empty_batch(text: str, line: str) -> bool:

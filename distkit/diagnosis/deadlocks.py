@@ -434,7 +434,7 @@ def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) 
         process="process" if len(ranks) == 1 else "processes",
         ranks=ranks,
         ended=gone(text),
-        how=headline(text)[:_MAX_CHARS],
+        how=headline(text),
         where=where,
         after=f"; {who}{seen(last[0])}" if last and not where else "",
     )
@@ -451,14 +451,11 @@ def raised(text: str, where: str, line: str = "") -> str:
     >>> raised("SystemExit: 0", "a.py:3")
     'called sys.exit(0) at a.py:3'
     """
-    said = headline(text, line)[:_MAX_CHARS]
+    said = headline(text, line)
     name, _, code = said.partition(": ")
     if name == "SystemExit":
         return f"called sys.exit({code}){at(where)}"
     return f"raised {raised_at(said, where)}"
-
-
-_MAX_CHARS = 200  # characters of an exception's first line that are shown
 
 
 def first(finding: Finding) -> Finding:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distkit.diagnosis import rules
+from distkit.diagnosis.advice import headline
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding
 from distkit.diagnosis.program import Guard, Path, Place, Program
@@ -22,7 +23,6 @@ Column = dict[int, Span]
 
 _MAX_EXITS = 3  # maximum number of exits of a loop in a message
 _MAX_SHIFT = 8  # maximum number of calls by which one rank may be ahead
-_MAX_CHARS = 200  # characters of an exception's first line that are shown
 
 
 def outliers(classes: list[list[int]]) -> tuple[int, ...]:
@@ -253,7 +253,7 @@ def raised_in_flight(facts: Evidence, span: Span) -> Finding | None:
         culprits=[span.rank],
         lines={span.rank: where or span.where},
         rank=span.rank,
-        raised=raised_at(text.splitlines()[0][:_MAX_CHARS], where),
+        raised=raised_at(headline(text), where),
         call=facts.call(span),
         where=span.where,
     )

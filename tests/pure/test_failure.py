@@ -52,6 +52,12 @@ def test_any_exception_is_told(name: str) -> None:
     assert first.startswith(f"rank 1 raised {failure.type}") and "catalogue.py:" in first
 
 
+def test_a_long_message_is_cut_and_says_so() -> None:
+    failure = describe(caught(catalogue.raises_with_a_huge_message), released=False)
+    assert failure.text == "x" * MAX_TEXT + " … (49980000 more characters)"
+    assert "ValueError: " + 187 * "x" + "… at " in verdict(Outcome(1, error=failure))
+
+
 def test_a_deep_recursion_keeps_its_ends() -> None:
     def deeper() -> None:
         deeper()

@@ -397,7 +397,7 @@ def raises_base_exception() -> None:
     raise BaseException("bad batch")
 
 
-@raises("ValueError: x{900}")
+@raises("ValueError: x{187}…")
 def raises_with_a_huge_message() -> None:
     raise ValueError("x" * 50_000_000)
 
