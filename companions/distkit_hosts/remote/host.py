@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,9 @@ _REMEDY = "Look at the network and at the machine: distkit doctor --hosts {}"
 
 #: Time to wait for the reason of a machine's loss [s].
 LOSS_DETAILS_WITHIN = 1.0
+
+#: Time for the last messages of a process, which its exit status may overtake [s].
+LAST_MESSAGES_WITHIN = 1.0
 
 
 class Wire(Channel):
@@ -121,6 +125,12 @@ class HostForkServer(ForkServer):
         said = quoted(self._ended.get("said", ""), self.facts["executable"])
         remedy = said or " " + _REMEDY.format(self.host)
         return f"{self.host} is lost, with {self.what_is_there}: {lost}.{remedy}{self.words()}"
+
+    def hang_up(self, channel: Channel) -> None:
+        """Close the channel of a process that has ended, if its own end has not closed it."""
+        timer = threading.Timer(LAST_MESSAGES_WITHIN, channel.hang_up)
+        timer.daemon = True
+        timer.start()
 
     def devices(self) -> dict[str, Any]:
         """Return the GPUs found by the agent."""

@@ -89,7 +89,7 @@ class Child:
     def set_exit_status(self, status: int) -> None:
         """Set the exit status; callbacks follow after its last message was handled."""
         self.status = status
-        self.channel.hang_up()  # a child of the process may hold the other end
+        self.server.hang_up(self.channel)  # a child of the process may hold the other end
         self._resolve()
 
     def _on_channel_closed(self) -> None:
@@ -124,6 +124,10 @@ class ForkServer:
     def alive(self) -> bool:
         """True if the zygote is running."""
         return not (self._lost.is_set() or self.channel.broken())
+
+    def hang_up(self, channel: Channel) -> None:
+        """Close the channel of a process that has ended, after its last message."""
+        channel.hang_up()
 
     def make_folder(self, processes: int, controller: bool = False) -> str:
         """Create a folder that only this user can enter, for the files of some processes.
