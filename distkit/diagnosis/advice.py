@@ -89,7 +89,11 @@ def headline(text: str, line: str = "") -> str:
     if (given := _WRONG_OP.search(text)) is not None:
         return f"TypeError: op is {given[1]}, not a dist.ReduceOp"
     first = (text.splitlines() or ["an exception"])[0].removesuffix(": ")
-    return first if len(first) <= _MAX_CHARS else f"{first[: _MAX_CHARS - 1]}…"
+    return (
+        first
+        if len(first) <= _MAX_CHARS
+        else re.sub(r" \S{0,20}$", " ", first[: _MAX_CHARS - 1]) + "…"
+    )
 
 
 def _is_empty_batch(text: str, line: str) -> bool:
