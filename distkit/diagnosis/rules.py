@@ -242,7 +242,7 @@ died = Rule(
     """,
     message="the {process} of {ranks} {ended} ({how}){where:at}{after}.",
     remedy="Look for what ended it: os._exit, a crash in native code, or too little memory.",
-    asked="You asked for this.",
+    asked="To run without the fault, leave the dk.trouble block.",
     go_on=(
         "The others need {ranks} in every round: to continue without it, create the store with "
         'on_crash="continue"; to replace it, with on_crash="replace".'
