@@ -36,7 +36,7 @@ LINES = {
     "distkit/trace": Line(997, 700),
     "distkit/views": Line(5_244, 3_800),
     "companions/distkit_course": Line(1_276, 1_300),
-    "companions/distkit_experiments": Line(781, 800),
+    "companions/distkit_experiments": Line(780, 800),
     "companions/distkit_hosts": Line(4_378, 3_200),
     "companions/distkit_simulation": Line(1_901, 1_400),
     "companions/distkit_strategies": Line(1_700, 1_700),

@@ -63,10 +63,7 @@ class BackgroundCluster(Cluster):
     """A cluster without a card or cell, which ``%%ranks`` does not use."""
 
     def __init__(self, plan: Plan) -> None:
-        self._open(plan)
-
-    def _announce(self) -> None:
-        """Show no card."""
+        self._open(plan, show_card=False)
 
 
 def plan_like(given: Cluster | None, ranks: int) -> Plan:

@@ -216,6 +216,7 @@ class Cluster:
         plan: Plan,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         start_hosts: Callable[..., Fleet] | None = None,
+        show_card: bool = True,
     ) -> None:
         """Start the processes and initialize the attributes."""
         with _uninterrupted():
@@ -226,7 +227,7 @@ class Cluster:
         self._ranks: Ranks  # of the latest run
         self._stepper: tuple[object, Stepper] | None = None  # with its cell
         self._submitting = threading.Lock()
-        if in_notebook():
+        if show_card and in_notebook():
             self._supervisor.card.show()
         _clusters.add(self)  # from now on ``%%ranks`` runs on it
 
