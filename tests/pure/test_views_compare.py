@@ -121,7 +121,7 @@ def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() ->
     assert named["waiting"][0] == "workers waiting"
     assert named["busy"][0] == "workers in communication"
     assert named["busy"][1].endswith("mean of the workers, without servers and scheduler")
-    assert "rounds" not in named and named["most_sent"][0] == "most bytes sent by a worker"
+    assert "rounds" not in named and named["most_sent"][0] == "most sent by a worker"
     plain = {row["key"]: row["label"] for row in project({"a": traces.ring()})["rows"]}
     assert plain["waiting"] == "waiting" and plain["busy"] == "in communication"
 

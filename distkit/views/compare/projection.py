@@ -213,7 +213,7 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
         if workers and key == "rounds":
             continue  # rounds are undefined for runs with requests
         if workers and key == "most_sent":
-            label, hint = "most bytes sent by a worker", hint.replace("rank", WORKER)
+            label, hint = "most sent by a worker", hint.replace("rank", WORKER)
         if key == "first_done":
             label = "first worker done" if workers else label
             if not any(run["figures"]["apart"] > APART for run in runs):

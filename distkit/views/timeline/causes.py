@@ -91,8 +91,8 @@ def _arrival(ops: Operations, pairs: Pairs) -> Floats:
     tied = pairs.tie >= 0
     last = np.full(pairs.ties, -np.inf)
     np.maximum.at(last, pairs.tie[tied], ops.start[tied])
-    # a pull waits for its reply
-    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL])
+    # a pull waits for its reply, a registration for that of all nodes
+    sends, receives = ops.among([Op.SEND]), ops.among([Op.RECV, Op.PULL, Op.REGISTER])
     got = (pairs.recv >= 0) & receives[pairs.recv]
     until[pairs.recv[got]] = np.where(np.isnan(pairs.sent[got]), np.inf, pairs.sent[got])
     met = (pairs.send >= 0) & (pairs.recv >= 0) & sends[pairs.send]
