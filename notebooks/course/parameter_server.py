@@ -642,12 +642,11 @@ TASKS: list[Task] = [
         "push_handler",
         "push_handler(server, worker, number, gradient)",
         "handle a push, and return the list of workers whose waiting pulls are answered now",
-        "server.sync: True under dist_sync, False under dist_async. server.workers: how many.\n"
-        "server.update(total): one step with a sum.\n"
-        "server.waiting: a list of the workers whose pulls wait. It grows as they pull; remove\n"
-        "those that you answer.\n"
-        "server.inbox, a dict, and server.seen, a set: empty at first, and yours.\n"
-        "A push may be sent again: (worker, number) identifies it.",
+        "server.sync: True in dist_sync, False in dist_async. server.workers: their number.\n"
+        "server.update(total): one update with a sum of gradients.\n"
+        "server.waiting: the list of workers whose pulls wait. Remove those that you answer.\n"
+        "server.inbox (a dict) and server.seen (a set) are empty at first; use them as you like.\n"
+        "The same push may arrive twice: (worker, number) identifies it.",
         push_handler,
         (
             "len(server.inbox) is the number of workers that have pushed in this round. In "
