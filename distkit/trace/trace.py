@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distkit import companions
+from distkit.events import Op
 from distkit.gone import GONE
 from distkit.trace.log import EventLog
 
@@ -104,3 +105,21 @@ class Trace(EventLog):
         from distkit.views import Timeline
 
         Timeline(self)._ipython_display_()
+
+
+def without_idle_servers(trace: Trace) -> Trace:
+    """Drop the registrations of servers in a run whose workers never create a store.
+
+    >>> from distkit.events import Event, State
+    >>> from distkit.trace.info import RankInfo, RunInfo
+    >>> info = RunInfo(ranks={0: RankInfo(role="worker"), 1: RankInfo(role="server")})
+    >>> waits = Event(1, 0, Op.REGISTER, State.STARTED, 0.0, peer=2)
+    >>> len(without_idle_servers(Trace([waits], info)))
+    0
+    >>> create = Event(0, 0, Op.REGISTER, State.STARTED, 0.1, peer=2)
+    >>> len(without_idle_servers(Trace([waits, create], info)))
+    2
+    """
+    idle = {r for r, about in trace.info.ranks.items() if about.role in ("server", "scheduler")}
+    used = not idle or any(e.op is Op.REGISTER and e.rank not in idle for e in trace.events)
+    return trace if used else Trace((e for e in trace if e.rank not in idle), trace.info)

@@ -34,7 +34,7 @@ from distkit.events import Event
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
 from distkit.trace.info import Raising, Replacement, RunInfo
-from distkit.trace.trace import Trace
+from distkit.trace.trace import Trace, without_idle_servers
 
 #: Grace period for the other ranks to fail or finish after one has failed [s].
 GRACE = 0.3
@@ -185,7 +185,7 @@ class Conductor:
         if complete:
             if trace.info.clocks:
                 trace = companions.load("distkit_hosts.causality").in_order(trace)
-            self._trace = trace
+            self._trace = trace = trace if self.stepped else without_idle_servers(trace)
         return trace
 
     @property
