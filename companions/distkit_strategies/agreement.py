@@ -81,8 +81,8 @@ class Agreement:
         self._position += self._position % 2  # leave the run, if inside one
         ahead = [f"replica {r}: {reasons[r]}" for r, p in enumerate(positions) if p > position]
         raise StrategyError(
-            f"This replica is in {call}, which others have left: {'; '.join(ahead)}. The strategy "
-            "can be used again on all replicas."
+            f"{call} needs all replicas, but some have left the run: {'; '.join(ahead)}. The "
+            "strategy can be used again on all replicas."
         )
 
 
