@@ -192,21 +192,23 @@ def two_hosts(algorithm: str = "hierarchical", slow: float = 3.0) -> Trace:
     network = Network.hosts(2, 3, Link(0.0, 1.25 * MS / size), Link(1 * MS, 3 * MS / size))
     options = {"devices_per_host": 3} if algorithm == "hierarchical" else {}
     slowed = Stragglers(slow={4: slow})
-    trace = simulate(algorithm, 6, size, network, stragglers=slowed, **options)
-    return with_info(trace, name="all-reduce of 12 MiB")
+    return with_info(
+        simulate(algorithm, 6, size, network, stragglers=slowed, **options),
+        name="all-reduce of 12 MiB",
+    )
 
 
 def one_step() -> Trace:
     """A step of four ranks, with one bucket of gradients: nothing overlaps."""
-    network = Network(Link(1 * MS, 1 * MS / MIB))
-    trace = data_parallel(4, Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), network)
-    return with_info(trace, name="a step of training")
+    workload, network = Workload(2 * MS, 3 * MS, (4 * MIB,), 1 * MS), Network(Link(MS, MS / MIB))
+    return with_info(data_parallel(4, workload, network), name="a step of training")
 
 
 def all_forward_first() -> Trace:
     """A pipeline of four stages and six micro-batches."""
-    trace = pipeline(4, 6, 4 * MS, 8 * MS, 2048, Network(Link(0, 0)), order="gpipe")
-    return with_info(trace, name="one step")
+    return with_info(
+        pipeline(4, 6, 4 * MS, 8 * MS, 2048, Network(Link(0, 0)), order="gpipe"), name="one step"
+    )
 
 
 def sharded_step() -> Trace:
@@ -286,21 +288,27 @@ def counted_to_the_end() -> Trace:
 
 
 def _asked(
-    op: Op, worker: int, begin: float, came: float, left: float, end: float
+    op: Op,
+    worker: int,
+    begin: float,
+    came: float,
+    left: float,
+    end: float,
+    server: int = 3,
+    nbytes: int = 256,
 ) -> Iterator[Line]:
     """A worker's request: at the worker, and at the server when it comes and is answered."""
     about: dict[str, Any] = {"attributes": {"key": "w"}, "match": f"kv:1:{worker}:{begin * 10:.0f}"}
-    tensor = {"nbytes": 256, "shape": (64,), "dtype": "float32"}
+    tensor = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32"}
     asks, answers = ({}, tensor) if op is Op.PULL else (tensor, {})
-    yield op, worker, begin, end, {"peer": 3, **about, **tensor}
-    yield Op.RECV, 3, came - 0.01, came, {"peer": worker, **about, **asks}
-    yield Op.SEND, 3, left, left + 0.01, {"peer": worker, **about, **answers}
+    yield op, worker, begin, end, {"peer": server, **about, **tensor}
+    yield Op.RECV, server, came - 0.01, came, {"peer": worker, **about, **asks}
+    yield Op.SEND, server, left, left + 0.01, {"peer": worker, **about, **answers}
 
 
 def three_hosts() -> Trace:
     """A hierarchical all-reduce on three hosts, one of which has a slow line."""
-    inside = Link.of(latency=1e-4, bandwidth=1e9)
-    between = Link.of(latency=1e-3, bandwidth=5e7)
+    inside, between = Link(1e-4, 1e-9), Link(1e-3, 2e-8)
     network, slow = Network.hosts(3, 2, inside, between), Stragglers(slow={2: 2.5})
     trace = simulate("hierarchical", 6, 3 * MIB, network, stragglers=slow)
     hosts = ("delta", "epsilon", "zeta")
@@ -322,17 +330,42 @@ def two_gpus(
     for rank, steps in enumerate(used):
         for step, mib in enumerate(steps):
             at = 20.0 * step
-            facts = {"device": f"cuda:{rank}", "stream": 7, "memory": mib * MIB}
-            facts["device_seconds"] = device_seconds
+            took = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
             lines += [
                 mark(rank, at, at + 5, "backward"),
-                all_reduce(rank, at + 5, at + 5.5, 64 * MIB, attributes=facts),
+                all_reduce(
+                    rank, at + 5, at + 5.5, 64 * MIB, attributes={**took, "memory": mib * MIB}
+                ),
                 mark(rank, at + 5.5, at + 8.5, "read the next batch"),
                 mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # when the GPU is done, it copies
                 mark(rank, at + 14.5, at + 18, "update"),
             ]
     ranks = {r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
     return with_info(script(2, "two GPUs", *lines), ranks=ranks)
+
+
+def two_devices() -> Trace:
+    """Two workers with two devices each: one adds on a device, the other compresses its pushes."""
+    lines = [
+        line
+        for at in (0, 41)
+        for worker, parts, nbytes in ((0, "add copy", 65_536), (1, "copy copy add", 4096))
+        for line in (
+            mark(worker, at, at + 8, "gradients"),
+            *(
+                mark(worker, at + 8 + 5 * n, at + 13 + 5 * n, s)
+                for n, s in enumerate(parts.split())
+            ),
+            *_asked(Op.PUSH, worker, at + 18 + 5 * worker, at + 32, at + 32, at + 33, 2, nbytes),
+            *_asked(Op.PULL, worker, at + 33, at + 34, at + 40, at + 41, 2, 65_536),
+        )
+    ]
+    updates = mark(2, 34, 39, "update"), mark(2, 75, 80, "update")
+    names = ("worker 0", "worker"), ("worker 1", "worker"), ("server 0", "server")
+    return with_info(
+        script(3, "two steps", *sorted([*lines, *updates], key=lambda one: one[2])),
+        ranks={r: RankInfo(*name) for r, name in enumerate(names)},
+    )
 
 
 def a_script() -> Trace:
@@ -378,6 +411,7 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "15_surviving_crashes": counted_to_the_end,
     "16_strategies": central_steps,
     "17_scale_by_simulation": two_hosts,
+    "18_devices_and_compression": two_devices,
     "19_gpu_ranks": two_gpus,
 }
 

@@ -91,8 +91,13 @@ def messages(trace: Trace) -> Answers:
 def ring(trace: Trace) -> Answers:
     sent = calls(trace, Op.SEND, 0)
     reducing = sum(bool(t.reduce) for t in ALL_REDUCES["ring"].schedule(6))
-    total = f"{sum(s.nbytes for s in sent):,}"
-    return len(sent), sent[0].nbytes, len({s.peer for s in sent}), total, reducing
+    return (
+        len(sent),
+        sent[0].nbytes,
+        len({s.peer for s in sent}),
+        f"{sum(s.nbytes for s in sent):,}",
+        reducing,
+    )
 
 
 def all_reduce(trace: Trace) -> Answers:
@@ -132,13 +137,12 @@ def hangs(trace: Trace) -> Answers:
     late = max((s for s in sums if s.end is not None), key=lambda s: s.start).rank
     (absent,) = {*trace.ranks} - {s.rank for s in sums if s.end is None}
     found = trace.diagnose()[0]
-    repairs = {"cycle": "rank 0 sends before its second `all_reduce`"}
     return (
         f"rank {late}",
         f"rank {absent}",
         ranks(found.culprits),
         len(found.waiting),
-        repairs[found.kind],
+        {"cycle": "rank 0 sends before its second `all_reduce`"}[found.kind],
     )
 
 
@@ -308,16 +312,29 @@ def many_machines(trace: Trace) -> Answers:
     )
 
 
+def devices(trace: Trace) -> Answers:
+    steps = [[s.label for s in calls(trace, Op.MARK, worker)] for worker in range(2)]
+    pushed = {calls(trace, Op.PUSH, worker)[0].nbytes: worker for worker in range(2)}
+    return (
+        "on a device" if steps[0].index("add") < steps[0].index("copy") else "on the host",
+        steps[1].count("copy"),
+        f"worker {pushed[min(pushed)]}",
+        max(pushed) // min(pushed),
+        *("the server" for rank in {s.rank for s in work(trace, "update")} if rank == 2),
+    )
+
+
 def gpu_ranks(trace: Trace) -> Answers:
     first = calls(trace, Op.ALL_REDUCE, 0)[0]
     on_gpu = first.attributes["device_seconds"]
     over = first.start + on_gpu
     edges = [t for s in trace.spans for t in (s.start, s.end or 0.0)]
     assert min(abs(over - t) for t in edges) > 0.1 * MS  # or rounding would choose the answer
-    devices = [about.device for about in trace.info.ranks.values()]
     used = [s for s in trace.spans if "memory" in s.attributes]
     return (
-        "NCCL" if len({*devices}) == len(devices) else "gloo, through host memory",
+        "NCCL"
+        if len({r.device for r in trace.info.ranks.values()}) == len(trace.ranks)
+        else "gloo, through host memory",
         human_seconds(first.seconds or 0.0),
         human_seconds(on_gpu),
         next(s.label for s in calls(trace, Op.MARK, 0) if over <= (s.end or 0.0)),
@@ -359,6 +376,7 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
     "15_surviving_crashes": crashes,
     "16_strategies": strategies,
     "17_scale_by_simulation": simulation,
+    "18_devices_and_compression": devices,
     "19_gpu_ranks": gpu_ranks,
 }
 
