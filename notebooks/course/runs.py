@@ -336,7 +336,7 @@ def two_gpus(
                 all_reduce(
                     rank, at + 5, at + 5.5, 64 * MIB, attributes={**took, "memory": mib * MIB}
                 ),
-                mark(rank, at + 5.5, at + 8.5, "read the next batch"),
+                mark(rank, at + 5.5, at + 8.5, "load"),
                 mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # when the GPU is done, it copies
                 mark(rank, at + 14.5, at + 18, "update"),
             ]
