@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import textwrap
-import warnings
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,20 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distkit.companions import load
-from distkit.errors import (
-    CommunicationWarning,
-    CompanionError,
-    DeadlockError,
-    DistkitError,
-    RunError,
-)
+from distkit.errors import CompanionError, DistkitError, RunError
 from distkit.gone import GONE
 
 if TYPE_CHECKING:
-    from distkit.cluster.runs.run import Run
     from distkit.demos import Demo
     from distkit.diagnosis.findings import Finding
-    from distkit.hangs import Case
     from distkit.trace.trace import Trace
 
 
@@ -97,8 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    adding = (add_demo, add_trace, add_replay, add_hang, add_explain, add_lab)
-    for add in (*adding, add_bench):
+    for add in (add_demo, add_trace, add_replay, add_explain, add_lab, add_bench):
         add(commands)
     for module in dict.fromkeys(COMPANIONS.values()):
         with suppress(CompanionError):
@@ -292,60 +282,6 @@ def open_trace(files: list[Path]) -> Trace:
         return Trace.load(files[0] if len(files) == 1 else files)
     except OSError as error:
         raise DistkitError(f"{error.filename} cannot be read ({error.strerror}).") from error
-
-
-# -- distkit hang --------------------------------------------------------------------------------
-
-
-def add_hang(commands: Any) -> None:
-    """Tell the parser about ``hang``."""
-    hang = commands.add_parser("hang", help="run a program that hangs, and read why it does")
-    hang.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="a program of the catalogue, which is printed without it",
-    )
-    hang.set_defaults(run=_hang, wrong=hang.error)
-
-
-def _hang(args: argparse.Namespace, rest: list[str]) -> None:
-    from distkit import hangs
-
-    if args.name is None:
-        for name, case in hangs.ALL.items():
-            print(f"{name:<20} {case.how:<8}  {case.title}")
-        return
-    if args.name not in hangs.ALL:
-        args.wrong(f"unknown hang {args.name!r}: choose from {', '.join(hangs.ALL)}")
-    case = hangs.ALL[args.name]
-    _print_program(case)
-    run, how = _suffer(case)
-    print(f"\n{how} after {run.seconds:.2f} s:")
-    print_findings(run.findings)
-
-
-def _print_program(case: Case) -> None:
-    """Title and source, with the line numbers that a finding speaks of."""
-    print(f"{case.program.__name__}, on {case.ranks} ranks: {case.title}\n")
-    first = case.program.__code__.co_firstlineno
-    for number, line in enumerate(case.source.splitlines(), first):
-        print(f"{number:>5}  {line}".rstrip())
-
-
-def _suffer(case: Case) -> tuple[Run, str]:
-    """Run a program of the catalogue, and say how it went."""
-    from distkit.cluster.runs.run import Run
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CommunicationWarning)  # it is printed anyway
-            return case.run(), "It came to its end"
-    except RunError as error:
-        if not isinstance(error.run, Run):
-            raise
-        how = "It could not go on" if isinstance(error, DeadlockError) else "It failed"
-        return error.run, how
 
 
 # -- distkit explain -----------------------------------------------------------------------------

@@ -13,6 +13,8 @@ _OUTSIDE = (
 GONE = {
     "distkit export": "distkit export was removed: call init_process_group('gloo') before your "
     "function, and start the file with torchrun, or run it as it is with cluster.run('train.py').",
+    "distkit hang": "distkit hang was removed: in Python run a program of distkit.hangs, such as "
+    "hangs.ALL['wrong_tag'].run(), and print its source.",
     "distkit demo --ranks": "distkit demo --ranks was removed: leave it out. For another number of "
     "ranks call a program of the demonstrations, such as dk.run_ranks(dk.demos.average_digit, 8).",
     "distkit doctor --port": "distkit doctor --port was removed: leave it out. The doctor connects "

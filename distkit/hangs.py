@@ -1,7 +1,7 @@
 """The ways in which distributed programs hang, crash or go wrong silently, each in a few lines.
 
-Run one and read why: ``cluster.run(hangs.recv_cycle)``, or ``distkit hang recv_cycle`` in a
-shell. ``ALL`` has them by name, with what :meth:`distkit.Trace.diagnose` must find in each.
+Run one and read why: ``cluster.run(hangs.recv_cycle)``. ``ALL`` has them by name,
+with what :meth:`distkit.Trace.diagnose` must find in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The commands in processes of their own, on real ranks."""
 
-import re
 import signal
 import subprocess
 import sys
@@ -65,28 +64,6 @@ def test_trace_of_a_failing_script(tmp_path: Path) -> None:
     assert ran.stderr.startswith("distkit: rank 1 raised ValueError: on purpose at train.py:11")
     assert "distkit/cli.py" not in ran.stderr
     assert len(Trace.load(tmp_path / "trace.gz")) > 0
-
-
-def test_hang(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
-    ran = distkit(tmp_path, "hang", "wrong_tag")
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == ""
-    program, _, reason = ran.stdout.partition("\nIt could not go on after ")
-    said = re.sub(r"\s+", " ", reason)
-    assert "rank 0 sends to rank 1 with tag 1 at hangs.py:" in said
-    assert "Give the send and its receive the same tag." in said
-    lines = dict(re.findall(r"^ +(\d+)  (.+)", program, re.MULTILINE))
-    pointed = [lines[number].strip() for number in re.findall(r"hangs\.py:(\d+)", said)]
-    assert pointed == ["dist.send(x, dst=1, tag=1)", "dist.recv(x, src=0, tag=2)"]
-    assert not leftovers()
-
-
-def test_a_mistake_that_hangs_nobody(tmp_path: Path) -> None:
-    ran = distkit(tmp_path, "hang", "different_reduction")
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == "", "the warning is not shown twice"
-    assert "\nIt came to its end after " in ran.stdout
-    assert "Pass the same reduction on every rank." in ran.stdout
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import benchmarks
 from benchmarks.figure import Figure, figure, fill
-from distkit import cli, hangs
+from distkit import cli
 from distkit.cli import JUPYTERLAB
 from distkit.cluster.runs import run_ranks as local
 from distkit.demos import Demo
@@ -47,7 +47,7 @@ def test_help_is_light() -> None:
     code += "finally: print('\\n', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     said, _, modules = ran.stdout.rpartition("\n ")
-    commands = ("demo", "trace", "replay", "hang", "doctor", "lab", "bench")
+    commands = ("demo", "trace", "replay", "doctor", "lab", "bench")
     assert all(f"\n    {name} " in said for name in commands)
     assert not {"torch", "numpy", "rich", "ipyparallel", "psutil"} & set(modules.split())
 
@@ -71,7 +71,6 @@ def test_python_m_distkit() -> None:
         (["trace", "--ranks", "two", "--", "x.py"], "invalid int value: 'two'"),
         (["replay"], "arguments are required: FILE"),
         (["replay", "t.gz", "--html", "nowhere/r.html"], "cannot write a file there"),
-        (["hang", "up"], "unknown hang 'up': choose from recv_cycle, ring_of_recvs"),
         (["bench", "speed"], "there is no benchmark 'speed': start, "),
         (["bench", "course.nothing"], "there is no benchmark 'course.nothing': start, "),
         (["bench", "tap", "--reps", "0"], "--reps must be at least 1"),
@@ -175,16 +174,6 @@ def test_trace_runs_the_script_with_its_arguments(
     assert said[1] == f"Replay: {(script.parent / 't.html').as_uri()}"
     assert len(Trace.load("trace.gz")) == len(TRACE)
     assert "<script" in Path("t.html").read_text()
-
-
-# -- hang ------------------------------------------------------------------------
-
-
-def test_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["hang"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == list(hangs.ALL)
-    assert said[0].split(maxsplit=2)[1:] == ["hangs", hangs.ALL["recv_cycle"].title]
 
 
 # -- lab -------------------------------------------------------------------------

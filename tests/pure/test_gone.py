@@ -23,6 +23,7 @@ from distkit.gone import FORMER, GONE
         ("doctor --port=45001", "free ports"),
         ("progress reports", "JSON"),
         ("clusters --stop mine", "cluster.stop"),
+        ("hang wrong_tag", "hangs.ALL"),
     ],
 )
 def test_a_removed_command_says_what_to_do_instead(
