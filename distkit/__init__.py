@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from distkit.companions import MovedFinder, attributes
+from distkit.companions import attributes
 from distkit.gone import FORMER
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ __all__ = [
 ]
 
 
-sys.meta_path.append(MovedFinder)
 __getattr__ = attributes(__name__, _home, _MODULES, FORMER)
 
 

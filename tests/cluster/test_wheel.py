@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import distkit
 from distkit import demos
-from distkit.companions import MOVED
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def test_distkit_and_its_companions_are_in_the_wheel(place: Path, tmp_path: Path) -> None:
-    names = ["distkit", *MOVED.values()]
+    names = ["distkit", *distkit._HOMES, *distkit._MODULES.values()]
     code = f"import {', '.join(names)}\nfor name in {names}: print(eval(name).__file__)"
     found = run(place / "python", "-c", code, cwd=tmp_path).splitlines()
     assert len(found) == len(names)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from distkit.companions import MOVED, load
+from distkit.companions import load
 from distkit.errors import CompanionError, DistkitError
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_old_import_path_names_the_new_one(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match=f"import {MOVED[name]} instead"):
-        importlib.import_module(name)
-    assert importlib.import_module(MOVED[name])
 
 
 def test_without_a_companion_one_sentence_says_what_to_install() -> None:

@@ -17,7 +17,6 @@ from statistics import quantiles
 import pytest
 
 import distkit
-from distkit import companions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
@@ -121,7 +120,8 @@ def test_imports_point_down(path: Path) -> None:
 def test_each_companion_has_a_name_in_distkit_and_says_what_it_uses() -> None:
     packages = {path.name for path in COMPANIONS.iterdir() if list(path.glob("*.py"))}
     assert packages == {*USES}
-    assert packages == {home.partition(".")[0] for home in companions.MOVED.values()} - {"distkit"}
+    homes = {*distkit._HOMES, *distkit._MODULES.values()}
+    assert packages == {home.partition(".")[0] for home in homes} - {"distkit"}
     assert not [package for package in packages if not (COMPANIONS / package / "py.typed").exists()]
 
 
