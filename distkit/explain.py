@@ -1,23 +1,11 @@
-"""The pages of the rules: ``distkit explain`` prints them, ``docs/findings`` has them."""
+"""Pages of the rules, which ``distkit explain`` prints and ``tools/findings`` writes."""
 
 from __future__ import annotations
 
 import inspect
 from difflib import get_close_matches
-from pathlib import Path
 
 from distkit.diagnosis.rules import RULES, Rule
-
-_INTRODUCTION = """\
-# Findings
-
-Every mistake that distkit finds in a run has a code. It stands at the end of the message, and
-`distkit explain DK303` prints its page. `tools/findings` writes these pages from
-[rules.py](../../distkit/diagnosis/rules.py) and [hangs.py](../../distkit/hangs.py).
-
-| code | name | mistake |
-|---|---|---|
-"""
 
 
 def find(word: str) -> Rule | None:
@@ -50,16 +38,3 @@ def page(rule: Rule) -> str:
         example = f"\n\n## Example\n\n{call} runs this program:\n\n{source}"
     head = f"# {rule.code} {rule.name}\n\n**{title}**"
     return f"{head}\n\n{meaning}{example}\n\n## What to do\n\n{rest}\n"
-
-
-def write(folder: Path) -> None:
-    """Write every page, and the list of them.
-
-    Args:
-        folder: where they go; it is made if it is missing.
-    """
-    folder.mkdir(exist_ok=True)
-    for code, rule in RULES.items():
-        folder.joinpath(f"{code}.md").write_text(page(rule), encoding="utf-8")
-    rows = [f"| [{c}]({c}.md) | {r.name} | {r.title()} |\n" for c, r in RULES.items()]
-    folder.joinpath("README.md").write_text(_INTRODUCTION + "".join(rows), encoding="utf-8")
