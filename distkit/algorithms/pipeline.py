@@ -1,8 +1,7 @@
 """Pipeline parallelism: layers on different ranks, activations and gradients as messages.
 
 :func:`split` cuts a model into stages. :func:`pipeline_step` is the reference implementation: GPipe
-and 1F1B with ``send`` and ``recv``. :class:`TorchPipeline` runs the same schedules, and those with
-several stages per rank, with ``torch.distributed.pipelining``.
+and 1F1B with ``send`` and ``recv``. For several stages per rank use ``torch.distributed.pipelining``.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx, nn
-from torch.fx.passes.split_module import split_module
+from torch import Tensor, nn
 
 from distkit.algorithms.catalogue import PIPELINES
 from distkit.algorithms.contract import Group, isend, recv
@@ -55,8 +53,8 @@ def pipeline_step(
         The mean loss of the batch, a float64 scalar on every rank.
 
     Raises:
-        ValueError: There are more micro-batches than rows, a rank has several stages in this
-            schedule, or the backend is NCCL.
+        ValueError: There are more micro-batches than rows, the schedule is another one, or the
+            backend is NCCL.
         TypeError: A stage does not return such a tensor.
 
     Source:
@@ -130,6 +128,10 @@ class _Link:
             self._sending = None
 
 
+#: Schedules with one stage per rank, whose backward computes all gradients at once.
+_SCHEDULES = ("gpipe", "1f1b")
+
+
 def _check_step(
     batch: tuple[Tensor, Tensor], microbatches: int, schedule: str, group: Group
 ) -> None:
@@ -141,16 +143,16 @@ def _check_step(
             f"pipeline_step: a batch of {rows[0]} rows in {microbatches} micro-batches: "
             f"give microbatches from 1 to {rows[0]}"
         )
-    if PIPELINES[schedule].looped:
-        raise ValueError(f"pipeline_step has one stage a rank: run {schedule!r} by TorchPipeline")
-    if not PIPELINES[schedule].peer:
+    if schedule not in _SCHEDULES:
         raise ValueError(
-            f"pipeline_step computes a backward at once: dk.simulation.pipeline plays {schedule!r}"
+            f"pipeline_step runs {' and '.join(_SCHEDULES)}, not {schedule!r}: simulate it by "
+            "dk.simulation.pipeline, or run it by torch.distributed.pipelining"
         )
     if dist.get_backend(group) == "nccl":
         raise ValueError(
             "pipeline_step sends activations and gradients past each other, which would wait for "
-            "each other under NCCL: use TorchPipeline, which sends them together, or gloo"
+            "each other under NCCL: use gloo, or torch.distributed.pipelining, which sends "
+            "them together"
         )
 
 
@@ -168,82 +170,37 @@ def _check_output(y: Any, rows: int, stage: nn.Module) -> Tensor:
 # -- splitting a model into stages ----------------------------------------------------------
 
 
-def split(model: nn.Module, stages: int) -> list[nn.Module]:
+def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
     """Split a model into stages of consecutive layers, with equal numbers of layers if possible.
 
-    Layers are the children of the model and keep their names; one tensor is sent between stages.
+    Layers keep their names; one tensor is sent between stages.
 
     Args:
-        model: a Sequential, or a module whose ``forward`` :mod:`torch.fx` can trace.
+        model: the layers in the order of their use.
         stages: number of stages.
 
     Raises:
-        ValueError: There are fewer layers than stages, two stages share a parameter or buffer, the
-            model does not use its layers in order, or a skip connection crosses stages: a layer
-            needs an output that is neither of its own stage nor the last of the stage before.
+        TypeError: The model is no Sequential.
+        ValueError: There are fewer layers than stages, or two stages share a parameter or buffer.
 
     Example:
         >>> layers = [nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)]
         >>> [len(stage) for stage in split(nn.Sequential(*layers), 2)]
         [2, 1]
     """
-    children = dict(model.named_children())
-    if isinstance(model, nn.Sequential):  # may contain one layer twice
-        children = dict(zip(model._modules, model, strict=True))
-    layers = len(children)
+    if not isinstance(model, nn.Sequential):
+        raise TypeError(
+            f"split takes an nn.Sequential, not {type(model).__name__}: put its layers into one, "
+            "or use torch.distributed.pipelining.pipeline, which traces a model"
+        )
+    layers = len(model)
     if not 1 <= stages <= layers:
         raise ValueError(f"{stages} stages of a model of {layers} layers: give from 1 to {layers}")
-    cuts, order = torch.arange(layers).tensor_split(stages), list(children)
-    names = [[order[i] for i in cut] for cut in cuts]
-    if isinstance(model, nn.Sequential):
-        parts: list[nn.Module] = [
-            nn.Sequential(OrderedDict((n, children[n]) for n in part)) for part in names
-        ]
-    else:
-        parts = _split_traced(model, names)
+    named = list(zip(model._modules, model, strict=True))  # may contain one layer twice
+    cuts = torch.arange(layers).tensor_split(stages)
+    parts = [nn.Sequential(OrderedDict(named[i] for i in cut)) for cut in cuts]
     _check_shared(parts)
     return parts
-
-
-def _split_traced(model: nn.Module, names: list[list[str]]) -> list[nn.Module]:
-    """Return the stages of a model with a custom ``forward``."""
-    graph = fx.GraphModule(model, _Layers().trace(model))
-    stage_of = _assign_stages(
-        graph, {name: stage for stage, part in enumerate(names) for name in part}
-    )
-    _check_order(stage_of, names)
-    _check_crossings(graph, stage_of)
-    cut = split_module(graph, model, lambda node: stage_of[node])
-    return [getattr(cut, f"submod_{s}") for s in range(len(names))]
-
-
-class _Layers(fx.Tracer):
-    """Traces a model without entering its children."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
-
-
-def _assign_stages(graph: fx.GraphModule, names: dict[str, int]) -> dict[fx.Node, int]:
-    """Return the stage of each node: that of its layer, or the latest stage of its inputs."""
-    stage_of: dict[fx.Node, int] = {}
-    for node in graph.graph.nodes:
-        layer_stage = (
-            names.get(str(node.target).split(".")[0], 0) if node.op == "call_module" else 0
-        )
-        stage_of[node] = max([layer_stage, *(stage_of[source] for source in node.all_input_nodes)])
-    return stage_of
-
-
-def _check_order(stage_of: dict[fx.Node, int], names: list[list[str]]) -> None:
-    """Check that no stage is empty."""
-    found = {stage for node, stage in stage_of.items() if node.op == "call_module"}
-    for stage, layers in enumerate(names):
-        if stage not in found:
-            raise ValueError(
-                f"stage {stage} would be empty: the model uses {', '.join(map(repr, layers))} "
-                "after layers of later stages, or never. Define layers in the order of their use"
-            )
 
 
 def _check_shared(parts: Sequence[nn.Module]) -> None:
@@ -257,120 +214,3 @@ def _check_shared(parts: Sequence[nn.Module]) -> None:
                     f"{first!r} of stage {before} and {name!r} of stage {stage} are one tensor, of "
                     "which each rank would update a copy of its own: untie them, or split elsewhere"
                 )
-
-
-def _check_crossings(graph: fx.GraphModule, stage_of: dict[fx.Node, int]) -> None:
-    """Check that each stage needs only the last output of its predecessor."""
-    crossing: dict[int, fx.Node] = {}
-    for node in graph.graph.nodes:
-        for source in node.all_input_nodes:
-            node_stage, source_stage = stage_of[node], stage_of[source]
-            if node.op == "output" or node_stage == source_stage:
-                continue
-            if (
-                node_stage != source_stage + 1
-                or crossing.setdefault(node_stage, source) is not source
-            ):
-                raise ValueError(
-                    f"layer {_name(node)!r} of stage {node_stage} needs the output of "
-                    f"{_name(source)!r} of stage {source_stage}: a skip connection across stages, "
-                    "while a pipeline sends one tensor from each stage to the next. "
-                    "Split elsewhere, or let the tensor travel through the layers between"
-                )
-
-
-def _name(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_module" else node.name
-
-
-# -- torch's own executor ---------------------------------------------------------------------
-
-
-class TorchPipeline:
-    """A pipeline run by ``torch.distributed.pipelining``, with one or several stages per rank.
-
-    Args:
-        stages: this rank's layers: one stage, or several; the i-th is stage i·p + rank.
-        loss_fn: mean loss of outputs and targets.
-        microbatches: m.
-        schedule: the name of a schedule in ``dk.algorithms.PIPELINES``.
-        group: the process group; None is the world.
-        device: device of the stages.
-
-    Raises:
-        ValueError: Torch does not support these numbers of ranks, stages and micro-batches.
-    """
-
-    def __init__(
-        self,
-        stages: nn.Module | Sequence[nn.Module],
-        loss_fn: Loss,
-        *,
-        microbatches: int,
-        schedule: str = "1f1b",
-        group: Group = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        from torch.distributed import pipelining  # slow import
-
-        own_stages = [stages] if isinstance(stages, nn.Module) else list(stages)
-        self.group, self.microbatches, self.device = group, microbatches, torch.device(device)
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        check_torch(schedule, self.ranks, microbatches, len(own_stages))
-        torch_stages = [
-            pipelining.PipelineStage(
-                stage,
-                i * self.ranks + self.rank,
-                len(own_stages) * self.ranks,
-                self.device,
-                group=group,
-            )
-            for i, stage in enumerate(own_stages)
-        ]
-        if not PIPELINES[schedule].peer:
-            raise ValueError(f"torch has no schedule {schedule!r}: dk.simulation.pipeline plays it")
-        kind = getattr(pipelining, PIPELINES[schedule].peer)
-        looped = PIPELINES[schedule].looped
-        self._schedule = kind(
-            torch_stages if looped else torch_stages[0], microbatches, loss_fn=loss_fn
-        )
-
-    def step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Run a batch forward and backward; see :func:`pipeline_step`.
-
-        Raises:
-            ValueError: The micro-batches would differ in size, but torch weights them equally.
-        """
-        (inputs, targets), last = batch, self.ranks - 1
-        if len(inputs) % self.microbatches:
-            raise ValueError(
-                f"a batch of {len(inputs)} rows in {self.microbatches} micro-batches: torch would "
-                f"weight unequal ones alike. Give a multiple of {self.microbatches} rows"
-            )
-        losses: list[Tensor] = []
-        args = (inputs,) if self.rank == 0 else ()
-        ends = {"target": targets, "losses": losses} if self.rank == last else {}
-        self._schedule.step(*args, **ends)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        loss += sum(part.detach() for part in losses) / self.microbatches
-        dist.broadcast(loss, group=self.group, group_src=last)
-        return loss
-
-
-def check_torch(schedule: str, ranks: int, microbatches: int, chunks: int = 1) -> None:
-    """Check that torch can run a schedule.
-
-    Raises:
-        ValueError: It cannot; the message has the numbers.
-
-    Example:
-        >>> check_torch("1f1b", ranks=4, microbatches=2)
-        Traceback (most recent call last):
-        ValueError: torch's Schedule1F1B needs a micro-batch a stage: 2 are fewer than 4. ...
-    """
-    if schedule == "1f1b" and microbatches < ranks:
-        raise ValueError(
-            f"torch's Schedule1F1B needs a micro-batch a stage: {microbatches} are fewer than "
-            f"{ranks}. Give {ranks} or more, or use pipeline_step"
-        )
-    PIPELINES[schedule].orders(ranks, microbatches, chunks)

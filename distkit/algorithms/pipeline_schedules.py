@@ -252,7 +252,6 @@ class PipelineSchedule:
         cost: bubble and activations, as formulas for readers.
         bubble_to_work: p, m, v -> idle time over compute time, if messages are free and backward
             takes twice as long as forward.
-        peer: torch's class in ``torch.distributed.pipelining``; "" if it has none.
         looped: whether a rank may have several stages.
 
     Example:
@@ -268,7 +267,6 @@ class PipelineSchedule:
     schedule: Callable[..., Orders]
     cost: str
     bubble_to_work: Callable[..., float]
-    peer: str
     looped: bool = False
 
     def check(self, ranks: int, microbatches: int, chunks: int = 1) -> None:
@@ -335,7 +333,6 @@ SCHEDULES = (
         gpipe,
         "bubble (p-1)/m of the work, m micro-batches held",
         _bubble,
-        "ScheduleGPipe",
     ),
     PipelineSchedule(
         "1f1b",
@@ -345,7 +342,6 @@ SCHEDULES = (
         one_f_one_b,
         "bubble (p-1)/m of the work, p micro-batches held",
         _bubble,
-        "Schedule1F1B",
     ),
     PipelineSchedule(
         "interleaved",
@@ -355,7 +351,6 @@ SCHEDULES = (
         interleaved,
         "bubble (p-1)/(mv) of the work, v times the messages",
         _interleaved_bubble,
-        "ScheduleInterleaved1F1B",
         looped=True,
     ),
     PipelineSchedule(
@@ -366,7 +361,6 @@ SCHEDULES = (
         zero_bubble,
         "bubble (p-1)/(3m) of the work, p micro-batches held",
         _zero_bubble,
-        "ScheduleInterleavedZeroBubble",
         looped=True,
     ),
     PipelineSchedule(
@@ -379,6 +373,5 @@ SCHEDULES = (
         lambda ranks, microbatches, chunks=1: (
             max(0, 2 * ranks - 1 - microbatches) / (3 * microbatches)
         ),
-        "",
     ),
 )

@@ -1,4 +1,4 @@
-"""Pipelines on ranks: equal to one process, and to torch's executor."""
+"""Pipelines on ranks: equal to one process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import distkit as dk
-from distkit.algorithms import PIPELINES
-from distkit.algorithms.pipeline import TorchPipeline, pipeline_step, split
-from distkit.algorithms.pipeline_schedules import Action
+from distkit.algorithms.pipeline import pipeline_step, split
 
 LAYERS, ROWS = 4, 7
 
@@ -38,14 +36,6 @@ def alone(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
     loss = loss_fn(whole(x), y)
     loss.backward()
     return loss.detach(), [[w.grad for w in layer.parameters()] for layer in whole]
-
-
-def nearest(x: torch.Tensor, stage: int, stages: int, m: int) -> Action:
-    """Which micro-batch this input of a stage belongs to."""
-    pieces = batch(8)[0].tensor_split(m)
-    before = nn.Sequential(*split(model(), stages)[:stage])
-    distances = [float((x - before(piece)).abs().max()) for piece in pieces]
-    return Action(stage, "F", distances.index(min(distances)))
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -84,38 +74,6 @@ def test_its_messages_are_activations_and_gradients() -> None:
     assert sum(m.src < m.dst for m in messages) == sum(m.src > m.dst for m in messages) == 2 * 5
 
 
-def test_torchs_executor_equals_one_process_and_computes_in_our_order() -> None:
-    n, m = 2, 4
-    known = [name for name in PIPELINES if PIPELINES[name].peer]
-    cases = [*product(known, [1]), ("interleaved", 2), ("zero_bubble", 2)]
-
-    def program() -> list[tuple[torch.Tensor, list[list[torch.Tensor]], list[Action]]]:
-        found = []
-        for schedule, v in cases:
-            ran: list[Action] = []
-            rank, mine = dist.get_rank(), split(model(), v * n)[dist.get_rank() :: n]
-            for i, stage in enumerate(mine):
-                at = (i * n + rank, v * n, m)
-                stage.register_forward_pre_hook(
-                    lambda _, x, at=at, ran=ran: ran.append(nearest(x[0].detach(), *at))
-                )
-            pipeline = TorchPipeline(mine, loss_fn, microbatches=m, schedule=schedule)
-            loss = pipeline.step(batch(8))
-            found.append((loss, [[w.grad for w in s.parameters()] for s in mine], ran))
-        return found
-
-    loss, gradients = alone(8)
-    theirs = [g for layer in gradients for g in layer]
-    results = dk.run_ranks(program, n).results
-    for (schedule, v), *parts in zip(cases, *results, strict=True):
-        assert all(close(part[0], loss) for part in parts), schedule
-        mine = [g for s in range(v * n) for g in parts[s % n][1][s // n]]
-        assert all(close(a, b) for a, b in zip(mine, theirs, strict=True)), schedule
-        for part, order in zip(parts, PIPELINES[schedule].orders(n, m, v), strict=True):
-            forwards = [action for action in order if action.kind == "F"]
-            assert part[2][-len(forwards) :] == forwards  # after those that learn the shapes
-
-
 REFUSED = {
     "7 rows in 8 micro-batches: give microbatches from 1 to 7": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=8
@@ -123,17 +81,9 @@ REFUSED = {
     "7 inputs and 6 targets": lambda s: pipeline_step(
         s, (batch()[0], batch(6)[1]), loss_fn, microbatches=2
     ),
-    "run 'interleaved' by TorchPipeline": lambda s: pipeline_step(
+    "pipeline_step runs gpipe and 1f1b, not 'interleaved'": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=2, schedule="interleaved"
     ),
-    "1 are fewer than 2. Give 2 or more": lambda s: TorchPipeline(s, loss_fn, microbatches=1),
-    "5 micro-batches on 2 ranks come in 2 turns": lambda s: TorchPipeline(
-        [s, s], loss_fn, microbatches=5, schedule="interleaved"
-    ),
-    "1F1B has one stage a rank, not 2": lambda s: TorchPipeline([s, s], loss_fn, microbatches=4),
-    "7 rows in 2 micro-batches: torch would weight": lambda s: TorchPipeline(
-        s, loss_fn, microbatches=2
-    ).step(batch()),
 }
 
 
