@@ -29,7 +29,7 @@ LINES = {
     "distkit": Line(1_291, 550),
     "distkit/algorithms": Line(1_435, 1_300),
     "distkit/cluster": Line(4_400, 3_000),
-    "distkit/data": Line(322, 350),
+    "distkit/data": Line(280, 350),
     "distkit/diagnosis": Line(2_450, 1_800),
     "distkit/kvstore": Line(2_113, 1_700),
     "distkit/recording": Line(1_850, 1_600),
@@ -41,7 +41,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_901, 1_400),
     "companions/distkit_strategies": Line(1_700, 1_700),
     "notebooks/course": Line(1_216, 1_200),
-    "tests": Line(21_265, 16_000),
+    "tests": Line(21_245, 16_000),
     "tests/stress": Line(3_700, 4_000),
     "benchmarks": Line(1_986, 2_000),
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distkit.data.evaluation import correct, evaluate
     from distkit.data.files import Files
     from distkit.data.policies import AutoShardPolicy, Plan, split
-    from distkit.data.sets import digits, synthetic
+    from distkit.data.sets import digits
     from distkit.data.shards import place, shard
 
 _HOMES = {
@@ -30,7 +30,7 @@ _HOMES = {
     "distkit.data.evaluation": ["correct", "evaluate"],
     "distkit.data.files": ["Files"],
     "distkit.data.shards": ["place", "shard"],
-    "distkit.data.sets": ["digits", "synthetic"],
+    "distkit.data.sets": ["digits"],
 }
 _home = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -45,7 +45,6 @@ __all__ = [
     "place",
     "shard",
     "split",
-    "synthetic",
 ]
 
 

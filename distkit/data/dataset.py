@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as changed
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ class DistributedDataset:
     batch of a single process that reads the data in the same order.
 
     Args:
-        data: a :class:`torch.utils.data.Dataset`, map-style or iterable; a tensor or an array; a
-            tuple of them, of equal lengths; or a list of files, see :class:`~distkit.data.Files`.
+        data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
+            of equal lengths; or a list of files, see :class:`~distkit.data.Files`.
         global_batch: samples of all replicas in one step, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
@@ -38,8 +37,7 @@ class DistributedDataset:
 
     Raises:
         ValueError: A batch has fewer samples than replicas, ``replica`` is out of range, arrays
-            differ in length, FILE has fewer files than replicas, the policy is HINT, or an
-            iterable dataset is used with ``shuffle`` or FILE.
+            differ in length, or FILE has fewer files than replicas.
         TypeError: ``data`` has another type.
 
     Source:
@@ -61,20 +59,17 @@ class DistributedDataset:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        self._data, self.replica = _open_data(data), replica
-        stream = isinstance(self._data, IterableDataset)
+        self._data, self.replica = open_data(data), replica
         self._plan = make_plan(
             global_batch,
             replicas,
-            samples=None if stream else len(self._data),
+            samples=len(self._data),
             files=_file_sizes(self._data),
             policy=policy,
             seed=seed if shuffle else None,
         )
         if not 0 <= replica < replicas:
             raise ValueError(f"There is no replica {replica} of {replicas}: they count from 0.")
-        if stream and shuffle:
-            raise ValueError("shuffle=True needs random access: shuffle in the iterable dataset.")
 
     @property
     def plan(self) -> Plan:
@@ -90,43 +85,9 @@ class DistributedDataset:
 
     def __iter__(self) -> Iterator[Any]:
         plan = self._plan
-        if plan.samples is None:
-            yield from self._stream(plan)
-        else:
-            for step in range(plan.steps):
-                yield self._data.take(plan.rows(step, self.replica))
+        for step in range(plan.steps):
+            yield self._data.take(plan.rows(step, self.replica))
         self.set_epoch(plan.epoch + 1)
-
-    def _stream(self, plan: Plan) -> Iterator[Any]:
-        """Yield batches of an iterable dataset; under DATA skip the samples of other replicas."""
-        replicated = plan.policy is AutoShardPolicy.OFF
-        batch = plan.pieces[self.replica] if replicated else plan.global_batch
-        own = slice(None) if replicated else slice(self.replica, None, plan.replicas)
-        stream, steps, read, last = iter(self._data), 0, 0, None
-        while samples := list(islice(stream, batch)):
-            steps, read, last = steps + 1, read + len(samples), samples[0]
-            yield _collate(samples[own], last)
-        if replicated:  # replicas with smaller parts have more steps
-            for _ in range(steps, -(-read // min(plan.pieces))):
-                yield _collate([], last)
-
-
-def chunks(data: Any, size: int, replica: int, replicas: int) -> Iterator[Any]:
-    """Yield all samples in order in batches of ``size``, assigned to replicas in turn.
-
-    Yields:
-        A batch, or None for a batch of another replica.
-    """
-    source = _open_data(data)
-    if isinstance(source, IterableDataset):
-        stream, i = iter(source), 0
-        while samples := list(islice(stream, size)):
-            yield _collate(samples, None) if i % replicas == replica else None
-            i += 1
-        return
-    for i, first in enumerate(range(0, len(source), size)):
-        rows = range(first, min(first + size, len(source)))
-        yield source.take(rows) if i % replicas == replica else None
 
 
 class _Arrays:
@@ -173,9 +134,13 @@ class _Items:
         return _collate(samples, samples[0] if samples else self._dataset[0])
 
 
-def _open_data(data: Any) -> Any:
-    """Return the data as an object with ``len`` and ``take``, or as an iterable dataset."""
-    if isinstance(data, Files | IterableDataset):
+def open_data(data: Any) -> Any:
+    """Return the data as an object with ``len`` and ``take``.
+
+    Raises:
+        TypeError: They are no dataset with an order.
+    """
+    if isinstance(data, Files):
         return data
     if type(data) is TensorDataset:  # a subclass may change its samples
         return _Arrays(data.tensors)
@@ -186,11 +151,12 @@ def _open_data(data: Any) -> Any:
         return Files(parts)
     if isinstance(data, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in parts):
         return _Arrays(data)
-    if not isinstance(data, str) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    is_iterable = isinstance(data, str | IterableDataset)
+    if not is_iterable and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return _Items(data)
     raise TypeError(
-        f"a {type(data).__name__} is no dataset. Pass a torch.utils.data.Dataset, a tensor, an "
-        "array, a tuple of them, or a list of files."
+        f"a {type(data).__name__} is no dataset with an order. Pass a map-style "
+        "torch.utils.data.Dataset, a tensor, an array, a tuple of them, or a list of files."
     )
 
 

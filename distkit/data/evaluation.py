@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distkit.data.dataset import chunks
+from distkit.data.dataset import open_data
 from distkit.data.shards import place
 
 #: One number per sample, from outputs (B, …) and targets (B, …).
@@ -47,14 +47,15 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
         >>> dk.run_ranks(lambda: dk.data.evaluate(net, dk.data.digits()), 3)  # doctest: +SKIP
     """
     rank, replicas = place() if dist.is_initialized() else (0, 1)
-    training = model.training
+    source, training = open_data(data), model.training
+    samples = range(len(source))
+    batches = [samples[first : first + batch] for first in samples[::batch]]
+    sums = [(0.0, 0)] * len(batches)
     model.eval()
     try:
         with torch.no_grad():
-            parts = chunks(data, batch, rank, replicas)
-            sums = [
-                (0.0, 0) if part is None else _sum_metric(model, part, metric) for part in parts
-            ]
+            for i in range(rank, len(batches), replicas):
+                sums[i] = _sum_metric(model, source.take(batches[i]), metric)
     finally:
         model.train(training)
     table = torch.tensor(
@@ -62,10 +63,10 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
     )  # rows of other replicas are 0
     if replicas > 1:
         dist.all_reduce(table)
-    summed, samples = table.reshape(-1, 2).sum(0).tolist()
-    if not samples:
+    summed, counted = table.reshape(-1, 2).sum(0).tolist()
+    if not counted:
         raise ValueError("There are no samples to evaluate the model on.")
-    return float(summed / samples)
+    return float(summed / counted)
 
 
 def _sum_metric(model: nn.Module, samples: Any, metric: Metric) -> tuple[float, int]:

@@ -14,9 +14,6 @@ from enum import Enum
 from functools import lru_cache
 from itertools import accumulate, chain
 
-#: Upper limit of samples in data of unknown length.
-_MAX_SAMPLES = 1 << 60
-
 
 class AutoShardPolicy(str, Enum):
     """Policy that divides data among replicas, with TensorFlow's names and meanings.
@@ -26,14 +23,13 @@ class AutoShardPolicy(str, Enum):
     FILE   each replica reads its own files, and takes its part of each batch from them
     DATA   each replica takes its part of each global batch, and skips other samples
     OFF    each replica reads all samples
-    HINT   not supported: it refers to a marker in a ``tf.data`` pipeline
     ====== ===================================================================================
 
     Source:
         TensorFlow, ``tf.data.experimental.AutoShardPolicy``.
     """
 
-    AUTO, FILE, DATA, OFF, HINT = "AUTO", "FILE", "DATA", "OFF", "HINT"
+    AUTO, FILE, DATA, OFF = "AUTO", "FILE", "DATA", "OFF"
 
 
 def split(global_batch: int, replicas: int) -> tuple[int, ...]:
@@ -68,7 +64,7 @@ class Plan:
         policy: FILE, DATA or OFF.
         global_batch: samples of all replicas in one step.
         replicas: number of replicas.
-        samples: number of samples; None if unknown.
+        samples: number of samples.
         files: name and number of samples of each file, if the data are in files.
         seed: seed of the random order; None for the order of the data.
         epoch: number of earlier epochs; each has another random order.
@@ -81,21 +77,16 @@ class Plan:
     policy: AutoShardPolicy
     global_batch: int
     replicas: int
-    samples: int | None
+    samples: int
     files: tuple[tuple[str, int], ...] = ()
     seed: int | None = None
     epoch: int = 0
 
     @property
     def steps(self) -> int:
-        """Number of steps of an epoch, the same on every replica.
-
-        Raises:
-            TypeError: The number of samples is unknown.
-        """
-        samples = self._require_samples()
+        """Number of steps of an epoch, the same on every replica."""
         if self.policy is AutoShardPolicy.DATA:
-            return -(-samples // self.global_batch)
+            return -(-self.samples // self.global_batch)
         return max(-(-n // b) for n, b in zip(self.shares, self.pieces, strict=True))
 
     @property
@@ -105,12 +96,8 @@ class Plan:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Number of samples of each replica in an epoch.
-
-        Raises:
-            TypeError: The number of samples is unknown.
-        """
-        full, rest = divmod(self._require_samples(), self.global_batch)
+        """Number of samples of each replica in an epoch."""
+        full, rest = divmod(self.samples, self.global_batch)
         if self.policy is not AutoShardPolicy.DATA:
             return tuple(len(_order(self, replica)) for replica in range(self.replicas))
         last = split(rest, self.replicas)
@@ -132,26 +119,12 @@ class Plan:
         # under DATA all replicas share one order, and skip other samples
         return _order(self, 0 if self.policy is AutoShardPolicy.DATA else replica)[part]
 
-    def files_of(self, replica: int) -> tuple[str, ...]:
-        """Return the files that a replica reads."""
-        own = slice(replica, None, self.replicas)
-        by_file = self.policy is AutoShardPolicy.FILE
-        return tuple(name for name, _ in self.files[own if by_file else slice(None)])
-
-    def _require_samples(self) -> int:
-        if self.samples is None:
-            raise TypeError(
-                "An iterable dataset does not tell how many samples it has: its steps cannot be "
-                "counted before it has been read."
-            )
-        return self.samples
-
 
 def make_plan(
     global_batch: int,
     replicas: int,
     *,
-    samples: int | None,
+    samples: int,
     files: Sequence[tuple[str, int]] = (),
     policy: AutoShardPolicy | str = AutoShardPolicy.AUTO,
     seed: int | None = None,
@@ -161,14 +134,14 @@ def make_plan(
     Args:
         global_batch: samples of all replicas in one step, at least one per replica.
         replicas: number of replicas.
-        samples: number of samples; None if unknown.
+        samples: number of samples.
         files: name and number of samples of each file, if the data are in files.
         policy: a policy or its name.
         seed: seed of the random order; None for the order of the data.
 
     Raises:
-        ValueError: A batch has fewer samples than replicas, FILE has fewer files than replicas,
-            or the policy is HINT.
+        ValueError: A batch has fewer samples than replicas, the policy is unknown, or FILE has
+            fewer files than replicas.
     """
     if not 1 <= replicas <= global_batch:
         raise ValueError(
@@ -187,11 +160,6 @@ def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPol
     warns only if there are too few files.
     """
     enough_files = files >= replicas
-    if policy is AutoShardPolicy.HINT:
-        raise ValueError(
-            "AutoShardPolicy.HINT refers to shard(SHARD_HINT, ...) in a tf.data pipeline; a torch "
-            "dataset has no such marker. Use AUTO, FILE, DATA or OFF."
-        )
     if policy is AutoShardPolicy.FILE and not enough_files:
         raise ValueError(
             f"AutoShardPolicy.FILE needs at least as many files as replicas; got {files} files "
@@ -212,7 +180,7 @@ def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPol
 @lru_cache(16)
 def _order(plan: Plan, replica: int) -> Sequence[int]:
     """Return the samples available to a replica, in order of use."""
-    blocks = [range(_MAX_SAMPLES if plan.samples is None else plan.samples)]
+    blocks = [range(plan.samples)]
     if plan.policy is AutoShardPolicy.FILE:
         blocks = _file_ranges(plan)[replica :: plan.replicas]
     if plan.seed is not None:

@@ -1,4 +1,4 @@
-"""Data sets for training: handwritten digits, and synthetic data of any size."""
+"""A data set for training: handwritten digits."""
 
 from __future__ import annotations
 
@@ -36,29 +36,3 @@ def _digits() -> tuple[Tensor, Tensor]:
     file = Path(package.origin).parent / "datasets/data/digits.csv.gz"
     table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
     return table[:, :-1] / 16, table[:, -1].long()
-
-
-def synthetic(
-    samples: int = 20_000, features: int = 256, classes: int = 10, *, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Generate a data set: points around a centre per class, the same on every rank.
-
-    Args:
-        samples: number of points, N.
-        features: their dimension, F.
-        classes: number of centres; consecutive samples cycle through the classes.
-        seed: seed of the centres and the noise.
-
-    Returns:
-        Points (N, F) float32, and labels (N,) int64.
-
-    >>> x, y = synthetic(6, 4, classes=3)
-    >>> tuple(x.shape), y.tolist()
-    ((6, 4), [0, 1, 2, 0, 1, 2])
-    """
-    import torch
-
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.arange(samples) % classes
-    centres = torch.randn(classes, features, generator=draw)
-    return centres[labels] + 2 * torch.randn(samples, features, generator=draw), labels

@@ -44,8 +44,8 @@ class Painter:
             for replica in range(plan.replicas)
         ]
         self.max_rows = max((len(rows) for steps in self.rows for rows in steps), default=1)
-        drawable = 0 < (plan.samples or 0) <= MAX_SAMPLES
-        self.grid = Grid(plan.samples or 0, plan.files) if drawable else None
+        drawable = 0 < plan.samples <= MAX_SAMPLES
+        self.grid = Grid(plan.samples, plan.files) if drawable else None
         self.top = self.grid.height + 40 if self.grid else 26
         self.row_height = min(MAX_ROW, MAX_ROWS / plan.replicas)
         self.scene = Scene(WIDTH, self.top + self.row_height * plan.replicas + 6)
@@ -80,7 +80,7 @@ class Painter:
             count(plan.replicas, "replica"),
             plan.policy.value,
             *([count(len(plan.files), "file")] if plan.files else []),
-            count(plan.samples or 0, "sample"),
+            count(plan.samples, "sample"),
             f"{plan.global_batch:,} per step",
             steps,
         ]

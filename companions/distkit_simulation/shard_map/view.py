@@ -24,7 +24,7 @@ class ShardMap(SceneView):
         name: the title.
 
     Raises:
-        TypeError: ``source`` is neither, or the number of samples is unknown.
+        TypeError: ``source`` is neither.
 
     >>> half = {"rank": 1, "offset": [2, 0], "shape": [2, 3], "placement": "Shard(0)"}
     >>> ShardMap([{"name": "weight", "shape": [4, 3], "pieces": [half]}])
