@@ -29,15 +29,6 @@ def test_sparse_tensors_are_refused_with_a_remedy(call: str) -> None:
         getattr(kv, call)("e", sparse)
 
 
-def test_as_many_priorities_as_keys() -> None:
-    kv = kvstore.create("local")
-    kv.init([0, 1], [torch.zeros(1), torch.zeros(1)])
-    kv.push([0, 1], [torch.ones(1), torch.full((1,), 2.0)], priority=[0, 1])
-    assert [t.item() for t in kv.pull([0, 1], priority=[-1, 5])] == [1, 2]
-    with pytest.raises(KVStoreError, match="2 keys with 1 priorities"):
-        kv.push([0, 1], [torch.ones(1), torch.ones(1)], priority=[0])
-
-
 # -- the Trainer --------------------------------------------------------------------
 
 

@@ -61,20 +61,6 @@ def each(key: Keys) -> list[Key]:
     return keys
 
 
-def by_priority(keys: Sequence[Key], priority: int | Sequence[int]) -> list[Key]:
-    """Keys of higher priority first, otherwise as they were given.
-
-    Raises:
-        KVStoreError: there is not one priority for each.
-    """
-    if isinstance(priority, int):
-        return list(keys)
-    if len(priority) != len(keys):
-        raise KVStoreError(f"{len(keys)} keys with {len(priority)} priorities. Give one for each.")
-    order = sorted(range(len(keys)), key=lambda i: -priority[i])
-    return [keys[i] for i in order]
-
-
 def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
     tensors = list(value) if isinstance(value, (list, tuple)) else [value]
     for t in tensors or [None]:

@@ -20,7 +20,6 @@ from distkit.kvstore.client.tensors import (
     Values,
     add_up,
     by_key,
-    by_priority,
     cut,
     each,
     fresh,
@@ -191,14 +190,14 @@ class KVStore:
             fields = key, layout.shape, layout.dtype, mine, self._giver
             yield Call(node, messages.Init, fields)
 
-    def push(self, key: Keys, value: Values, priority: int | Sequence[int] = 0) -> None:
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """Send gradients to the servers, without waiting for them to arrive.
 
         Args:
             key: a key or a list of keys.
             value: for each key a tensor like the first, or a list of tensors, whose sum is sent. A
                 key that is given twice is sent once, with the sum.
-            priority: one for all keys, or one per key: higher priorities are sent first.
+            priority: accepted as in MXNet; keys are sent in the order given.
 
         Raises:
             KVStoreError: not initialised, or with another shape or dtype. Errors found by a server
@@ -214,24 +213,23 @@ class KVStore:
                 "kv.set_optimizer(kvstore.SGD(learning_rate=...)) on every worker first.",
                 stacklevel=2,
             )
-        self._push(found, priority)
+        self._push(found)
 
-    def _push(self, found: _Outs, priority: int | Sequence[int]) -> None:
+    def _push(self, found: _Outs) -> None:
         try:
-            self._post(found, priority)
+            self._post(found)
         finally:
             self._requests.dispatch()
         if gates and stepped():
             self._requests.arrive()  # before pushes that others make afterwards
 
-    def _post(self, found: _Outs, priority: int | Sequence[int], *, copy: bool = True) -> None:
-        """Sum each key's gradients, and queue the sums in order of priority."""
+    def _post(self, found: _Outs, *, copy: bool = True) -> None:
+        """Sum each key's gradients, and queue the sums."""
         self._requests.check(found)
         self._keys.check("push of", found, dtype=True)
-        order = by_priority([*found], priority)
-        self._step(order, map(self._keys.layout, order))
-        for k in order:
-            total, once = add_up(found[k], self._where, self.traffic, copy=copy), self._once(k)
+        self._step([*found], map(self._keys.layout, found))
+        for k, tensors in found.items():
+            total, once = add_up(tensors, self._where, self.traffic, copy=copy), self._once(k)
             shape = self._keys.layout(k).shape
             for node, part in self._keys.parts(k):
                 value, threshold = cut(total, part), 0.0
@@ -251,14 +249,14 @@ class KVStore:
         return self._function[0], self._made[key] - 1, self._function[1]
 
     def pull(
-        self, key: Keys, out: Values | None = None, priority: int | Sequence[int] = 0
+        self, key: Keys, out: Values | None = None, priority: int = 0
     ) -> Tensor | list[Tensor] | None:
         """Get the values; under ``dist_sync`` they include this worker's pushes.
 
         Args:
             key: a key or a list of keys.
             out: for each key a tensor to write to, or a list of tensors; of any dtype.
-            priority: one for all keys, or one per key: higher priorities are requested first.
+            priority: as in :meth:`push`.
 
         Returns:
             The tensor, or the list of tensors, if there is no ``out``.
@@ -268,7 +266,7 @@ class KVStore:
         """
         outs = self._outs(key, out)
         self._step(keys := each(key), map(self._keys.layout, keys))
-        return self._pull(key, outs, priority)
+        return self._pull(key, outs)
 
     def _outs(self, key: Keys, out: Values | None) -> _Outs | None:
         """Return the checked outputs; None if the values are returned."""
@@ -276,12 +274,10 @@ class KVStore:
         self._keys.check("pull of", outs or {}, dtype=False)
         return outs
 
-    def _pull(
-        self, key: Keys, outs: _Outs | None, priority: int | Sequence[int]
-    ) -> Tensor | list[Tensor] | None:
+    def _pull(self, key: Keys, outs: _Outs | None) -> Tensor | list[Tensor] | None:
         keys = each(key)
         self._read |= self._weights.intersection(keys)
-        asked = {k: self._keys.parts(k) for k in by_priority(keys, priority)}
+        asked = {k: self._keys.parts(k) for k in keys}
         calls = [Call(node, messages.Pull, (k,)) for k in asked for node, _ in asked[k]]
         answers = iter(self._requests.ask(calls))
         self._requests.check(asked)
@@ -307,7 +303,7 @@ class KVStore:
         key: Keys,
         value: Values,
         out: Values | None = None,
-        priority: int | Sequence[int] = 0,
+        priority: int = 0,
     ) -> Tensor | list[Tensor] | None:
         """Push, and pull the result; small tensors are sent together with the request.
 
@@ -316,7 +312,7 @@ class KVStore:
             value: as in :meth:`push`.
             out: as in :meth:`pull`; by default ``value``, which then contains the sum over all
                 workers if there is no optimizer.
-            priority: one for all keys, or one per key.
+            priority: as in :meth:`push`.
 
         Returns:
             The pulled values, if there is no ``out``.
@@ -326,11 +322,11 @@ class KVStore:
         """
         found, outs = by_key("push", key, value), self._outs(key, out)
         if gates or sum(tensors[0].nbytes for tensors in found.values()) > LETTER:
-            self._push(found, priority)
+            self._push(found)
             self._step(keys := each(key), map(self._keys.layout, keys))
         else:  # the tensors cannot change before this returns
-            self._post(found, priority, copy=self._scheduler is None)
-        pulled = self._pull(key, outs, priority)
+            self._post(found, copy=self._scheduler is None)
+        pulled = self._pull(key, outs)
         if outs is None:
             news: Any = pulled if isinstance(pulled, list) else [pulled]
             for k, new in zip(each(key), news, strict=True):

@@ -157,7 +157,7 @@ def pushpull_in_place_gives_the_sum(kind: str) -> None:
 def pushpull_of_lists_in_place(kind: str) -> None:
     kv, values = store(kind), [[ones(1), ones(2)], [ones(3), ones(4)]]
     kv.init([1, 2], [ones(0)] * 2)
-    kv.pushpull([1, 2], values, priority=[0, -1])
+    kv.pushpull([1, 2], values)
     for tensors, expected in zip(values, (3, 7), strict=True):
         for value in tensors:
             assert_equal(value, expected)
