@@ -180,16 +180,6 @@ def epoch(
     return plain(steps * (at_least(0, seconds=compute) + at_least(0, seconds=sync)))
 
 
-def crowded(compute: Numbers, n: Numbers, processors: Numbers) -> Numbers:
-    """compute·max(1, n/processors): ranks that share processors take turns.
-
-    >>> crowded(2.0, n=4, processors=2), crowded(2.0, n=2, processors=8)
-    (4.0, 2.0)
-    """
-    turns = np.maximum(1.0, at_least(1, ranks=n) / at_least(1, processors=processors))
-    return plain(at_least(0, seconds=compute) * turns)
-
-
 # -- parameter server -------------------------------------------------------------------------
 
 
@@ -218,21 +208,3 @@ def parameter_server(
     size = at_least(0, bytes=nbytes)
     share = np.maximum(size / at_least(1, servers=servers), largest)
     return plain(2 * link.seconds(np.maximum(size, at_least(1, workers=workers) * share)))
-
-
-def byteps(n: Numbers, cpus: Numbers, nbytes: Numbers, beta: float) -> Numbers:
-    """2n(n-1)/(n² + kn - 2k) K·beta: the optimum of n GPU and k CPU machines.
-
-    With k = 0 it is all-reduce, with k = n the parameter server.
-
-    Source:
-        Jiang et al., "A unified architecture for accelerating distributed DNN training", OSDI 2020.
-
-    Example:
-        >>> byteps(4, 0, 1000, 1.0), byteps(4, 4, 1000, 1.0)
-        (1500.0, 1000.0)
-    """
-    m, size, k = at_least(1, ranks=n), at_least(0, bytes=nbytes), at_least(0, machines=cpus)
-    if np.any(k > m):
-        raise ValueError(f"{cpus} CPU machines beside {n} of GPUs: give at most as many")
-    return plain(2 * m * (m - 1) / np.maximum(m * m + k * m - 2 * k, 1) * size * beta)

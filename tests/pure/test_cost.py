@@ -143,15 +143,6 @@ def test_crossovers_are_where_two_cost_the_same() -> None:
         assert times[0] == pytest.approx(times[1], rel=1e-3)
 
 
-@given(st.integers(2, 500), st.floats(1, 1e9))
-def test_byteps_has_all_reduce_and_the_parameter_server_at_its_ends(n: int, nbytes: float) -> None:
-    wire = Link(0, 1e-9)
-    assert cost.byteps(n, 0, nbytes, 1e-9) == pytest.approx(cost.ring(n, nbytes, wire))
-    assert cost.byteps(n, n, nbytes, 1e-9) == pytest.approx(nbytes * 1e-9)
-    between = cost.byteps(n, np.arange(n + 1), nbytes, 1e-9)
-    assert (np.diff(between) <= 1e-12).all()  # each CPU machine helps
-
-
 def test_a_tensor_that_is_not_split_bounds_the_parameter_server() -> None:
     link, sizes = Link(0, 1e-9), inception_v3()
     whole_model, largest = sum(sizes), max(sizes)
@@ -192,7 +183,6 @@ def test_break_even_is_where_speedup_is_one() -> None:
         (lambda: cost.ring(4, -8, Link(1, 1)), "-8 bytes: give 0"),
         (lambda: cost.ring(math.nan, 8, Link(1, 1)), "nan ranks"),
         (lambda: cost.all_reduce("circle", 4, 8, Link(1, 1)), "no cost formula for 'circle'"),
-        (lambda: cost.byteps(4, 5, 8, 1.0), "give at most as many"),
         (lambda: cost.parameter_server(4, 0, 8, Link(1, 1)), "0 servers"),
         (lambda: cost.exposed(1, 1, 0), "0 buckets"),
         (lambda: Link(-1e-6, 1e-9), "alpha is -1e-06"),
