@@ -5,7 +5,7 @@ transfer begins when both ends are ready, like large messages of gloo and MPI. A
 message and receives one at a time, and enters the next round when its part of this one is complete.
 Received data are reduced during the next transfers, unless these move the same chunks.
 
-:class:`Stragglers` are late, slow or fail; every random draw comes from a seeded generator.
+:class:`Stragglers` are slow or late; every random draw comes from a seeded generator.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from msgspec import structs
 from numpy.random import Generator
 from numpy.typing import ArrayLike
 
-from distkit._format import human_seconds
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalogue import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
 from distkit.algorithms.rounds import Ints, Round, chunk_sizes
 from distkit.events import Event, Op, State
-from distkit.trace.info import RankEnd, RankInfo, RunInfo
+from distkit.trace.info import RankInfo, RunInfo
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Floats, Network, check_network
 
@@ -69,7 +68,6 @@ class Stragglers:
         slow: rank -> factor by which everything the rank takes part in lasts longer. Slow ranks
             of real clusters are persistent.
         jitter: random delay of each transfer; see :func:`exponential`.
-        fails: rank -> the time of its failure [s]. Ranks that need it afterwards wait forever.
 
     Source:
         Persistence: Lin et al., "Understanding stragglers in large model training", 2025.
@@ -81,31 +79,20 @@ class Stragglers:
 
     slow: Mapping[int, float] = field(default_factory=dict)
     jitter: Delay | None = None
-    fails: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for rank, factor in self.slow.items():
             if not (math.isfinite(factor) and factor > 0):
                 raise ValueError(f"rank {rank} is {factor} times as slow: give a positive factor")
-        for rank, at in self.fails.items():
-            _seconds(f"failure of rank {rank}", at)
 
     def factors(self, n: int) -> Floats:
         """Return the slowdown of each of ``n`` ranks, shape (n,)."""
-        return self._by_rank(self.slow, n, 1.0)
-
-    def failure_times(self, n: int) -> Floats:
-        """Return the failure time of each of ``n`` ranks [s]; infinity if it does not fail."""
-        return self._by_rank(self.fails, n, math.inf)
-
-    @staticmethod
-    def _by_rank(given: Mapping[int, float], n: int, default: float) -> Floats:
-        values = np.full(n, default)
-        for rank, value in given.items():
+        factors = np.ones(n)
+        for rank, factor in self.slow.items():
             if not 0 <= rank < n:
                 raise ValueError(f"there is no rank {rank} among {n}: name one from 0 to {n - 1}")
-            values[rank] = value
-        return values
+            factors[rank] = factor
+        return factors
 
 
 def _seconds(name: str, value: float) -> None:
@@ -124,7 +111,7 @@ ITEMSIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers of one round and their times [s], ``inf`` for never; arrays of shape (m,).
+    """Transfers of one round and their times [s]; arrays of shape (m,).
 
     ``sent`` and ``requested`` are the times of the send and receive calls, ``end`` of completion.
     """
@@ -143,7 +130,7 @@ class Player:
     Args:
         n: number of ranks.
         network: the network of the ranks.
-        stragglers: slowdowns and failures to inject; none by default.
+        stragglers: slow ranks and late transfers; none by default.
         seed: the seed of the jitter.
     """
 
@@ -154,7 +141,6 @@ class Player:
         self.n, self.network = n, network
         faults = stragglers or Stragglers()
         self._factors = faults.factors(n) if faults.slow else None
-        self.failure_times = faults.failure_times(n) if faults.fails else None
         self._jitter, self._rng = faults.jitter, np.random.default_rng(seed)
         self._clock, self._sum_ends = np.zeros(n), np.zeros(n)  # end times of messages and sums
 
@@ -197,18 +183,14 @@ class Player:
         return at
 
     def _end(self, src: Ints, dst: Ints, nbytes: Ints, begin: Floats) -> Floats:
-        """Return the end times of transfers; infinity if one of the two ranks fails before."""
+        """Return the end times of transfers."""
         took = self.network.seconds(src, dst, nbytes)
         if self._factors is not None:
             took = took * np.maximum(self._factors[src], self._factors[dst])
         if self._jitter is not None:
             took = took + self._jitter(self._rng, src.shape)
         end: Floats = begin + took
-        if self.failure_times is None:
-            return end
-        return np.where(
-            end <= np.minimum(self.failure_times[src], self.failure_times[dst]), end, math.inf
-        )
+        return end
 
     def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
         """Sum received data; return when ranks can receive again: one message is buffered."""
@@ -345,7 +327,7 @@ def simulate(
         nbytes: size of the tensor of floats [bytes]; an element is never cut.
         network: the network of the ranks.
         start: the time of each rank's call [s], one number or shape (n,).
-        stragglers: slow ranks, jitter, failures.
+        stragglers: slow ranks, jitter.
         chunks: number of chunks of the tensor, if the schedule does not define it.
         seed: the seed of the jitter; equal seeds give equal traces.
         options: options of the schedule, such as ``devices_per_host``.
@@ -364,7 +346,7 @@ def simulate(
     player.begin(start, nbytes)
     _check_events(plan(schedule, n, nbytes, chunks, **options)[1])
     name, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
-    writer = Writer(n, player.failure_times)
+    writer = Writer(n)
     for moved in player.play(rounds, sizes):
         writer.add_transfers(moved)
     return writer.trace(name)
@@ -382,9 +364,8 @@ def _check_events(rounds: Iterable[Round]) -> None:
 class Writer:
     """Collects transfers and computations as events, numbered like those of a recorder."""
 
-    def __init__(self, n: int, failure_times: Floats | None = None) -> None:
+    def __init__(self, n: int) -> None:
         self.n = n
-        self._failure_times = np.full(n, math.inf) if failure_times is None else failure_times
         self._seq = np.zeros(n, int)
         self.events: list[Event] = []
 
@@ -424,21 +405,13 @@ class Writer:
     def _add_events(
         self, rank: int, seq: int, op: Op, begin: float, end: float, fields: dict[str, Any]
     ) -> None:
-        """Add the events up to the rank's failure."""
-        if begin < self._failure_times[rank]:  # infinity: never reached
-            self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
-            if end < math.inf and end <= self._failure_times[rank]:
-                self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
+        self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
+        self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
 
     def trace(self, name: str, **fields: Any) -> Trace:
         """Return the events as a trace; ``fields`` override those of its info."""
         ranks = {
             r: RankInfo(f"rank {r}", "rank", host="none", device="simulated") for r in range(self.n)
-        }
-        ends = {
-            r: RankEnd("died", f"simulated failure at {human_seconds(at)}", time=at)
-            for r, at in enumerate(self._failure_times.tolist())
-            if at < math.inf
         }
         info = RunInfo(
             name=name,
@@ -446,6 +419,5 @@ class Writer:
             world_size=self.n,
             backend="simulated",
             ranks=ranks,
-            ends=ends,
         )
         return Trace(self.events, structs.replace(info, **fields))

@@ -80,7 +80,7 @@ def data_parallel(
         algorithm: the algorithm of the all-reduce.
         count: number of steps.
         delay: random delay of each rank's computation in each step.
-        stragglers: slow ranks, jitter of messages, failures.
+        stragglers: slow ranks, jitter of messages.
         seed: the seed of all draws.
 
     Example:
@@ -90,10 +90,7 @@ def data_parallel(
         [0, 1]
     """
     faults = stragglers or Stragglers()
-    player, writer = (
-        Player(n, network, stragglers=faults, seed=seed),
-        Writer(n, faults.failure_times(n)),
-    )
+    player, writer = Player(n, network, stragglers=faults, seed=seed), Writer(n)
     rng, slow = np.random.default_rng([seed, 1]), faults.factors(n)
     clock = np.zeros(n)
     for _ in range(count):

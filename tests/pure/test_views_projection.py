@@ -24,6 +24,7 @@ from traces import (
 
 from distkit.events import COLLECTIVES, Event, Op, State, Summary
 from distkit.trace.columns import Table
+from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
 from distkit.views.timeline import columns
@@ -378,3 +379,13 @@ def test_a_hundred_thousand_ranks_and_operations_without_a_partner_are_no_troubl
     trace = Trace([Event(r, 0, Op.SEND, State.STARTED, 0.0, peer=r + 1) for r in range(100_000)])
     picture = columns.Columns(trace).picture(10)
     assert len(picture["lanes"]) == 256 and picture["messages"] == 100_000
+
+
+def test_a_lane_ends_where_its_rank_died() -> None:
+    events = [Event(r, 0, Op.ALL_REDUCE, State.STARTED, 0.0) for r in range(3)]
+    events.append(Event(0, 0, Op.ALL_REDUCE, State.FAILED, 2.0))
+    ends = {1: RankEnd("died", "signal SIGKILL", time=1.0)}
+    picture = project(Trace(events, RunInfo(world_size=3, ends=ends)))
+    assert [lane.get("died") for lane in picture["lanes"]] == [None, 1.0, None]
+    assert any("died in" in notice and "rank 1" in notice for notice in picture["notices"])
+    assert to_svg(picture).count(">died<") == 1
