@@ -26,7 +26,7 @@ class Line(NamedTuple):
 #: grows beyond its line. A commit that makes a package smaller lowers its line; a package that
 #: moves keeps it.
 LINES = {
-    "distkit": Line(1_291, 550),
+    "distkit": Line(1_286, 550),
     "distkit/algorithms": Line(1_435, 1_300),
     "distkit/cluster": Line(4_400, 3_000),
     "distkit/data": Line(280, 350),

@@ -222,7 +222,6 @@ def sync_sgd() -> Demo:
     lines = [
         f"{len(losses)} steps of {RANKS} x {BATCH} images: loss {losses[0]:.3f} → "
         f"{losses[-1]:.3f}, accuracy {accuracy(weights[0]):.1%}",
-        f"loss  {_spark(losses)}",
         f"replicas identical to the bit: {_yes(identical)}",
         _compared(weights[0], train_alone(RANKS)),
         _brief(run.trace),
@@ -307,14 +306,6 @@ def _blocks(image: Tensor) -> list[str]:
     shades = " ░▒▓█"
     rows = image.reshape(8, 8).clamp(0, 1).mul(4).round().int().tolist()
     return ["".join(shades[v] * 2 for v in row) for row in rows]
-
-
-def _spark(values: list[float], width: int = 48) -> str:
-    """A curve in one line of text."""
-    bars = "▁▂▃▄▅▆▇█"
-    picked = [values[i * (len(values) - 1) // (width - 1)] for i in range(width)]
-    low, high = min(picked), max(picked)
-    return "".join(bars[round((v - low) / ((high - low) or 1) * 7)] for v in picked)
 
 
 def _compared(weights: Tensor, alone: Tensor) -> str:
