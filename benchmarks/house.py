@@ -31,7 +31,7 @@ LINES = {
     "distkit/cluster": Line(4_400, 3_000),
     "distkit/data": Line(280, 350),
     "distkit/diagnosis": Line(2_450, 1_800),
-    "distkit/kvstore": Line(2_105, 1_700),
+    "distkit/kvstore": Line(2_102, 1_700),
     "distkit/recording": Line(1_850, 1_600),
     "distkit/trace": Line(997, 700),
     "distkit/views": Line(5_244, 3_800),

@@ -125,13 +125,6 @@ class Traffic:
     held: int = 0
     sent: int = 0
 
-    def __str__(self) -> str:
-        saved = self.gradients - self.to_host
-        return (
-            f"bytes: {self.gradients:,} of gradients, {self.to_host:,} to the host "
-            f"({saved:,} saved), {self.held:,} on the device, {self.sent:,} sent"
-        )
-
 
 def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True) -> Tensor:
     """The sum of a worker's tensors of one key: flat.
