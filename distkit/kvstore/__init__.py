@@ -1,7 +1,7 @@
 """The parameter server: weights on servers, workers that pull them and push gradients.
 
-Three roles: *workers* train, *servers* hold the weights, one *scheduler* introduces everybody
-to everybody. On each worker::
+Three roles: *workers* train, *servers* hold the weights, and one *scheduler* gives every node the
+addresses of the others. On each worker::
 
     kv = kvstore.create("dist_sync")
     kv.init("w", w)
@@ -10,7 +10,7 @@ to everybody. On each worker::
         w = kv.pull("w")
         kv.push("w", gradient(w, inputs, targets))
 
-Read on in :mod:`distkit.kvstore.protocol.server`, then
+Continue in :mod:`distkit.kvstore.protocol.server`, then
 :mod:`~distkit.kvstore.transport.scheduler`, then :mod:`~distkit.kvstore.client.worker`. Source: Li
 et al., Scaling distributed machine learning with the parameter server, 2014; the names are Apache
 MXNet's.

@@ -1,4 +1,4 @@
-"""Makes the store of a worker, and closes it when the run is over: one for each run."""
+"""Creates the store of a worker, one per run, and closes it at the end of the run."""
 
 from __future__ import annotations
 
@@ -33,33 +33,34 @@ def create(
     on_crash: str = "halt",
     **unknown: Any,
 ) -> KVStore:
-    """A store of this name, the same on every worker of the run.
+    """Create a store by name; every worker of a run creates the same one.
 
     Args:
-        name: ``"local"``: in this process alone. ``"device"``: the same, on the device of its
-            tensors. ``"dist_sync"``: servers wait for every worker's gradient, sum them, update
-            once. ``"dist_async"``: servers update with each gradient as it comes; nobody waits.
-            ``"dist_sync_device"``, ``"dist_async_device"``: the same; gradients of a worker's
-            several devices are added on a device. MXNet's other spellings, such as
-            ``"dist_device_sync"``, are known.
+        name: ``"local"``: in this process only. ``"device"``: the same, on the device of its
+            tensors. ``"dist_sync"``: servers wait for every worker's gradient, and update with
+            their sum. ``"dist_async"``: servers update with each gradient as it arrives; no worker
+            waits. ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of
+            a worker's devices are added on a device. MXNet's other spellings, such as
+            ``"dist_device_sync"``, are accepted.
         bigarray_bound: number of elements from which an array is split over all servers.
-        staleness: with dist_async: by how many gradients a worker may be ahead of the slowest;
-            its pulls wait when it is further (bounded staleness). None: any number.
-        backup: with dist_sync: how many of the workers a round does not wait for; their
-            gradients are dropped when they come too late (``kv.dropped`` counts them).
-        replication: 2 for a backup of each server's values on another: one server may crash, and
-            no acknowledged push is lost. 1: none.
-        on_crash: with dist_sync, when a worker crashes: ``"halt"``: the others get an error that
-            names it, when they wait for it in vain: with ``backup`` only if too many have ended.
-            ``"continue"``: they go on without it; the sum is of fewer gradients.
-            ``"replace"``: they wait until another has its place. A ``dk.Cluster`` starts it at
-            once: it runs the function again from its beginning, and pulls what is there. With
-            dist_async, too, where nobody waits.
-        unknown: refused.
+        staleness: for dist_async: the number of gradients by which a worker may be ahead of the
+            slowest; beyond it, its pulls wait (bounded staleness). None: any number.
+        backup: for dist_sync: the number of workers that a round does not wait for; gradients
+            that arrive too late are dropped (``kv.dropped`` counts them).
+        replication: 2 for a backup of each server's values on another server: one server may
+            crash, and no acknowledged push is lost. 1 for no backup.
+        on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: workers that wait for
+            it get an error that names it; with ``backup`` only if too many have ended.
+            ``"continue"``: the others continue without it, with sums of fewer gradients.
+            ``"replace"``: they wait for a replacement, which a ``dk.Cluster`` starts at once: it
+            runs the function from its beginning, and pulls the current values. With dist_async
+            a replacement is started, too, but no worker waits.
+        unknown: rejected.
 
     Raises:
-        KVStoreError: no such name, no cluster with servers, or other workers chose otherwise.
-        TypeError: no such option.
+        KVStoreError: The name is unknown, the cluster has no servers, or other workers passed
+            other options.
+        TypeError: The option is unknown.
 
     >>> create("local")
     <KVStore local: worker 0 of 1>
@@ -79,7 +80,7 @@ def create(
     node = _check(name)
     terms.fit(node.workers, node.servers)
     if _store is None:
-        _report(terms.aftermath)  # first: whoever is there may end any time
+        _report(terms.aftermath)  # before registering: a worker may end at any time
         _store, _terms = _join(node, terms, spelled), terms
     if _terms != terms:
         raise KVStoreError(
@@ -90,7 +91,7 @@ def create(
 
 
 def _hint(name: str) -> None:
-    """A store of one process in a cluster with servers is hardly meant."""
+    """Warn of a store of one process in a cluster with servers, which is probably a mistake."""
     if _here is not None and _here.servers:
         warnings.warn(
             f'a "{name}" store is each worker\'s own, and this cluster has servers: '
@@ -100,7 +101,7 @@ def _hint(name: str) -> None:
 
 
 def _check(name: str) -> Node:
-    """The place of this process in a cluster that can have such a store."""
+    """Return this process's node in a cluster with servers."""
     if _here is None or not _here.servers:
         raise KVStoreError(
             f'a "{name}" store needs a cluster with servers, and this process is not one of its '
@@ -111,7 +112,7 @@ def _check(name: str) -> Node:
 
 
 def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
-    """Register with the scheduler, wait for everybody, and connect to the servers."""
+    """Register with the scheduler, wait for all nodes, and connect to the servers."""
     link, servers = ZmqLink(node.keys, node.way), range(node.workers, node.scheduler)
     requests = Requests(
         link,
@@ -153,28 +154,28 @@ def use(node: Node, report: Callable[[str], None] = lambda aftermath: None) -> N
     """Make this process a worker of a cluster, until :func:`release`.
 
     Args:
-        node: its place.
-        report: called when a store is created: what becomes of its run when a worker ends, as
-            ``on_crash`` says.
+        node: its identity in the cluster.
+        report: called when a store is created, with the effect of a worker's end on the run, as
+            in ``on_crash``.
     """
     global _here, _report
     _here, _report = node, report
 
 
 def here() -> Node | None:
-    """This process's place in its cluster during a run; None if it has none."""
+    """Return this process's node in its cluster during a run; None if it is no worker."""
     return _here
 
 
 def release(*, flush: bool = True) -> None:
-    """End this process's part in the run: close its store.
+    """Close this process's store at the end of a run.
 
     Args:
-        flush: first wait until the pushes have arrived. Without, it returns at once: for a run
-            that was interrupted or failed.
+        flush: whether to wait until the pushes have arrived; False for a run that was interrupted
+            or failed.
 
     Raises:
-        KVStoreError: a push was refused and no call has told yet.
+        KVStoreError: A push was rejected, and no call has raised that yet.
     """
     global _here, _store
     store, _here, _store = _store, None, None

@@ -1,9 +1,9 @@
-"""Tensors as the worker hands them over: flat, in host memory, nobody else's.
+"""Prepares a worker's tensors for sending: flat copies in host memory.
 
-One gradient is made from those of a worker's devices. Without ``device`` in a store's name each
-device's gradient is copied to host memory and added there; with it they are added on the first of
-the devices, and one sum is copied: fewer copies, more device memory. Source: MXNet's ``device``
-and ``dist_sync_device``.
+The gradients of a worker's devices are summed. Without ``device`` in a store's name each device's
+gradient is copied to host memory and added there; with it they are added on the first device, and
+only the sum is copied: fewer copies, more device memory. Source: MXNet's ``device`` and
+``dist_sync_device``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Values: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Tensor | Sequence[Tens
 
 
 def by_key(what: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
-    """The tensors of each key, also of one that is given twice.
+    """Return the tensors of each key; a key that is given twice has those of both.
 
     Raises:
-        KVStoreError: what is given is not keys and tensors, or not as many of each.
+        KVStoreError: The arguments are not keys and tensors, or their numbers differ.
     """
     keys: list[Any] = each(key)
     values: list[Any] = list(value) if isinstance(key, (list, tuple)) else [value]
@@ -47,10 +47,10 @@ def by_key(what: str, key: Keys, value: Values) -> dict[Key, list[Tensor]]:
 
 
 def each(key: Keys) -> list[Key]:
-    """The keys as a list.
+    """Return the keys as a list.
 
     Raises:
-        KVStoreError: one is neither a number of at most 64 bits nor a string.
+        KVStoreError: A key is neither a number of at most 64 bits nor a string.
     """
     keys: list[Any] = list(key) if isinstance(key, (list, tuple)) else [key]
     for k in keys:
@@ -85,15 +85,15 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
 
 
 def fresh(tensor: Tensor) -> Tensor:
-    """A flat copy in host memory: the caller may change its tensor while the copy is sent."""
+    """Return a flat copy in host memory, so that the caller may change its tensor meanwhile."""
     copy = empty(tensor.numel(), tensor.dtype)
     copy.view(tensor.shape).copy_(tensor.detach())
     return copy
 
 
 def whole(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The parts of an array, put together."""
-    return torch.cat(list(values)).view(shape)  # also of one: it is the server's memory
+    """Concatenate the parts of an array."""
+    return torch.cat(list(values)).view(shape)  # copies even a single part, the server's memory
 
 
 def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
@@ -108,16 +108,16 @@ def write(out: Tensor, parts: Sequence[Part], values: Sequence[Tensor]) -> None:
 
 
 def cut(flat: Tensor, part: Part) -> Tensor:
-    """A part of an array: all of it, mostly."""
+    """Return a part of an array, which is usually all of it."""
     return flat if part.stop - part.start == flat.numel() else flat[part.start : part.stop]
 
 
 @dataclass
 class Traffic:
-    """The total size of a worker's pushes so far, in bytes.
+    """The total size of a worker's pushes so far [bytes].
 
-    ``gradients``: of all its devices; ``to_host``: copied from a device's memory to the host's;
-    ``held``: the most device memory that a sum took; ``sent``: that left for the servers.
+    ``gradients`` counts those of all devices, ``to_host`` the bytes copied from device to host
+    memory, ``sent`` those sent to the servers; ``held`` is the peak device memory of a sum.
     """
 
     gradients: int = 0
@@ -127,12 +127,12 @@ class Traffic:
 
 
 def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True) -> Tensor:
-    """The sum of a worker's tensors of one key: flat.
+    """Return the flat sum of a worker's tensors of one key.
 
     Args:
-        tensors: one for each device.
-        where: "host": copied there, added there. "device": added on the first device, the sum
-            copied to the host. "stay": added on the first device, where the sum stays.
+        tensors: one per device.
+        where: "host": copy all to the host and add there. "device": add on the first device, and
+            copy the sum to the host. "stay": add on the first device, and leave the sum there.
         traffic: counts the bytes.
         copy: whether the caller may change its tensors while the sum is sent.
 
@@ -161,16 +161,16 @@ def add_up(tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: boo
 def split_and_load(
     data: Any, devices: Sequence[Any], batch_axis: int = 0, even_split: bool = True
 ) -> list[Tensor]:
-    """A batch in as many slices as there are devices, each on its device.
+    """Split a batch into one slice per device, and copy each slice to its device.
 
     Args:
-        data: the batch: a tensor, or what ``torch.as_tensor`` makes one of.
-        devices: such as ``["cuda:0", "cuda:1"]``; ``cpu`` several times to try it out.
-        batch_axis: along which axis.
-        even_split: refuse a batch that does not divide.
+        data: the batch, a tensor or an argument of ``torch.as_tensor``.
+        devices: such as ``["cuda:0", "cuda:1"]``; repeat ``"cpu"`` to try it without GPUs.
+        batch_axis: the axis to split.
+        even_split: whether to reject a batch that cannot be divided evenly.
 
     Raises:
-        KVStoreError: it does not.
+        KVStoreError: The batch cannot be divided evenly.
 
     >>> split_and_load([1, 2, 3, 4], ["cpu", "cpu"])
     [tensor([1, 2]), tensor([3, 4])]

@@ -14,32 +14,32 @@ from distkit.kvstore.client.create import create
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, groups_of, spec_of
 
-#: Optimizers, each with the numbers of its parameters; none for all.
+#: Optimizers, each with the indices of its parameters; empty for all.
 _Specs: TypeAlias = "list[tuple[OptimizerSpec, tuple[int, ...]]]"
 
 
 class Trainer:
-    """Makes a step of every parameter from the gradients of all workers and devices.
+    """Updates every parameter with the gradients of all workers and devices.
 
-    Either the servers update the weights (``update_on_kvstore=True``): each step pushes
-    gradients and pulls weights, which replace what was changed in between. Or they only add
-    (``False``): each step pushes gradients, pulls their sum, and every worker does the same update.
-    Both give the same weights.
+    With ``update_on_kvstore=True`` the servers update the weights: each step pushes gradients and
+    pulls weights, which replace local changes. With ``False`` they only add: each step pushes
+    gradients and pulls their sum, and every worker makes the same update. Both give the same
+    weights.
 
     Args:
-        params: the parameters; several devices: for each parameter a list of its replicas; or
-            a dict of either, taken in the order of its keys. Key ``i`` of the store is the i-th.
-        optimizer: what :meth:`.KVStore.set_optimizer` takes. Of an instance of ``torch.optim``,
-            in groups or not, its present options count, so that torch's schedulers work.
-        optimizer_params: its options, if it is given by name or class.
-        kvstore: a store, or the name to create one by; None to update without one. By name there
-            is none for one device of one process.
+        params: the parameters; for several devices a list of replicas per parameter; or a dict of
+            either, in the order of its keys. Key ``i`` of the store is the i-th parameter.
+        optimizer: as for :meth:`.KVStore.set_optimizer`. The current options of an instance of
+            ``torch.optim`` are used in each step, so torch's schedulers work.
+        optimizer_params: the options of an optimizer given by name or class.
+        kvstore: a store or its name; None to update without a store. A name creates no store for
+            one device of one process.
         compression_params: see :meth:`.KVStore.set_gradient_compression`.
-        update_on_kvstore: None for True where there is a store.
+        update_on_kvstore: by default True if there is a store.
 
     Raises:
-        KVStoreError: no such optimizer; or ``update_on_kvstore=False`` with dist_async, where
-            there is no sum of all gradients.
+        KVStoreError: The optimizer is unknown, or ``update_on_kvstore=False`` with dist_async,
+            which has no sum of all gradients.
 
     >>> net = torch.nn.Linear(2, 1)
     >>> trainer = Trainer(net.parameters(), "sgd", {"learning_rate": 0.1})
@@ -62,35 +62,34 @@ class Trainer:
         self._params = _replicas(params)
         self._torch = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
         self._given: _Specs = [] if self._torch else [(spec_of(optimizer, optimizer_params), ())]
-        self._given = self._specs(1)  # and it is one that works
+        self._given = self._specs(1)  # checks it
         self._store, self.update_on_kvstore = _store(kvstore, self._params, update_on_kvstore)
         if self._store is not None and compression_params is not None:
             self._store.set_gradient_compression(compression_params)
         self._updaters: dict[tuple[int, int], Updater] = {}  # by parameter and replica
-        self._sent: _Specs = []  # the latest that this worker has sent
+        self._sent: _Specs = []  # the latest ones sent by this worker
         self._changes = 0
-        self._batch_size = 0.0  # by which they divide
+        self._batch_size = 0.0  # the divisor of those
         self._begun = False
 
     def __getattr__(self, name: str) -> Any:
-        """Say what to do instead of what was removed."""
+        """Raise an error that names the replacement of a removed method."""
         raise AttributeError(GONE.get(f"Trainer.{name}", f"Trainer has no attribute {name!r}"))
 
     # -- one step ---------------------------------------------------------------
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Update every parameter; call it after ``backward``, in place of ``optimizer.step()``.
+        """Update every parameter; call it after ``backward`` instead of ``optimizer.step()``.
 
         Args:
-            batch_size: what the sum of all gradients is divided by: the number of examples of
-                all workers and devices if the loss is a sum over examples, the number of
-                workers times devices if it is a mean.
-            ignore_stale_grad: leave parameters alone that have no gradient, instead of refusing;
-                under dist_sync they must be the same on all workers.
+            batch_size: the divisor of the sum of all gradients: the number of examples of all
+                workers and devices if the loss is a sum over examples, the number of workers
+                times devices if it is a mean.
+            ignore_stale_grad: whether to skip parameters without a gradient instead of raising an
+                error; under dist_sync they must be the same on all workers.
 
         Raises:
-            KVStoreError: a parameter has no gradient, or the servers' ``batch_size`` would
-                change.
+            KVStoreError: A parameter has no gradient, or the servers' ``batch_size`` would change.
         """
         if not self.update_on_kvstore:
             self.allreduce_grads(ignore_stale_grad)
@@ -101,10 +100,10 @@ class Trainer:
         self._push_pull(keys, [self._params[k] for k in keys])
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
-        """Replace each gradient by the sum over workers and devices, to look at it or clip it.
+        """Replace each gradient by the sum over workers and devices, for example to clip it.
 
         Raises:
-            KVStoreError: the servers update, so that there is no sum to get.
+            KVStoreError: The servers update, so they keep no sums.
         """
         self._updates_here("allreduce_grads")
         keys = self._ready(ignore_stale_grad)
@@ -113,10 +112,10 @@ class Trainer:
 
     @torch.no_grad()
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Update the weights here, with the gradients as they are.
+        """Update the weights on this worker, with the current gradients.
 
         Raises:
-            KVStoreError: the servers update.
+            KVStoreError: The servers update.
         """
         self._updates_here("update")
         keys = self._ready(ignore_stale_grad)
@@ -130,7 +129,7 @@ class Trainer:
                 w.copy_(updater.update(value, w.grad.reshape(-1)).view_as(w))
 
     def _specs(self, batch_size: float) -> _Specs:
-        """The optimizers of this step: their options as they are now."""
+        """Return the optimizers of this step, with their current options."""
         found = self._given
         if self._torch is not None:
             number = {id(w): k for k, ws in enumerate(self._params) for w in ws}
@@ -141,13 +140,13 @@ class Trainer:
         return [(spec.divided(batch_size), ks) for spec, ks in found]
 
     def _push_pull(self, keys: list[int], outs: Any) -> None:
-        """The first layers go first: the next forward pass needs their weights first."""
+        """Push and pull in the order of layers: forward needs those of the first ones first."""
         assert self._store is not None
         grads: Any = [_gradients(self._params[k]) for k in keys]
         self._store.pushpull(list(keys), grads, outs)
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
-        """The parameters that have gradients; first, worker 0's weights."""
+        """Return the parameters with gradients; the first call sets the weights to worker 0's."""
         grads = [[w.grad for w in replicas] for replicas in self._params]
         ready = [k for k, made in enumerate(grads) if all(g is not None for g in made)]
         if len(ready) < len(self._params) and not ignore_stale_grad:
@@ -173,10 +172,10 @@ class Trainer:
     # -- what the servers hold --------------------------------------------------
 
     def _send_optimizers(self, specs: _Specs, batch_size: float) -> None:
-        """Send these optimizers to the servers if they differ from the last ones.
+        """Send these optimizers to the servers if they differ from the previous ones.
 
-        No barrier is needed: the servers ignore a change that comes after a later one of another
-        worker, whose rounds did not wait for this one.
+        No barrier is needed: the servers ignore a change that arrives after a later one of another
+        worker.
         """
         assert self._store is not None
         if self._batch_size not in (0, batch_size) and "dist" in self._store.type:
@@ -194,7 +193,7 @@ class Trainer:
 
     @property
     def optimizer(self) -> OptimizerSpec | torch.optim.Optimizer:
-        """What it was given, as a specification unless it is a ``torch.optim`` instance."""
+        """The given ``torch.optim`` instance, or the specification of another optimizer."""
         return self._given[0][0] if self._torch is None else self._torch
 
     @property
@@ -203,7 +202,7 @@ class Trainer:
         return float(self._specs(1)[0][0].group["lr"])
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the step size from the next step on; every worker calls it, at the same step."""
+        """Change the step size from the next step on; every worker calls it at the same step."""
         if self._torch is not None:
             for group in self._torch.param_groups:
                 group["lr"] = lr
@@ -212,7 +211,7 @@ class Trainer:
 
 
 def _replicas(params: Iterable[Any] | Mapping[str, Any]) -> list[list[Tensor]]:
-    """For each parameter that is trained its replicas, each parameter once."""
+    """Return the replicas of each trainable parameter, without repetitions."""
     given = [params[k] for k in sorted(params)] if isinstance(params, Mapping) else list(params)
     found: dict[int, list[Tensor]] = {}
     for p in given:
@@ -235,9 +234,9 @@ def _gradients(replicas: Sequence[Tensor]) -> list[Tensor]:
 def _store(
     kvstore: KVStore | str | None, params: list[list[Tensor]], update: bool | None
 ) -> tuple[KVStore | None, bool]:
-    """The store, and whether its servers update.
+    """Return the store, and whether its servers update.
 
-    None by name for one device of one process, unless it is to update.
+    A name creates no store for one device of one process, unless ``update`` is True.
     """
     if isinstance(kvstore, str):
         made = create(kvstore)

@@ -1,4 +1,4 @@
-"""Gradients in 2 bits per element: what a push loses is added to the next one (error feedback).
+"""Gradient compression to 2 bits per element; the error is added to the next push (error feedback).
 
 Each element becomes −threshold, 0 or +threshold. Sources: MXNet's gradient compression, after
 Strom, Scalable distributed DNN training using commodity GPU cloud computing, 2015.
@@ -18,13 +18,13 @@ from distkit.kvstore.protocol.messages import Key
 
 
 class Compression:
-    """A worker's compression: a threshold, and what each part of each key has lost so far.
+    """A worker's compression: a threshold, and the current error of each part of each key.
 
     Args:
         params: MXNet's ``compression_params``.
 
     Raises:
-        KVStoreError: another type, or no such threshold.
+        KVStoreError: The type is not 2bit, or the threshold is not positive.
 
     >>> two_bits = Compression({"type": "2bit", "threshold": 0.5})
     >>> packed = two_bits.pack("w", 0, torch.tensor([0.7, -0.2, -3.0]))
@@ -45,7 +45,7 @@ class Compression:
         self._lost: dict[tuple[Key, int], Tensor] = {}
 
     def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
-        """A server's part of a gradient in 2 bits per element, with what was lost of it before."""
+        """Compress a server's part of a gradient, including the error of the push before."""
         lost = self._lost.get((key, server))
         x = gradient.float() if lost is None else gradient.float() + lost
         codes = (x >= self.threshold).byte() + 2 * (x <= -self.threshold).byte()
@@ -56,7 +56,7 @@ class Compression:
 
 
 def unpack(packed: Tensor, threshold: float, size: int) -> Tensor:
-    """The gradient of ``size`` elements in these bytes."""
+    """Return the gradient of ``size`` elements in compressed bytes."""
     codes = (packed[:, None] >> _SHIFTS) & 3
     return torch.tensor([0, threshold, -threshold, 0])[codes.view(-1)[:size].long()]
 

@@ -1,8 +1,8 @@
 """Messages between workers, servers and the scheduler.
 
-A node sends a :class:`Request`; one :class:`Answer` with the same ``node`` and ``number`` comes
-back. Nothing here knows how messages travel (:mod:`.wire`, :mod:`.transport`) or what they do
-(:mod:`.server`, :mod:`.scheduler`).
+A node sends a :class:`Request` and receives one :class:`Answer` with the same ``node`` and
+``number``. :mod:`.wire` and :mod:`.transport` send messages, :mod:`.server` and :mod:`.scheduler`
+handle them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from distkit.trace.calls import SILENT
 #: Names a parameter array: a number or a string, as in MXNet.
 Key: TypeAlias = int | str
 
-#: The change of an optimizer that counts whenever it comes.
+#: The number of an optimizer's change that applies whenever it arrives.
 ALWAYS = -1
 
-#: A worker that replaces one that ended numbers its requests from here, the next one from twice
-#: this: the number of a request tells the life that sent it.
+#: The first request number of the first replacement of a worker; the second one starts at twice
+#: this. So the number of a request identifies the process that sent it.
 LIFE = 1 << 40
 
 
 class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=False):
     """The head of every message.
 
-    Nobody changes one that was sent; to enforce that would triple the cost of making it.
+    Do not change a message that was sent; to enforce this would triple the cost of creating one.
 
-    ``node`` is the id of the node that asks, ``number`` counts its requests.
+    ``node`` is the id of the node that sent the request, ``number`` counts its requests.
     """
 
     node: int
@@ -44,21 +44,21 @@ class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=
 
 
 class Request(Message):
-    """Asked by ``node``."""
+    """A message from ``node``."""
 
 
 class Answer(Message):
-    """Goes to ``node``, which asked."""
+    """A reply to ``node``."""
 
 
 # -- to the scheduler -----------------------------------------------------------
 
 
 class Register(Request):
-    """Take part in the run: as which node, and where it listens.
+    """Register a node and its endpoint with the scheduler.
 
-    Workers listen nowhere; servers leave it to the workers to choose the ``terms``. ``number`` is
-    :data:`LIFE` times the number of processes that were this node before. ``pid`` is its process.
+    Workers have no endpoint, and servers no ``terms``: workers choose these. ``number`` is
+    :data:`LIFE` times the number of earlier processes of this node. ``pid`` is its process.
     """
 
     endpoint: str
@@ -67,36 +67,36 @@ class Register(Request):
 
 
 class Barrier(Request):
-    """Answer when every worker has asked: the run's ``nth`` barrier.
+    """Enter the run's ``nth`` barrier; answered when every worker has entered it.
 
-    The answer's ``version`` says how many the run has passed.
+    The ``version`` of the answer is the number of barriers that the run has passed.
     """
 
     nth: int
 
 
 class Note(Request):
-    """Store a text under a name; without a text, return the one that is stored."""
+    """Store a text under a name, or, without a text, read the stored one."""
 
     name: str
     text: str | None = None
 
 
 class NoteStored(Answer):
-    """The text that is stored under the name, "" if there is none."""
+    """The text stored under the name, "" if there is none."""
 
     text: str
 
 
-#: How a worker departs that has done its work.
+#: The ``how`` of a worker that has finished regularly.
 FINISHED = "finished"
 
 
 class Departed(Answer):
-    """``who`` has ended, and how; requests of whoever takes its place count from ``first``.
+    """Node ``who`` has ended; ``first`` is the first request number of its replacement.
 
-    Servers hear it of all nodes, workers of servers. Of one that has :data:`FINISHED` ``first`` is
-    the last request.
+    Servers receive it for all nodes, workers for servers. If ``how`` is :data:`FINISHED`, ``first``
+    is the number of its last request.
     """
 
     who: int
@@ -119,10 +119,10 @@ class AddressBook(Answer):
 
 
 class Init(Request):
-    """The first value of a key.
+    """Set the first value of a key.
 
-    The ``giver`` gives it; the others send their shape and dtype alone, and wait for it.
-    ``shape`` is that of the whole array, ``value`` the server's part of it, flat.
+    The ``giver`` sends the value; the other workers send only shape and dtype, and wait for it.
+    ``shape`` is that of the whole array, ``value`` the server's flat part of it.
     """
 
     key: Key
@@ -133,11 +133,11 @@ class Init(Request):
 
 
 class Push(Request):
-    """A gradient, computed from ``version`` of the value.
+    """Send a gradient, computed from ``version`` of the value.
 
-    With a ``threshold`` it is packed (:mod:`.compression`). ``once`` names a push of a function
-    that may run again, on any worker: the function's number, how many pushes of the key it made
-    before, and the number below which all functions are over.
+    With a ``threshold`` it is compressed (:mod:`.compression`). ``once`` identifies a push of a
+    function that may run again on any worker: the function's number, the number of its earlier
+    pushes of the key, and the number below which all functions have finished.
     """
 
     key: Key
@@ -149,26 +149,26 @@ class Push(Request):
 
     @property
     def author(self) -> tuple[int, int]:
-        """Whose push it is, and its number there: each author's numbers rise."""
+        """The sender, a worker or a function, and the number of the push, which increases."""
         return (-1 - self.once[0], self.once[1]) if self.once else (self.node, self.number)
 
 
 class Pull(Request):
-    """Asks for the value, as soon as this worker may see it."""
+    """Get the value, as soon as the consistency model allows."""
 
     key: Key
 
 
 class AtBarrier(Request):
-    """This worker is about to wait at a barrier: meanwhile nobody waits for its gradients."""
+    """Announce that this worker waits at a barrier, so no worker waits for its gradients."""
 
 
 class SetOptimizer(Request):
-    """From now on gradients update values by this rule: a name and plain values, never code.
+    """Set the optimizer: a name and plain values, never code.
 
-    ``change``: 0 for the first rule; n for the n-th change, which every worker sends: one that
-    comes after a later change is ignored; :data:`ALWAYS` for a change that one worker sends.
-    ``keys``: those that it is for; none for all without one of their own.
+    ``change`` is 0 for the first optimizer, n for the n-th change, which every worker sends and
+    which is ignored after a later change, or :data:`ALWAYS` for a change that one worker sends.
+    ``keys`` are the keys it updates; empty for all keys without an optimizer of their own.
     """
 
     name: str
@@ -178,26 +178,26 @@ class SetOptimizer(Request):
 
 
 class Assign(Request):
-    """From now on this is the value of a key: the server's part of it, flat."""
+    """Replace the value of a key by this one, the server's flat part of it."""
 
     key: Key
     value: Tensor
 
 
-#: What changes a server's values, or how they will change.
+#: Messages that change a server's values or how they are updated.
 Change: TypeAlias = Push | AtBarrier | SetOptimizer | Assign | Departed | Init
 
 
 class Copy(Request):
-    """From server ``node`` to its backup: handle this message as I did."""
+    """Have the backup of server ``node`` handle the same message."""
 
     message: Change
 
 
 class Reply(Answer):
-    """Done. ``version`` counts the updates of the key so far; a pull has its ``value``.
+    """Confirm a request. ``version`` counts the updates of the key; a pull gets its ``value``.
 
-    ``dropped`` counts this worker's gradients of the key that came too late for their round;
+    ``dropped`` counts this worker's gradients of the key that arrived too late for their round;
     ``clock`` is its clock (:mod:`distkit.consistency`).
     """
 
@@ -208,13 +208,13 @@ class Reply(Answer):
 
 
 class Error(Answer):
-    """Not done, and why: becomes a KVStoreError at the caller."""
+    """Reject a request; raised as a KVStoreError by the caller."""
 
     text: str
 
 
 def ended(how: str) -> str:
-    """That a node is gone, after its name in a sentence: it has crashed, or hung.
+    """Return a node's end as the predicate of a sentence.
 
     >>> ended("its connection was lost")
     'has ended (its connection was lost)'
@@ -223,5 +223,5 @@ def ended(how: str) -> str:
 
 
 def error(request: Message, text: object) -> Error:
-    """A refusal of this request."""
+    """Return the answer that rejects this request."""
     return Error(request.node, request.number, str(text))

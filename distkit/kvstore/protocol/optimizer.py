@@ -1,7 +1,6 @@
-"""Optimizers: how a server, or a worker, turns gradients into the next value of a key.
+"""Optimizers, with which a server or a worker computes the next value of a key from gradients.
 
-A specification is a name and options of plain data. That is how it travels, and all that a server
-takes from a peer.
+A specification is a name and options of plain data, which is all that a server accepts from a peer.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from distkit.kvstore.transport.memory import empty_like
 
 #: MXNet's names of torch's options.
 _ALIASES = {"learning_rate": "lr", "wd": "weight_decay"}
-#: Options that every optimizer may have, beside those of its optimizer.
+#: Options of every optimizer, beside those of its class.
 _COMMON = ("rescale_grad", "multi_precision")
-#: Options of torch's that say how to compute, not what.
+#: Options of torch that select an implementation.
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")
-#: Optimizers of torch's that need more than the gradient of a part of an array.
+#: Optimizers of torch that need more than the gradient of a part of an array.
 _NOT = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
 class _SGD(torch.optim.Optimizer):
-    """MXNet's, of one weight. It omits the constructor of torch's, which imports for seconds."""
+    """MXNet's SGD of one weight, without torch's constructor, whose imports take seconds."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class _SGD(torch.optim.Optimizer):
         self._momentum: Tensor | None = None
 
     def step(self, closure: Any = None) -> Any:
-        """Give the weight a new tensor."""
+        """Update the weight, which gets a new tensor."""
         (group,) = self.param_groups
         (weight,) = group["params"]
         w, g, scale = weight.data, weight.grad, -group["lr"]
@@ -82,10 +81,10 @@ class OptimizerSpec:
     Args:
         name: ``"sgd"`` for MXNet's; ``"adam"`` or ``"torch.optim.Adam"`` for a class of
             ``torch.optim``.
-        options: those of the optimizer (``learning_rate`` and ``wd`` are ``lr`` and
-            ``weight_decay``), and two more: ``rescale_grad``, a factor on every gradient (under
-            dist_sync a server *sums* the workers' gradients: 1 / number of workers makes it their
-            mean); and ``multi_precision``, to update 16-bit weights in a float32 copy.
+        options: the optimizer's (``learning_rate`` and ``wd`` are ``lr`` and ``weight_decay``),
+            and two more: ``rescale_grad``, a factor on every gradient (under dist_sync a server
+            *sums* the workers' gradients; 1 / number of workers gives their mean); and
+            ``multi_precision``, to update 16-bit weights in a float32 copy.
     """
 
     name: str
@@ -96,10 +95,10 @@ class OptimizerSpec:
 
     @property
     def kind(self) -> Any:
-        """The class.
+        """The optimizer's class.
 
         Raises:
-            KVStoreError: there is none.
+            KVStoreError: The name is unknown.
         """
         if self.name.lower() not in _KINDS:
             raise _unknown(repr(self.name))
@@ -107,21 +106,21 @@ class OptimizerSpec:
 
     @property
     def group(self) -> dict[str, Any]:
-        """The options of the class: those that were given, and the defaults of the others."""
+        """The options of the class, given or default."""
         given = {_ALIASES.get(k, k): v for k, v in self.options.items() if k not in _COMMON}
         return {**_defaults(self.kind), **given}
 
     def divided(self, batch_size: float) -> OptimizerSpec:
-        """The same for gradients that are divided by this first."""
+        """Return the same optimizer for gradients that are divided by ``batch_size`` first."""
         others = dict(self.options)
         scale = others.pop("rescale_grad", 1) / batch_size
         return OptimizerSpec(self.name, others if scale == 1 else {**others, "rescale_grad": scale})
 
     def check(self) -> OptimizerSpec:
-        """The same; it works, since it has made a step on one number.
+        """Return the same specification after a trial step on one number.
 
         Raises:
-            KVStoreError: it does not.
+            KVStoreError: The step fails.
         """
         one = torch.ones(1)
         try:
@@ -145,21 +144,21 @@ def SGD(
 
     Args:
         learning_rate: step size η.
-        momentum: how much of the last step is kept, 0 to 1.
+        momentum: share of the last step that is kept, 0 to 1.
         wd: weight decay, the L2 penalty's factor.
         options: ``rescale_grad``, ``multi_precision``: see :class:`OptimizerSpec`.
 
     Raises:
-        KVStoreError: it has no such option.
+        KVStoreError: An option is unknown.
     """
     return spec_of("sgd", {"lr": learning_rate, "momentum": momentum, "wd": wd, **options})
 
 
 class Updater:
-    """The optimizer of one key, with what it keeps from update to update.
+    """The optimizer of one key, with its state.
 
     Args:
-        spec: which one.
+        spec: the specification.
         value: the key's value.
 
     >>> one = torch.ones(1)
@@ -169,13 +168,13 @@ class Updater:
 
     def __init__(self, spec: OptimizerSpec, value: Tensor) -> None:
         wide = spec.options.get("multi_precision") and value.dtype in NARROW
-        self._master = value.float() if wide else None  # what is updated, of a narrow value
+        self._master = value.float() if wide else None  # the float32 copy of a 16-bit value
         self._weight = torch.empty_like(value if self._master is None else self._master)
         self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
         self._in_place, self.spec = spec.kind is not _SGD, spec
 
     def follow(self, spec: OptimizerSpec, value: Tensor) -> Updater:
-        """This one with changed options, or another if that is not possible."""
+        """Return this updater with changed options, or a new one if they need another state."""
         before, wide = self.spec, "multi_precision"
         if spec.kind is not before.kind or spec.options.get(wide) != before.options.get(wide):
             return Updater(spec, value)
@@ -184,11 +183,11 @@ class Updater:
         return self
 
     def update(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """The next value, in memory of its own: an answer under way keeps the last one.
+        """Return the next value in new memory, so that an answer being sent keeps the last one.
 
         Args:
-            value: the last one.
-            gradient: of its shape.
+            value: the last value.
+            gradient: a gradient of its shape.
         """
         w = value if self._master is None else self._master
         g = gradient if gradient.dtype is w.dtype else gradient.to(w.dtype)
@@ -211,12 +210,14 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 # -- sums of gradients ---------------------------------------------------------------
 
-#: Sums of these are made in float32, to be rounded once.
+#: Dtypes whose sums are computed in float32, to be rounded once.
 NARROW = torch.float16, torch.bfloat16
 
 
 def summed(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one dtype, in float32 if that is narrow; of one the tensor itself.
+    """Return the sum of tensors of one dtype, in float32 if that is narrow.
+
+    A single tensor is returned as it is.
 
     >>> summed([torch.ones(2), torch.ones(2)])
     tensor([2., 2.])
@@ -232,16 +233,16 @@ def summed(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-# -- what may be given --------------------------------------------------------------
+# -- optimizers as users pass them --------------------------------------------------
 
 
 def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
-    """What a name, or a class or instance of ``torch.optim``, stands for: it works.
+    """Return the checked specification of a name, or of a class or instance of ``torch.optim``.
 
-    Options replace those that an instance or a specification has.
+    Options replace those of an instance or a specification.
 
     Raises:
-        KVStoreError: servers do not know it, or not with these options.
+        KVStoreError: The optimizer is unknown to servers, or an option is wrong.
     """
     options = dict(options or {})
     if isinstance(given, torch.optim.Optimizer):
@@ -254,7 +255,7 @@ def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSp
             )
     if isinstance(given, OptimizerSpec):
         if not options:
-            return given  # it was tried when it was made
+            return given  # checked when it was created
         given, options = given.name, {**given.options, **options}
     if isinstance(given, type) and given in _TORCH.values():
         given = f"torch.optim.{given.__name__}"
@@ -264,10 +265,10 @@ def spec_of(given: Any, options: Mapping[str, Any] | None = None) -> OptimizerSp
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, list[Tensor]]]:
-    """The groups of parameters of a new optimizer, each specified.
+    """Return the specification and the parameters of each group of a new optimizer.
 
     Raises:
-        KVStoreError: servers do not know it, or it has made steps.
+        KVStoreError: The optimizer is unknown to servers, or has made steps.
     """
     name = type(optimizer).__name__
     if _TORCH.get(name) is not type(optimizer):
@@ -285,7 +286,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
 
 
 def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
-    """A specification of plain data, without the options that are the defaults."""
+    """Return a specification of plain data, without default options."""
     default = {"rescale_grad": 1, "multi_precision": False}
     default |= _defaults(OptimizerSpec(name).kind)
     try:
@@ -299,7 +300,7 @@ def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
 
 
 def _plain(value: Any) -> Any:
-    """A tensor of one number as that."""
+    """Convert a tensor of one number to a number."""
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{value!r:.60}")

@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 def home(key: Key, servers: int) -> int:
-    """The server of a key that is not split: as in MXNet, numbers take turns.
+    """Return the server of a key that is not split; as in MXNet, numbers take turns.
 
     >>> [home(key, 2) for key in ("weight", "bias", 3)]
     [1, 0, 1]
@@ -61,12 +61,12 @@ def home(key: Key, servers: int) -> int:
 
 
 def place(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> list[Part]:
-    """The places of the elements of an array.
+    """Return the parts of an array.
 
     Args:
         key: its name.
         size: its number of elements.
-        servers: how many servers there are.
+        servers: number of servers.
         bound: number of elements from which an array is split.
 
     >>> place("w", 10, servers=2, bound=8)
@@ -80,7 +80,7 @@ def place(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> lis
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape and dtype that a key has for ever, since its init."""
+    """The shape and dtype of a key, which do not change after its init."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -90,7 +90,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        """The layout of a tensor."""
+        """Return the layout of a tensor."""
         return cls(tuple(tensor.shape), dtype_name(tensor))
 
     @cached_property
@@ -100,14 +100,14 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of such a tensor."""
+        """Size of such a tensor [bytes]."""
         return self.size * int(DTYPES[self.dtype].itemsize)
 
     def check(self, what: str, key: Key, shape: Sequence[int], dtype: str) -> None:
-        """Refuse a tensor that does not fit the key.
+        """Check that a tensor fits the key.
 
         Raises:
-            KVStoreError: it has a different shape or dtype.
+            KVStoreError: Its shape or dtype differs.
         """
         if shape != self.shape or dtype != self.dtype:
             other = Layout(tuple(shape), dtype)
@@ -119,5 +119,5 @@ class Layout:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """The dtype in one word, such as ``"float32"``."""
+    """Return the name of a tensor's dtype, such as ``"float32"``."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -1,8 +1,7 @@
 """Messages as bytes: a MessagePack header, then the memory of the large tensors.
 
-The first frame of a letter is the header, with the bytes of its small tensors. Each large tensor
-has a frame of its own, which is not copied. Nothing is pickled and nothing that arrives is
-executed.
+The first frame of a batch is the header, with the bytes of its small tensors. Each large tensor has
+a separate frame, which is not copied. Nothing is pickled, and no received data is executed.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ _AnyMessage = (
 
 
 class Batch(NamedTuple):
-    """Messages that travel together: the header of a letter.
+    """Messages that are sent together: the content of a header.
 
-    ``to`` is the server addressed, although another may answer for it; ``back`` lists the loans
-    that are returned (:mod:`.memory`).
+    ``to`` is the server addressed, although its backup may answer; ``back`` lists the returned
+    loans (:mod:`.memory`).
     """
 
     to: int
@@ -60,9 +59,9 @@ def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) ->
     r"""Encode messages as one or more frames.
 
     Args:
-        messages: to one node.
-        exchange: lends tensors to that node; without it all are sent.
-        to: the server that is asked.
+        messages: the messages to one node.
+        exchange: lends tensors to that node; None to send all of them.
+        to: the server addressed.
 
     >>> encode(messages.Pull(1, 2, "w"))
     [b'\x93\x00\x90\x91\x94\xa4Pull\x01\x02\xa1w']
@@ -84,14 +83,14 @@ def encode(*messages: Message, exchange: Exchange | None = None, to: int = 0) ->
 
 
 def decode(frames: Sequence[Frame], exchange: Exchange | None = None) -> Batch:
-    """The messages in these frames; large tensors lie in the frames' memory, or in borrowed.
+    """Decode the messages in frames; large tensors use the frames' memory, or borrowed memory.
 
     Args:
-        frames: as :func:`encode` made them.
-        exchange: opens what is lent; None where nothing is.
+        frames: the result of :func:`encode`.
+        exchange: opens borrowed memory; None if there is none.
 
     Raises:
-        KVStoreError: malformed in any way.
+        KVStoreError: The frames are malformed.
     """
     try:
         header, *_reader.large = frames
@@ -111,7 +110,7 @@ def decode(frames: Sequence[Frame], exchange: Exchange | None = None) -> Batch:
     return batch
 
 
-#: What malformed bytes lead to.
+#: Errors caused by malformed bytes.
 _MALFORMED = (
     MsgspecError,
     ValueError,
@@ -125,7 +124,7 @@ _MALFORMED = (
 
 
 class _Reader(threading.local):
-    """A thread's decoder, and where it finds the tensors of the letter that it reads."""
+    """A thread's decoder, with the large tensors of the frames that it decodes."""
 
     def __init__(self) -> None:
         self.large: list[Frame] = []
@@ -133,7 +132,7 @@ class _Reader(threading.local):
         self.decoder = Decoder(Batch, dec_hook=self._tensor)
 
     def _tensor(self, kind: type, told: Any) -> Tensor:
-        """A tensor: in the header, in the next large frame, or lent."""
+        """Return a tensor from the header, the next large frame, or borrowed memory."""
         name, *where = told
         dtype, data = DTYPES[name], where[0] if where else None
         if data is None:
@@ -143,7 +142,7 @@ class _Reader(threading.local):
                 raise ValueError(f"a tensor that is lent at {where!r:.40}")
             data = self.exchange.borrow(where)
         tensor = over(data, dtype)
-        aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames lie anywhere
+        aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
         return tensor if aligned else tensor.clone()
 
 
@@ -151,6 +150,6 @@ _reader = _Reader()
 
 
 def _buffer(tensor: Tensor) -> Frame:
-    """The memory of a flat, contiguous CPU tensor."""
+    """Return the memory of a flat, contiguous CPU tensor."""
     array: Any = tensor.view(torch.uint8).numpy()  # there is no bfloat16 in NumPy
     return memoryview(array)

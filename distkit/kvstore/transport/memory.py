@@ -1,12 +1,12 @@
-"""Tensors that processes of one host hand to each other in memory that both see (Linux).
+"""Shared memory for tensors between processes of one host (Linux).
 
-The sender writes a tensor into a *block* of its :class:`Pool` and says where it lies; the receiver
-maps that memory and has the tensor without a copy. The block is lent until the receiver's last
-tensor over it is gone; the sender hears so in passing, with the next message, and uses it again.
+The sender writes a tensor into a *block* of its :class:`Pool` and sends its address; the receiver
+maps that memory, so the tensor is not copied. The block is lent until the receiver has freed its
+last tensor there; the next message returns it to the sender, which reuses it.
 
-The memory has no name: a ``memfd``, found through ``/proc`` by processes of its user alone, and
-gone with the last process that maps it, however that ends. It is sealed: nobody can make it
-shorter, so that what was checked when it was mapped holds for ever.
+The memory is a ``memfd`` without a name. Only processes of the same user can open it, through
+``/proc``; the kernel frees it with the last process that maps it. It is sealed, so that it cannot
+shrink after the receiver has checked its size.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if sys.platform == "linux":
 
     _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
-#: Tensors of so many bytes and more travel this way; smaller ones are faster through a socket.
+#: Minimum size of a tensor in shared memory [bytes]; smaller ones are faster through a socket.
 LARGE = 1 << 16
-#: Bytes of a pool's file: addresses, of which a page becomes memory when it is first written.
+#: Size of a pool's file [bytes]; a page takes up memory only once it is written.
 _SIZE = 1 << 38
 
 
 class MemoryGone(KVStoreError):
-    """A tensor was in the memory of a process that has ended."""
+    """The memory of a tensor belonged to a process that has ended."""
 
 
 class Pool:
-    """Memory of this process that others can see: a file without a name.
+    """Shared memory of this process: a file without a name.
 
-    ``used`` counts the bytes from its beginning that were ever in use.
+    ``used`` is the number of bytes from its beginning that were ever in use.
 
     >>> pool = Pool()
     >>> x = pool.empty(100_000, torch.float32)
@@ -63,7 +63,7 @@ class Pool:
         self._free: dict[int, list[int]] = defaultdict(list)  # blocks by size
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
-        """A flat tensor of ``size`` elements."""
+        """Return a flat tensor of ``size`` elements."""
         nbytes = size * dtype.itemsize
         block = nbytes + -nbytes % mmap.PAGESIZE
         free = self._free[block]
@@ -72,28 +72,28 @@ class Pool:
             self.used += block
         start = free.pop()
         view = memoryview(self._memory)[start : start + nbytes]
-        # nothing but the tensor's storage holds the view: when it goes, the block is free
+        # only the tensor's storage references the view: the block is free once that is freed
         weakref.finalize(view, free.append, start).atexit = False
         return over(view, dtype)
 
     def place(self, tensor: Tensor) -> list[int]:
-        """Where a tensor is: process, file and inode, first byte and number of bytes.
+        """Return the address of a tensor: process, file, inode, first byte and number of bytes.
 
-        If it is not from here, the first byte is not in the file.
+        The first byte of a tensor of other memory is not in the file.
         """
         start = tensor.data_ptr() - self._begin
         return [os.getpid(), self._file, self._inode, start, tensor.nbytes]
 
     def has(self, tensor: Tensor) -> bool:
-        """True for a tensor of this pool, or a part of one."""
+        """Return whether a tensor is in this pool."""
         return 0 <= tensor.data_ptr() - self._begin < _SIZE
 
 
 class Exchange:
-    """The memory that this process and one other lend to each other.
+    """The shared memory that this process and a peer lend to each other.
 
     Args:
-        pool: where this process's tensors are put; None to lend nothing.
+        pool: the memory of this process; None to lend nothing.
     """
 
     def __init__(self, pool: Pool | None) -> None:
@@ -104,7 +104,7 @@ class Exchange:
         self._given_up: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
-        """The place of a flat tensor for the peer, and a number; None if it must be sent."""
+        """Lend a flat tensor; return its address and the loan's number, None if it must be sent."""
         if self._pool is None or tensor.nbytes < LARGE:
             return None
         if not self._pool.has(tensor):
@@ -114,29 +114,29 @@ class Exchange:
         return [*self._pool.place(tensor), number]
 
     def take_back(self, numbers: list[int]) -> None:
-        """The other needs these no more."""
+        """Handle the return of these loans."""
         for number in numbers:
             self._lent.pop(number, None)
 
     def borrow(self, where: list[int]) -> memoryview:
-        """The bytes of a tensor that the other lends, as :meth:`lend` described them.
+        """Return the bytes of a tensor at an address from the peer's :meth:`lend`.
 
         Raises:
-            MemoryGone: the other has ended.
-            KVStoreError: its memory cannot be opened.
-            ValueError: there is no such memory, or not so much.
+            MemoryGone: The peer has ended.
+            KVStoreError: The memory cannot be opened.
+            ValueError: There is no such memory, or it is smaller.
         """
         pid, file, inode, start, nbytes, number = where
         memory = self._map(pid, file, inode)
         if not 0 <= start <= start + nbytes <= len(memory):
             raise ValueError(f"{nbytes} bytes from {start} on in memory of {len(memory)} bytes")
-        self._pool = self._pool or _pool  # whoever lends is on this host
+        self._pool = self._pool or _pool  # a peer that lends is on this host
         view = memoryview(memory)[start : start + nbytes]
         weakref.finalize(view, self._given_up.append, number).atexit = False
         return view
 
     def given_up(self) -> list[int]:
-        """The numbers of what was borrowed and is not needed any more: to be told once."""
+        """Return, once, the numbers of the loans that are not needed any more."""
         numbers = self._given_up.copy()
         del self._given_up[: len(numbers)]
         return numbers
@@ -156,7 +156,7 @@ class Exchange:
 
 
 def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
-    """Map a file of another process, if it is the sealed memory that it is said to be."""
+    """Map a file of another process, after checking that it is the sealed memory expected."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     file = os.open(f"/proc/{pid}/fd/{number}", flags)
     try:
@@ -169,17 +169,17 @@ def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
 
 
 def over(view: Any, dtype: torch.dtype) -> Tensor:
-    """A flat tensor over these bytes, which it keeps.
+    """Return a flat tensor over these bytes, without copying them.
 
     Raises:
-        ValueError: they are no whole number of elements.
+        ValueError: The bytes are no whole number of elements.
     """
     if not len(view):
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(view, dtype=dtype)
 
 
-with warnings.catch_warnings():  # that memory may be read-only is said once, here
+with warnings.catch_warnings():  # torch warns once that memory may be read-only
     warnings.simplefilter("ignore", UserWarning)
     over(b"0", torch.uint8)
 
@@ -190,30 +190,30 @@ _pool: Pool | None = None
 
 
 def shared() -> Pool | None:
-    """This process's pool, from now on used by :func:`empty`; None where there is none."""
+    """Return this process's pool, which :func:`empty` uses from then on; None without support."""
     global _pool
     if _pool is None and sys.platform == "linux":
-        with suppress(OSError):  # the process may not have so many addresses
+        with suppress(OSError):  # the limit of address space may be lower
             _pool = Pool()
     return _pool
 
 
 def empty(size: int, dtype: torch.dtype) -> Tensor:
-    """A flat tensor of ``size`` elements: in the pool, if this process has one and it is large."""
+    """Return a flat tensor of ``size`` elements, in the pool if there is one and it is large."""
     if _pool is None or size * dtype.itemsize < LARGE:
         return torch.empty(size, dtype=dtype)
     return _pool.empty(size, dtype)
 
 
 def empty_like(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and dtype, as :func:`empty`."""
+    """Return a tensor of the same shape and dtype, as :func:`empty` does."""
     if tensor.device.type != "cpu":
         return torch.empty_like(tensor)
     return empty(tensor.numel(), tensor.dtype).view(tensor.shape)
 
 
 def _forget() -> None:
-    """In a fork of this process: its memory is the parent's."""
+    """Use no pool after a fork: the memory is the parent's."""
     global _pool
     _pool = None
 

@@ -13,17 +13,17 @@ class Node:
     Args:
         role: "worker", "server" or "scheduler".
         index: its number within the role, from 0.
-        workers: how many workers there are, W.
-        servers: how many servers there are, S.
-        folder: shared by the nodes of one cluster and readable by its user alone (0700): the
-            sockets in it are protected by its permissions.
+        workers: number of workers, W.
+        servers: number of servers, S.
+        folder: shared by the nodes of one cluster, and readable by its user only (0700), which
+            protects the sockets in it.
         keys: public and secret key of the run (CurveZMQ); None to rely on the folder alone.
-        life: how many processes were this node before.
-        heartbeat_timeout: a node whose heartbeats are missing for this long counts as dead [s],
-            and none before half of it. Heartbeats come from ZeroMQ's own thread: a process that
-            computes, whatever lock it holds, goes on sending them.
-        address: where nodes have several hosts: of this host's interface that leads to the others.
-        scheduler_endpoint: of the scheduler, if that is on another host.
+        life: number of earlier processes of this node.
+        heartbeat_timeout: a node counts as dead if its heartbeats are missing for this long [s],
+            never before half of it. ZeroMQ's own thread sends them, so a process that computes
+            sends them whatever lock it holds.
+        address: with several hosts, the address of this host's interface to the others.
+        scheduler_endpoint: the scheduler's endpoint, if it is on another host.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -42,7 +42,7 @@ class Node:
 
     @property
     def id(self) -> int:
-        """Its number in the whole cluster: workers first, then servers, then the scheduler."""
+        """The number in the cluster: workers first, then servers, then the scheduler."""
         return self.index + {"worker": 0, "server": self.workers}.get(self.role, self.scheduler)
 
     @property
@@ -51,7 +51,7 @@ class Node:
         return self.workers + self.servers
 
     def name(self, node: int) -> str:
-        """A node of this cluster in words.
+        """Return the name of a node of this cluster.
 
         >>> Node("scheduler", 0, workers=4, servers=2, folder="f").name(5)
         'server 1'
@@ -61,17 +61,17 @@ class Node:
         return f"worker {node}" if node < self.workers else f"server {node - self.workers}"
 
     def path(self, node: int) -> Path:
-        """The socket of a server or the scheduler."""
+        """Return the path of the socket of a server or the scheduler."""
         return Path(self.folder, f"kv{node}")
 
     def endpoint(self, node: int) -> str:
-        """The endpoint of a server of this host, or of the scheduler."""
+        """Return the endpoint of a server on this host, or of the scheduler."""
         if self.scheduler_endpoint and node == self.scheduler:
             return self.scheduler_endpoint
         return f"ipc://{self.path(node)}"
 
     def way(self, endpoint: str) -> str:
-        """The way from this node to an endpoint: TCP, unless both are in the same folder.
+        """Return the route from this node to an endpoint: TCP unless both are in one folder.
 
         >>> node = Node("worker", 0, workers=4, servers=2, folder="/tmp/f")
         >>> node.way("tcp://10.0.0.2:4711 ipc:///tmp/f/kv4")

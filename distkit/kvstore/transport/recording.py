@@ -1,8 +1,8 @@
-"""Recording in the parameter server's processes. Does nothing when nobody records.
+"""Records the requests of the parameter server, if the run is recorded.
 
-A worker that is gone through step by step waits here, too, before it asks. A request is one
-operation at the node that asks (``push`` …), a ``recv`` and a ``send`` at the one that answers;
-all three share a ``match``, from which a trace draws the two arrows.
+In a stepped run a worker also waits here before it sends a request. A request is one operation at
+the node that sends it (``push`` …), and a ``recv`` and a ``send`` at the node that answers. All
+three share a ``match``, from which a trace draws two arrows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from distkit.recording import recorder
 from distkit.recording.recorder import Facts, Recorder
 from distkit.recording.tap import tap
 
-#: Requests that are drawn as messages; a barrier is drawn as the workers' one collective.
+#: Requests drawn as messages; a barrier is drawn as one collective of the workers.
 _MESSAGES = {
     Register: Op.REGISTER,
     Init: Op.INIT,
@@ -44,17 +44,17 @@ _MESSAGES = {
 }
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
-#: What a worker passes before it asks: the gate of a run that is stepped through, trouble.
+#: Callables that a worker passes before a request: the gate of a stepped run, injected faults.
 gates = tap.before
 
-#: How many keys a step names.
+#: Maximum number of keys that a step names.
 _NAMED = 4
 
 
 class Step(NamedTuple):
-    """A call of the user's on a worker with :data:`gates`: its first request passes them.
+    """A user's call on a worker with :data:`gates`, which its first request passes.
 
-    ``facts`` names its keys if there are several; ``nbytes`` are those of all of them.
+    ``facts`` names its keys if there are several; ``nbytes`` is their total size.
     """
 
     facts: Facts = ()
@@ -62,18 +62,18 @@ class Step(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[Key], nbytes: int = 0) -> Step:
-        """A call with these keys."""
+        """Return a step for a call with these keys."""
         few = keys if len(keys) <= _NAMED else (*keys[: _NAMED - 1], "…", keys[-1])
         return cls({"keys": tuple(few)} if len(few) > 1 else (), nbytes)
 
 
 class Asking:
-    """One request, from sending to its answer, as an operation of the node that asks.
+    """One request, until its answer, as an operation of the node that sends it.
 
     Args:
-        request: what is asked.
-        peer: id of the node that is asked; None if it is this process.
-        step: what it is the first request of, if that has gates to pass.
+        request: the request.
+        peer: id of the node that it is sent to; None if it is this process.
+        step: the call of which it is the first request, if that has gates to pass.
     """
 
     __slots__ = ("_rec", "done", "fields", "op", "seq")
@@ -98,14 +98,14 @@ class Asking:
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
 
     def answered(self, answer: Answer, *, clock: bool = False) -> None:
-        """The answer is here: with the value, if it was a pull; ``clock``: note the worker's."""
+        """Record the answer, with the value of a pull, and the worker's clock if ``clock``."""
         if clock and self._rec is not None:
             *fields, facts, match = self.fields
             self.fields = *fields, {**facts, "clock": getattr(answer, "clock", 0)}, match
         self._end(State.COMPLETED, _tensor(answer))
 
     def failed(self) -> None:
-        """It was refused, or nobody waits for the answer any more."""
+        """Record that it was rejected or abandoned."""
         self._end(State.FAILED)
 
     def _end(self, state: State, tensor: Tensor | None = None) -> None:
@@ -121,7 +121,7 @@ class Asking:
 
 
 def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
-    """This thread waits for the answers, as whoever watches the run sees until ``wait_ends()``."""
+    """Report that this thread waits for the answers, until ``wait_ends()``."""
     rec = recorder.current()
     if rec is not None and (noted := [a for a in askings if a._rec is not None]):
         rec.wait_begins(*noted)
@@ -129,26 +129,26 @@ def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
 
 
 def stepped() -> bool:
-    """True if this run is gone through step by step."""
+    """Return whether the run is stepped."""
     rec = recorder.current()
     return rec is not None and rec.stepped
 
 
 class Answering:
-    """Requests and answers as the messages of the node that answers."""
+    """Records requests and answers as messages of the node that answers."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[str, Any]] = {}  # facts of the requests not answered yet
 
     def arrived(self, request: Request) -> None:
-        """A request is here."""
+        """Record the arrival of a request."""
         rec = recorder.current()
         if rec is not None and type(request) in _MESSAGES:
             facts = self._open[request.match] = _facts(request)
             _note(rec, Op.RECV, State.SCHEDULED, request, facts, last=True)
 
     def answering(self, answer: Message) -> None:
-        """An answer is about to leave."""
+        """Record an answer before it is sent."""
         facts, rec = self._open.pop(answer.match, None), recorder.current()
         if rec is None or facts is None:
             return
@@ -162,7 +162,7 @@ class Answering:
 def _note(
     rec: Recorder, op: Op, begins: State, message: Message, facts: Facts, *, last: bool
 ) -> None:
-    """Both ends of a message's operation; its values at the last or the first."""
+    """Record both events of a message, with its values in the last or the first."""
     seq, tensor = rec.next_seq(), _tensor(message)
     fields, values = _fields(message.node, tensor, facts, message.match), _values(rec, tensor)
     rec.put(seq, op, begins, time.monotonic(), fields, None if last else values)
@@ -171,15 +171,15 @@ def _note(
 
 @contextmanager
 def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) -> Iterator[None]:
-    """An update as a marked span: weights before and after.
+    """Record an update as a marked span, with the weights before and after.
 
     It names the workers whose gradients it applies, and how ``late`` each is: the number of updates
     between the worker's pull and this one.
 
     Args:
-        entry: the key whose value is computed meanwhile.
+        entry: the key that is updated.
         pushes: the gradients.
-        server: whose value it is, if this process serves in another's place; the span's peer.
+        server: the server that this process replaces, if any; the span's peer.
     """
     rec = recorder.current()
     if rec is None:
@@ -201,7 +201,7 @@ def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) ->
 
 
 def _facts(request: Request) -> dict[str, Any]:
-    """What a trace says of a request; of a store the options that decide who waits."""
+    """Return the attributes of a request; for a registration the options that affect waiting."""
     if isinstance(request, SetOptimizer):
         return {"optimizer": request.name}
     if isinstance(request, Register) and request.terms is not None:
@@ -222,7 +222,7 @@ def _values(rec: Recorder, tensor: Tensor | None) -> Any:
 def _fields(
     peer: int | None, tensor: Tensor | None, facts: Facts, match: str | None, where: str = ""
 ) -> tuple[Any, ...]:
-    """An event's fields, see :meth:`.Recorder.put`."""
+    """Return an event's fields, see :meth:`.Recorder.put`."""
     layout: tuple[int, tuple[int, ...], str] = 0, (), ""
     if tensor is not None:
         layout = tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)

@@ -1,7 +1,7 @@
-"""ZeroMQ between nodes: a DEALER where one asks, a ROUTER where one answers.
+"""Serves a node's requests over ZeroMQ: a ROUTER answers the DEALERs of other nodes.
 
-On one host large tensors go through memory that both ends see (:mod:`.memory`). All logic is in
-:mod:`.scheduler` and :mod:`.session`; here are sockets and nothing else.
+On one host large tensors are in shared memory (:mod:`.memory`). This module handles the sockets;
+the logic is in :mod:`.scheduler` and :mod:`.session`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from distkit.trace.calls import silence
 
 @dataclass
 class Peer:
-    """A node that asks: the way back to it, what both lend, and its latest request."""
+    """A node that sends requests: its connection, shared memory and latest request."""
 
     identity: bytes
     exchange: Exchange
     node: int = -1  # unknown before its first request
     last: int = 0
-    gone: bool = False  # a letter ended with its memory: order is all, so none after it counts
+    gone: bool = False  # a batch was lost with its memory, so later ones are ignored
 
     @property
     def life(self) -> int:
@@ -61,11 +61,11 @@ class Peer:
         return self.last // LIFE
 
 
-#: How many batches are answered together at most: nobody waits long for the first.
+#: Maximum number of batches answered together, so that the first does not wait long.
 _AT_ONCE = 8
 
 
-#: The most bytes of a notice.
+#: Maximum size of a notice [bytes].
 _NOTICE = 1 << 16
 
 
@@ -73,10 +73,10 @@ class Service:
     """A server, or the scheduler, run by this process.
 
     Args:
-        node: its place in the cluster.
+        node: its identity in the cluster.
 
     Raises:
-        KVStoreError: the node is a worker, or cannot listen in its folder.
+        KVStoreError: The node is a worker, or cannot listen in its folder.
     """
 
     def __init__(self, node: Node) -> None:
@@ -85,18 +85,18 @@ class Service:
                 f"worker {node.index} has nothing to serve. Call kvstore.use(node) there instead."
             )
         self.node = node
-        #: Called with "missed", a node that is taken for dead and its pid (0: the scheduler); by a
-        #: scheduler with "listens" and where, and "begun" when all have registered.
+        #: Called with "missed" and a node that counts as dead with its pid (0 for the scheduler);
+        #: by a scheduler with "listens" and its endpoint, and "begun" when all have registered.
         self.report: Callable[[str, Any], None] = lambda what, which: None
-        #: Takes notices of other threads to the one that serves: the end of a node.
+        #: Passes notices of other threads, such as the end of a node, to the serving thread.
         self._inside, self._outside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        #: Set from another thread: nothing is answered any more, as the run is ended.
+        #: Set by another thread at the end of the run: no more answers are sent.
         self.resting = False
         self._notes = Answering()
         self._link = ZmqLink(node.keys, node.way)  # to the scheduler and the backup
-        self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's name of the connection
+        self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
         self._names: dict[int, bytes] = {}  # of connections, by descriptor
-        self._ways: dict[int, Peer] = {}  # the latest connection of each node: answers go there
+        self._ways: dict[int, Peer] = {}  # the latest connection of each node, for answers
         self._broken: list[bytes] = []  # connections that have ended
         self._machine: ServerSession | Scheduler = (
             ServerSession(node)
@@ -107,9 +107,9 @@ class Service:
         )
 
     def leave(self, node: int, life: int, how: str) -> None:
-        """Report to a scheduler that this life of a node has ended, from any thread.
+        """Report to a scheduler, from any thread, that this process of a node has ended.
 
-        It notices by itself when a connection breaks; a worker may end before it has one.
+        The scheduler detects broken connections itself, but a worker may end before it has one.
         """
         self._outside.send(msgpack.encode((node, life, how)))
 
@@ -117,16 +117,16 @@ class Service:
         """Serve in this thread until the process ends.
 
         Raises:
-            KVStoreError: it cannot listen in its folder, or the scheduler refuses it.
+            KVStoreError: It cannot listen in its folder, or the scheduler rejects it.
         """
-        torch.set_num_threads(1)  # the others of this host have work to do, too
+        torch.set_num_threads(1)  # other processes of this host need the processors
         self._pool = memory.shared()
         self._open()
         while True:
             self._turn()
 
     def _open(self) -> None:
-        """Listen; a server then registers."""
+        """Listen, and register a server."""
         node = self.node
         endpoint = f"ipc://{node.path(node.id)}"
         self._router = open_socket(
@@ -154,7 +154,7 @@ class Service:
         self._link.send(node.scheduler, [register])
 
     def _begin(self) -> None:
-        """Read requests from now on: workers may have had the address book before this server."""
+        """Start to read requests, which workers may have sent before this server was ready."""
         for end in (self._router, self._ends.socket):
             self._link.poller.register(end, zmq.POLLIN)
 
@@ -176,7 +176,7 @@ class Service:
             self._deliver(self._machine.leave(*msgpack.decode(self._inside.recv(_NOTICE))))
 
     def _answered(self, answer: Answer) -> list[Message]:
-        """Handle an answer of the scheduler or of the backup, as a server."""
+        """Handle an answer of the scheduler or of the backup; return further messages."""
         assert isinstance(self._machine, ServerSession)
         found = self._machine.handle_answer(answer)
         if isinstance(answer, AddressBook):
@@ -186,12 +186,12 @@ class Service:
                 self._link.connect(backup, answer.endpoints[backup])
         return found
 
-    # -- those who ask ----------------------------------------------------------
+    # -- nodes that send requests -----------------------------------------------
 
     def _serve_all(self) -> bool:
-        """Take a few batches of requests; their answers go out together.
+        """Handle a few batches of requests, and send their answers together.
 
-        False when there are no more.
+        Returns False if there are no more.
         """
         answers: list[Message] = []
         for _ in range(_AT_ONCE):
@@ -203,13 +203,13 @@ class Service:
         return frames is not None
 
     def _find_broken(self) -> None:
-        """The connections that have ended: read before a new one may reuse a descriptor."""
+        """Find the ended connections, before a new one reuses a descriptor."""
         self._broken += [self._names.pop(d, b"") for d in self._ends.broken()]
 
     def _remove_broken(self) -> None:
-        """Read what ended connections still hold; the nodes without a goodbye count as dead.
+        """Read the last messages of ended connections; nodes without a goodbye count as dead.
 
-        The scheduler tells the others, servers too.
+        The scheduler notifies the other nodes.
         """
         while self._serve_all():
             pass
@@ -218,24 +218,24 @@ class Service:
             self._deliver(self._machine.leave(peer.node, peer.life, BROKEN))
 
     def _remove(self, name: bytes) -> Peer | None:
-        """Nothing more comes by this connection: its node, unless that has another."""
+        """Remove an ended connection; return its node, unless that has another connection."""
         peer = self._peers.pop(name, None)
         if peer is None or self._ways.get(peer.node) is not peer:
             return None
         return self._ways.pop(peer.node)
 
     def _peer(self, frame: Any) -> Peer:
-        """The node at the other end of the connection whose name this frame is."""
+        """Return the peer whose identity is in this frame."""
         name = bytes(frame.buffer)
         if name not in self._peers:
             self._find_broken()
             self._names[connection(frame)] = name
-            # of several hosts this one lends only to those that have lent to it
+            # with several hosts, lend only to peers that have lent to this process
             self._peers[name] = Peer(name, Exchange(None if self.node.address else self._pool))
         return self._peers[name]
 
     def _serve(self, frames: list[Any]) -> list[Message]:
-        """The answers to a batch of requests; what cannot be read is ignored."""
+        """Return the answers to a batch of requests; unreadable batches are ignored."""
         machine, peer = self._machine, self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
@@ -256,19 +256,19 @@ class Service:
             self._notes.arrived(request)
             try:
                 answers += machine.handle(request, batch.to)
-            except Exception as e:  # out of memory, say: one request fails, the others do not
+            except Exception as e:  # such as out of memory: only this request fails
                 if isinstance(request, Copy):
-                    raise  # a backup that has not every message ends
+                    raise  # a backup without every message must end
                 what = f"{self.node.role} {self.node.index} could not serve"
                 text = f"{what} {type(request).__name__}: {type(e).__name__}: {e}"
                 answers.append(error(request, text))
         return answers
 
     def _checked(self, messages: Sequence[Message]) -> list[Request]:
-        """The requests of one node of this cluster.
+        """Return messages as the requests of one node of this cluster.
 
         Raises:
-            KVStoreError: they are none.
+            KVStoreError: They are not.
         """
         found = [m for m in messages if isinstance(m, Request)]
         nodes = {m.node for m in messages}
@@ -278,9 +278,9 @@ class Service:
         return found
 
     def _cause(self, node: int, pid: int, how: str) -> str:
-        """How a node was lost, for a scheduler, which of another host cannot know whether it hangs.
+        """Return how a node was lost, and report it: the cluster must end one that hangs.
 
-        It is reported: if it hangs, somebody has to end it.
+        Only for a node of this host can the scheduler know whether it hangs.
         """
         if how == BROKEN:
             self.report("missed", (node, pid))
@@ -288,10 +288,10 @@ class Service:
                 return silence(self.node.heartbeat_timeout)
         return how
 
-    # -- what is sent -----------------------------------------------------------
+    # -- sending ----------------------------------------------------------------
 
     def _deliver(self, messages: Iterable[Message]) -> None:
-        """Record each message, then send it: whoever has the answer finds it in the trace."""
+        """Record each message, then send it, so that the trace has every received answer."""
         if self.resting:
             return
         letters: dict[int, list[Message]] = {}

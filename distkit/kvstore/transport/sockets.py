@@ -1,8 +1,8 @@
-"""ZeroMQ sockets that refuse strangers, drop nothing, and report when the other end is gone.
+"""ZeroMQ sockets that reject strangers, drop no message, and report when the peer has ended.
 
-On one host sockets are ``ipc://`` files in the cluster's own folder, which only its user may
-enter; between hosts they are ports of the one interface that leads to the others. Where the
-cluster has keys (CurveZMQ), a process without them cannot even shake hands.
+On one host sockets are ``ipc://`` files in the cluster's folder, which only its user may enter.
+Between hosts they are ports of the one interface that leads to the others. If the cluster has keys
+(CurveZMQ), a process without them cannot connect.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import zmq
 
-#: How long the last message of a closed socket may take to leave [ms]: if it is lost, its process
-#: counts as dead.
+#: Maximum time to send the last message of a closed socket [ms]; if it is lost, the process counts
+#: as dead.
 CLOSE_LINGER_MS = 2000
 
 #: A process whose connections break because it ends is gone within this time [ms].
@@ -27,7 +27,7 @@ _EXIT_MS = 200
 
 
 def context() -> zmq.Context[Any]:
-    """This process's, which is never collected: it would wait for sockets collected with it."""
+    """Return this process's context, which is never collected, so it never waits for sockets."""
     return _context_of(os.getpid())
 
 
@@ -39,14 +39,14 @@ def _context_of(pid: int) -> zmq.Context[Any]:
 def open_socket(
     context: Any, kind: int, keys: tuple[str, str] | None, heartbeat_timeout: float = 0.0
 ) -> Any:
-    """A socket that never drops a message because its queue is full.
+    """Create a socket that never drops a message because its queue is full.
 
     Args:
-        context: ZeroMQ's.
-        kind: ``zmq.ROUTER`` to answer, ``zmq.DEALER`` to ask.
+        context: ZeroMQ's context.
+        kind: ``zmq.ROUTER`` to answer, ``zmq.DEALER`` to send requests.
         keys: the cluster's public and secret key; None to rely on the folder's permissions.
-        heartbeat_timeout: a connection that is silent for this long counts as broken [s]; 0: none
-            does. ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG).
+        heartbeat_timeout: a connection that is silent for this long counts as broken [s]; 0 for no
+            limit. ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG).
     """
     sock = context.socket(kind)
     sock.linger = sock.sndhwm = sock.rcvhwm = 0
@@ -64,7 +64,7 @@ def open_socket(
 
 
 def new_keys() -> tuple[str, str]:
-    """A public and a secret key for a cluster."""
+    """Return a public and a secret key for a cluster."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
@@ -125,7 +125,7 @@ class Ends:
         return found
 
     def close(self, sock: Any, goodbye: Sequence[Any]) -> None:
-        """Close the DEALER with a last message, which expires soon if nobody is connected."""
+        """Close the DEALER with a last message, which expires soon without a connection."""
         self.changes()
         sock.disable_monitor()
         self.socket.close()
@@ -135,7 +135,7 @@ class Ends:
         sock.close()
 
     def broken(self) -> list[int]:
-        """The file descriptors of those connections of a ROUTER that have ended."""
+        """Return the file descriptors of the ROUTER's connections that have ended."""
         return [fd for event, fd in self._events() if event == zmq.EVENT_DISCONNECTED]
 
     def _events(self) -> Iterator[tuple[int, int]]:
@@ -145,7 +145,7 @@ class Ends:
 
 
 def receive(sock: Any) -> list[Any] | None:
-    """The frames of the next message, where ZeroMQ put them; None if there is none."""
+    """Return the frames of the next message, without copying them; None if there is none."""
     if sock.get(_EVENTS) & _READABLE:  # cheaper than zmq.Again
         with suppress(zmq.Again):  # its sender has gone meanwhile
             frames: list[Any] = sock.recv_multipart(_NOBLOCK, copy=False)
@@ -154,11 +154,11 @@ def receive(sock: Any) -> list[Any] | None:
 
 
 def listen_on(sock: Any, address: str) -> str:
-    """Have a socket listen to other hosts, too: at a free port of this interface."""
+    """Have a socket listen at a free port of an interface; return the endpoint."""
     sock.bind(f"tcp://{address}:*")
     return str(sock.last_endpoint.decode())
 
 
 def connection(frame: Any) -> int:
-    """The file descriptor of the connection that a frame came by."""
+    """Return the file descriptor of a frame's connection."""
     return int(frame.get(zmq.SRCFD))
