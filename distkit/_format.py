@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-#: An axis has at most so many names.
+#: Maximum number of names on an axis.
 MOST_TICKS = 8
 
 
 def count(n: int, noun: str) -> str:
-    """A number with its noun.
+    """Format a number with its noun.
 
     >>> count(1, "message"), count(1203, "event")
     ('1 message', '1,203 events')
@@ -19,7 +19,7 @@ def count(n: int, noun: str) -> str:
 
 
 def ordinal(n: int) -> str:
-    """A number in a row.
+    """Format an ordinal number.
 
     >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22)]
     ['1st', '2nd', '3rd', '4th', '11th', '22nd']
@@ -29,12 +29,12 @@ def ordinal(n: int) -> str:
 
 
 def times(n: int) -> str:
-    """A count in words: "once", "3 times"."""
+    """Format a number of times: "once", "3 times"."""
     return "once" if n == 1 else f"{n} times"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, its columns as wide as they need.
+    """Return the lines of a table with aligned columns.
 
     >>> aligned([("rank", "state"), ("10", "idle")])
     ['rank  state', '10    idle']
@@ -47,7 +47,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def human_bytes(n: float) -> str:
-    """Bytes with a binary unit.
+    """Format bytes with a binary unit.
 
     >>> human_bytes(64), human_bytes(4096), human_bytes(1.5 * 2**20)
     ('64 B', '4 KiB', '1.5 MiB')
@@ -60,7 +60,7 @@ def human_bytes(n: float) -> str:
 
 
 def human_seconds(s: float) -> str:
-    """Seconds with a unit that keeps the number short.
+    """Format seconds with a unit that keeps the number short.
 
     >>> human_seconds(0.0000123), human_seconds(0.25), human_seconds(2)
     ('12.3 µs', '250 ms', '2 s')
@@ -70,7 +70,7 @@ def human_seconds(s: float) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Words in a sentence.
+    """Join words as in a sentence.
 
     >>> joined(["a", "b", "c"]), joined(["a"])
     ('a, b and c', 'a')
@@ -79,7 +79,7 @@ def joined(words: Sequence[str]) -> str:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """Ranks in words, in their order; very many are abbreviated.
+    """Format ranks in ascending order; long lists are abbreviated.
 
     >>> named([3]), named([2, 0, 3]), named(range(100))
     ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')
@@ -93,14 +93,14 @@ def named(ranks: Iterable[int]) -> str:
 
 
 def time_unit(s: float) -> tuple[float, str]:
-    """The factor and the unit in which a duration of ``s`` seconds reads best."""
+    """Return the factor and the unit in which a duration of ``s`` seconds is short."""
     if abs(s) >= 0.9995:
         return 1, "s"
     return (1e3, "ms") if abs(s) >= 0.9995e-3 else (1e6, "µs")
 
 
 def round_step(span: float, steps: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that divides ``span`` into at most ``steps``.
+    """Return the smallest 1, 2 or 5 times a power of ten for at most ``steps`` steps in ``span``.
 
     >>> round_step(10, 6), round_step(0.9, 10)
     (2.0, 0.1)
@@ -111,7 +111,7 @@ def round_step(span: float, steps: int) -> float:
 
 
 def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple[float, str]]:
-    """Round times on an axis [s], or parts of a whole, and their names.
+    """Yield round times on an axis [s], or parts of a whole, with their names.
 
     >>> list(ticks(0, 0.0021))
     [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]
@@ -124,7 +124,7 @@ def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple
 
 
 def _short(x: float) -> str:
-    """Three significant digits, without trailing zeros."""
+    """Format three significant digits, without trailing zeros."""
     if abs(x) >= 100:
         return f"{x:.0f}"
     return f"{x:.3g}"

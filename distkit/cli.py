@@ -1,7 +1,8 @@
 """The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor`` and others.
 
-What a command needs is imported when it runs, so that ``distkit --help`` is quick. Errors that
-distkit raises on purpose become one message and exit status 1; wrong arguments give 2, Ctrl-C 130.
+A command imports its modules when it runs, so that ``distkit --help`` is quick. Errors that
+distkit raises on purpose are printed as one message, with exit status 1; wrong arguments give 2,
+Ctrl-C 130.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from distkit.trace.trace import Trace
 
 
-#: The commands of companions, and the module of each, which adds them to the parser.
+#: The commands of companions, and the modules that add them to the parser.
 COMPANIONS = {
     **dict.fromkeys(("grade", "assignments", "answers"), "distkit_course.cli"),
     **dict.fromkeys(("doctor", "lab-hosts"), "distkit_hosts.cli"),
@@ -42,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        argv: the words after ``distkit``; this process's own when None.
+        argv: the words after ``distkit``; by default those of this process.
 
     Raises:
-        SystemExit: the arguments are wrong (status 2), or only help was asked for (0).
+        SystemExit: The arguments are wrong (status 2), or help was requested (0).
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ndistkit: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, head or less, has seen enough
+    except BrokenPipeError:  # the reader, such as head or less, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except DistkitError as error:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ends_ours(word: str, words: list[str]) -> bool:
-    """True if this word and those after it are another program's, as all options of ``lab``."""
+    """Return whether the words from here on belong to another program, such as JupyterLab."""
     return word == "--" or (
         words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
     )
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_demo(commands: Any) -> None:
-    """Tell the parser about ``demo``."""
+    """Add the command ``demo`` to the parser."""
     demo = commands.add_parser("demo", help="see ranks send, reduce and train, on real data")
     demo.add_argument(
         "names",
@@ -130,7 +131,7 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _demo_page(shown: list[Demo], file: Path) -> None:
-    """A page of all demonstrations, which begins with the ring on its stage."""
+    """Write a page of all demonstrations, which begins with the stage view of the ring."""
     runs = [(name, trace, demo) for demo in shown for name, trace in demo.traces.items()]
     runs.sort(key=lambda run: run[0] != _RING)
     replay_page(
@@ -146,7 +147,7 @@ _RING = "all_reduce (ring)"
 
 
 def _print_demo(demo: Demo) -> None:
-    """A demo's title and lines; pictures fit any terminal, sentences are wrapped to it."""
+    """Print a demonstration's title and lines, wrapped to the terminal's width."""
     print(f"\n{demo.title}")
     for line in demo.lines:
         _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
@@ -156,7 +157,7 @@ def _print_demo(demo: Demo) -> None:
 
 
 def add_trace(commands: Any) -> None:
-    """Tell the parser about ``trace``."""
+    """Add the command ``trace`` to the parser."""
     trace = commands.add_parser(
         "trace",
         help="run a torchrun-style script and record its communication",
@@ -170,14 +171,14 @@ def add_trace(commands: Any) -> None:
         "--seed",
         type=int,
         metavar="S",
-        help="of the ranks' random numbers, to run it again as it was",
+        help="the seed of the ranks' random numbers, to repeat a run",
     )
     trace.add_argument(
         "--out",
         type=Path,
         default=Path("trace.gz"),
         metavar="FILE",
-        help="where the trace goes (trace.gz); with torchrun the ranks' files go into a folder "
+        help="the file of the trace (trace.gz); with torchrun the ranks' files are in a folder "
         "beside it, without the .gz",
     )
     trace.add_argument("--html", type=Path, metavar="FILE", help="write a replay page, too")
@@ -204,7 +205,7 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> int | None:
         run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)
     except (RunError, KeyboardInterrupt) as error:
         unfinished = getattr(error, "run", None)
-        if isinstance(unfinished, Run):  # how far it came is what one wants to see
+        if isinstance(unfinished, Run):  # its trace shows how far it came
             keep(unfinished.trace, args)
         raise
     keep(run.trace, args)
@@ -212,7 +213,7 @@ def _trace(args: argparse.Namespace, rest: list[str]) -> int | None:
 
 
 def keep(trace: Trace, args: argparse.Namespace) -> None:
-    """Save a trace and say what is in it."""
+    """Save a trace, and print a summary."""
     write(args.out, lambda: trace.save(args.out))
     for line in clocks(trace):
         _print_wrapped(line, 2)
@@ -221,12 +222,12 @@ def keep(trace: Trace, args: argparse.Namespace) -> None:
         replay_page({Path(args.out).stem: trace}, args.html)
 
 
-#: At most so many files are named.
+#: Maximum number of files that are named.
 _MOST_FILES = 8
 
 
 def add_replay(commands: Any) -> None:
-    """Tell the parser about ``replay``."""
+    """Add the command ``replay`` to the parser."""
     replay = commands.add_parser(
         "replay",
         help="open a saved trace in the browser; needs no torch",
@@ -243,7 +244,7 @@ def add_replay(commands: Any) -> None:
         "sync_sgd_8, servers_6, simulated_64 or h100_4, which come with distkit",
     )
     replay.add_argument(
-        "--html", type=Path, metavar="OUT", help="where the page goes (a temporary file)"
+        "--html", type=Path, metavar="OUT", help="the file of the page (a temporary one)"
     )
     replay.add_argument("--no-browser", action="store_true", help="write the page, open nothing")
     replay.set_defaults(run=_replay, wrong=replay.error)
@@ -265,14 +266,14 @@ def _replay(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _files(trace: Trace) -> list[str]:
-    """The file that each rank was read from, where there is one for each."""
+    """Return lines with the file of each rank, if each rank has one."""
     told = [f"rank {rank}: {its.file}" for rank, its in trace.info.ranks.items() if its.file]
     more = len(told) - _MOST_FILES
     return [*told[:_MOST_FILES], *([f"… and {more} more files"] if more > 0 else [])]
 
 
 def open_trace(files: list[Path]) -> Trace:
-    """The trace in some files, or one that comes with distkit."""
+    """Return the trace in some files, or one that comes with distkit."""
     from distkit.demos import RECORDED, recorded
     from distkit.trace.trace import Trace
 
@@ -288,7 +289,7 @@ def open_trace(files: list[Path]) -> Trace:
 
 
 def add_explain(commands: Any) -> None:
-    """Tell the parser about ``explain``."""
+    """Add the command ``explain`` to the parser."""
     explain = commands.add_parser("explain", help="read what a finding means: explain DK303")
     explain.add_argument(
         "finding",
@@ -319,19 +320,19 @@ def _explain(args: argparse.Namespace, rest: list[str]) -> None:
     Console().print(Markdown(page(rule)))
 
 
-# -- distkit lab and distkit bench: what the checkout has beside the package ---------------------
+# -- distkit lab and distkit bench, which use folders of the checkout ----------------------------
 
 
-#: The checkout that distkit runs from has the notebooks and the benchmarks beside the package.
+#: The checkout that distkit runs from, with the notebooks and the benchmarks.
 CHECKOUT = Path(__file__).resolve().parents[1]
-#: The copies' folder in the checkout, which git ignores, and what it knows of their originals.
+#: The folder of copies in the checkout, which git ignores, and its record of the originals.
 FOLDER, RECORD = "my-notebooks", ".originals.json"
-#: As ``python -m jupyterlab``, but a random.py in the reader's folder is not Python's random.
+#: Runs jupyterlab as a module, but does not import a random.py in the current folder.
 JUPYTERLAB = "import sys; del sys.path[0]; from jupyterlab.labapp import main; sys.exit(main())"
 
 
 def add_lab(commands: Any) -> None:
-    """Tell the parser about ``lab``."""
+    """Add the command ``lab`` to the parser."""
     lab = commands.add_parser(
         "lab",
         help="open the notebooks in JupyterLab",
@@ -348,7 +349,7 @@ def add_lab(commands: Any) -> None:
 
 
 def add_bench(commands: Any) -> None:
-    """Tell the parser about ``bench``."""
+    """Add the command ``bench`` to the parser."""
     bench = commands.add_parser("bench", help="measure distkit and compare it with other programs")
     bench.add_argument("name", metavar="NAME", help="a file of the checkout's benchmarks/, or all")
     bench.add_argument("--json", action="store_true", help="print one JSON object, not a table")
@@ -367,20 +368,20 @@ def _lab(args: argparse.Namespace, rest: list[str]) -> None:
     if find_spec("jupyterlab") is None:
         raise DistkitError("JupyterLab is not installed here. Run: pip install jupyterlab")
     target = args.notebook or _welcome()
-    if args.notebook is None:  # the notebooks point to distkit's sources
+    if args.notebook is None:  # the notebooks link to distkit's sources
         rest = [f"--ServerApp.root_dir={CHECKOUT}", *rest]
     if not target.exists():
         raise DistkitError(f"{target}: there is no such notebook or folder.")
-    if os.geteuid() == 0 and "--allow-root" not in rest:  # in a container one usually is
+    if os.geteuid() == 0 and "--allow-root" not in rest:  # as usual in containers
         rest = [*rest, "--allow-root"]
-    # the question whether one wants Jupyter's news would cover the notebook
+    # hides the question about Jupyter's news, which would cover the notebook
     paths = [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *rest])
 
 
 def _welcome() -> Path:
-    """The reader's copy of the first notebook of the checkout that distkit runs from."""
+    """Return the path of the reader's copy of the first notebook in the checkout."""
     if CHECKOUT.joinpath("notebooks").is_dir():
         folder, older = copies(CHECKOUT)
         for name in older:
@@ -396,9 +397,12 @@ def _welcome() -> Path:
 
 
 def copies(checkout: Path) -> tuple[Path, list[str]]:
-    """Bring the copies up to date; their folder, and those that are older than their originals.
+    """Update the copies that their reader has not changed.
 
-    A copy that its reader has changed, if only by running it, is never touched.
+    Running a copy changes it, too.
+
+    Returns:
+        The folder, and the names of changed copies that are older than their originals.
     """
     folder = checkout / FOLDER
     folder.mkdir(exist_ok=True)
@@ -442,11 +446,11 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> None:
     print(report.to_json() if args.json else report)
 
 
-# -- what commands share -------------------------------------------------------------------------
+# -- shared by several commands -------------------------------------------------------------------
 
 
 def replay_page(traces: dict[str, Trace], file: Path, **how: Any) -> None:
-    """Write the stand-alone page, as ``to_html`` does, and say where it is."""
+    """Write the stand-alone page, as ``to_html`` does, and print its address."""
     from distkit.views.widget.page import to_html
 
     write(file, lambda: to_html(traces, file, **how))
@@ -454,7 +458,7 @@ def replay_page(traces: dict[str, Trace], file: Path, **how: Any) -> None:
 
 
 def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
-    """Find out before the work, not after it, that its result cannot be written."""
+    """Check before the work that a file can be written."""
     if file is None:
         return
     if file.is_dir():
@@ -464,7 +468,11 @@ def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
 
 
 def write(file: Path, how: Callable[[], object]) -> None:
-    """Write a file; that it cannot be written is an error with a message."""
+    """Write a file.
+
+    Raises:
+        DistkitError: The file cannot be written.
+    """
     try:
         how()
     except OSError as error:
@@ -472,7 +480,7 @@ def write(file: Path, how: Callable[[], object]) -> None:
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
-    """The findings of a diagnosis, each with its remedy."""
+    """Print the findings of a diagnosis, each with its remedy."""
     for finding in findings:
         said = f"{finding.message}\n{finding.remedy} [{finding.code}]"
         for i, line in enumerate(said.splitlines()):
@@ -480,14 +488,14 @@ def print_findings(findings: Iterable[Finding]) -> None:
 
 
 def _print_wrapped(line: str, inner: int) -> None:
-    """Print a line as a paragraph that fits the terminal, all but the first one indented."""
+    """Print a line as a paragraph, wrapped to the terminal's width with indented lines."""
     width = shutil.get_terminal_size().columns
     parts = textwrap.wrap(line, width, subsequent_indent=" " * inner, break_on_hyphens=False)
     print("\n".join(parts))
 
 
 def clocks(trace: Trace) -> list[str]:
-    """How far the clocks of several hosts are apart, and how sure that is."""
+    """Return lines with the offsets of the hosts' clocks and their errors."""
     from distkit._format import human_seconds
 
     first, said = trace.info.rank(0).host, []
@@ -495,14 +503,14 @@ def clocks(trace: Trace) -> list[str]:
         sure = _BY_WALL if clock.error is None else f"± {human_seconds(clock.error)}"
         way = "ahead of" if clock.ahead >= 0 else "behind"
         said += [f"The clock of {host} is {abs(clock.ahead):.6f} s {way} that of {first} ({sure})."]
-    return said[1:]  # the first is the trace's own
+    return said[1:]  # the first is the reference
 
 
 _BY_WALL = "by their wall clocks only"
 
 
 def summary(trace: Trace) -> str:
-    """The contents of a trace, in one line."""
+    """Return a summary of a trace in one line."""
     from distkit._format import count
 
     lost = f", {trace.dropped} events dropped" if trace.dropped else ""

@@ -1,9 +1,9 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
-Each is a function that a notebook calls (``dk.demos.p2p()``) and a name that the command line
-takes (``distkit demo p2p``). It returns a :class:`Demo`: some sentences of summary and the
-traces, the first of which is displayed. The programs that run on the ranks stand first:
-they are plain ``torch.distributed``, to be read and copied.
+Each is a function for notebooks (``dk.demos.p2p()``) and an argument of the command line
+(``distkit demo p2p``). It returns a :class:`Demo`: a summary in sentences, and the traces, the
+first of which is displayed. The programs of the ranks come first. They are plain
+``torch.distributed``, to be read and copied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RANKS, EPOCHS, PS_EPOCHS, BATCH, LR = 4, 8, 3, 32, 0.2
 
 
 def model() -> nn.Module:
-    """A perceptron with one hidden layer, 64-128-10; the same weights at every call."""
+    """Return a perceptron with one hidden layer, 64-128-10, with the same weights at every call."""
     import torch
     from torch import nn
 
@@ -35,11 +35,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-# -- the programs: what runs on each rank ----------------------------------------
+# -- programs of the ranks ---------------------------------------------------------
 
 
 def pass_a_digit() -> tuple[Tensor, Tensor]:
-    """Rank 0 has an image; each rank receives it from its left and sends it to its right."""
+    """Pass an image from rank 0 along all ranks, each of which receives it and sends it on."""
     import torch
     import torch.distributed as dist
 
@@ -54,7 +54,7 @@ def pass_a_digit() -> tuple[Tensor, Tensor]:
 
 
 def average_digit(all_reduce: Callable[[Tensor], Any] | None = None) -> tuple[Tensor, Tensor]:
-    """Each rank adds up its own images; the all-reduce makes the sum over all ranks' images."""
+    """Average all images: each rank sums its shard, and an all-reduce sums over the ranks."""
     import torch.distributed as dist
 
     from distkit.data.shards import shard
@@ -69,7 +69,7 @@ def average_digit(all_reduce: Callable[[Tensor], Any] | None = None) -> tuple[Te
 def train_in_step(
     epochs: int = EPOCHS, all_reduce: Callable[[Tensor], Any] | None = None
 ) -> dict[str, Any]:
-    """Synchronous data-parallel SGD: every rank its shard, one averaged gradient for all."""
+    """Train by synchronous data-parallel SGD, each rank on its shard."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -93,7 +93,7 @@ def train_in_step(
 
 
 def train_alone(ranks: int, epochs: int = EPOCHS) -> Tensor:
-    """The oracle: the weights of one process, whose every batch is the union of the ranks'."""
+    """Train in one process on the union of the ranks' batches, and return the weights."""
     import torch
     import torch.nn.functional as F
 
@@ -107,7 +107,7 @@ def train_alone(ranks: int, epochs: int = EPOCHS) -> Tensor:
 
 
 def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
-    """The parameter server: pull the weights, compute a gradient, push it; servers update."""
+    """Train with a parameter server: pull the weights, compute a gradient, push it."""
     import torch.nn.functional as F
 
     from distkit import kvstore
@@ -140,7 +140,7 @@ def _flat(net: nn.Module) -> Tensor:
 
 
 def accuracy(weights: Tensor) -> float:
-    """The fraction of all digits that a 64-128-10 perceptron with these weights gets right."""
+    """Return the accuracy of a 64-128-10 perceptron with these weights on all digits."""
     import torch
 
     net, (images, labels) = model(), digits()
@@ -172,7 +172,7 @@ class Demo:
 
 
 def p2p() -> Demo:
-    """Send and receive: a handwritten digit goes from rank to rank."""
+    """Pass a handwritten digit from rank to rank by send and receive."""
     import torch
 
     run = run_ranks(pass_a_digit, RANKS)
@@ -188,7 +188,7 @@ def p2p() -> Demo:
 
 
 def all_reduce() -> Demo:
-    """All-reduce: the sum over all ranks, by torch's own call and by a ring on this page."""
+    """Compare torch's all-reduce with the ring all-reduce of this package."""
     import torch
 
     from distkit.algorithms.all_reduce.ring import ring_all_reduce
@@ -212,7 +212,7 @@ def all_reduce() -> Demo:
 
 
 def sync_sgd() -> Demo:
-    """Synchronous SGD: the replicas stay identical, and equal one process on the whole batch."""
+    """Train by synchronous SGD, and compare the replicas with one process on the whole batch."""
     import torch
 
     run = run_ranks(train_in_step, RANKS)
@@ -231,7 +231,7 @@ def sync_sgd() -> Demo:
 
 
 def parameter_server() -> Demo:
-    """The parameter server: workers push gradients, servers update, in step and out of step."""
+    """Train with a parameter server, synchronously and asynchronously."""
     from distkit.cluster.cluster import Cluster
 
     lines = ["2 workers, 2 servers and a scheduler, each a process of its own"]
@@ -263,18 +263,18 @@ ALL: dict[str, Callable[[], Demo]] = {
 # -- runs that were recorded before ------------------------------------------------
 
 _FOLDER = Path(__file__).parent / "recorded"
-#: The names of larger runs that come with distkit, made by tools/record.
+#: The names of larger runs that come with distkit, recorded by tools/record.
 RECORDED = sorted(file.stem for file in _FOLDER.glob("*.trace"))
 
 
 def recorded(name: str) -> Trace:
-    """The trace of a run that comes with distkit: larger than a laptop's, and it needs no torch.
+    """Return the trace of a run that comes with distkit; needs no torch.
 
     Args:
         name: one of ``dk.demos.RECORDED``.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: The name is unknown.
 
     >>> trace = recorded("ring_16")
     >>> len(trace.messages), trace.info.name
@@ -296,7 +296,7 @@ def _brief(trace: Trace) -> str:
 
 
 def _picture(title: str, before: Tensor, after: Tensor) -> list[str]:
-    """Two images side by side, in half blocks: what a rank held before and after."""
+    """Return two images side by side in block characters: a rank's image before and after."""
     left, right = _blocks(before), _blocks(after)
     lines = [f"{a}   →   {b}" for a, b in zip(left, right, strict=True)]
     return [f"{title:<9}{lines[0]}", *(" " * 9 + line for line in lines[1:])]

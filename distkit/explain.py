@@ -9,7 +9,7 @@ from distkit.diagnosis.rules import RULES, Rule
 
 
 def find(word: str) -> Rule | None:
-    """The rule with this code or name.
+    """Return the rule with this code or name.
 
     >>> [find(word).code for word in ("dk303", "wrong_tag")]
     ['DK303', 'DK303']
@@ -19,13 +19,13 @@ def find(word: str) -> Rule | None:
 
 
 def nearest(word: str) -> Rule:
-    """The rule whose code or name is most like a word."""
+    """Return the rule whose code or name is most similar to a word."""
     known = {**{rule.name: rule for rule in RULES.values()}, **RULES}
     return known[get_close_matches(word, known, 1, 0)[0]]
 
 
 def page(rule: Rule) -> str:
-    """A rule's page in Markdown, with a program of :mod:`distkit.hangs`."""
+    """Return a rule's page in Markdown, with a program of :mod:`distkit.hangs`."""
     from distkit.hangs import ALL
 
     title, meaning, rest = inspect.cleandoc(rule.page).split("\n\n", 2)

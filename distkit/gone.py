@@ -1,4 +1,4 @@
-"""Names, commands and options that this release no longer has, and what to do instead."""
+"""Removed names, commands and options, with their replacements."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ FORMER = {
 
 
 def refuse(call: str, options: Iterable[str]) -> None:
-    """Raise a TypeError that says what to do instead of the first of these options of a call."""
+    """Raise a TypeError that names the replacement of the first of these options of a call."""
     for option in options:
         unknown = f"{call} got an unexpected keyword argument {option!r}"
         raise TypeError(GONE.get(f"{call}({option}=…)", unknown))

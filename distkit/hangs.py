@@ -376,9 +376,9 @@ def straggler() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A program of the catalogue, and what there is to find.
+    """A program of the catalogue, with the expected finding.
 
-    ``how`` it ends: it "hangs", it "fails" with an error of its own, or it "finishes".
+    ``how`` is its end: it "hangs", it "fails" with an error, or it "finishes".
     """
 
     program: Callable[[], None]
@@ -390,7 +390,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The mistake, in a sentence."""
+        """The mistake in a sentence."""
         return (self.program.__doc__ or "").strip()
 
     @property

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TORCH = "-packages/torch/"
 
-#: What torch says where there is no process group, and what is meant.
+#: Torch's message for a missing process group, and its replacement.
 _NO_GROUP = "process group has not been initialized"
 _ON_THE_RANKS = (
     "this runs in the notebook, which is no rank and has no process group. Call torch.distributed "
@@ -42,7 +42,7 @@ _ON_THE_RANKS = (
 
 
 def install(shell: Any) -> None:
-    """Have an IPython shell know ``%%ranks``, and shorten what it shows of such errors."""
+    """Add ``%%ranks`` to an IPython shell, and shorten the tracebacks of such errors."""
     shell.register_magic_function(ranks, "cell")
     shown = shell.InteractiveTB
     if not hasattr(shown, "distkit"):
@@ -61,7 +61,7 @@ _options.add_argument("ranks", nargs="*")
 def ranks(line: str, cell: str) -> Any:
     """Run a cell on the ranks of the latest cluster, in their own variables.
 
-    ``torch``, ``dist``, ``rank`` and ``world_size`` are there; what a cell defines stays.
+    ``torch``, ``dist``, ``rank`` and ``world_size`` are defined; variables stay from cell to cell.
     """
     from distkit.cluster.cluster import latest
     from distkit.cluster.notebook import name_running_cell, place
@@ -80,13 +80,13 @@ def ranks(line: str, cell: str) -> Any:
     except (DistkitError, RunStopped) as error:
         if isinstance(error, RankError):
             _explain_name(error)
-        head = error._render_traceback_()[-1:]  # without the way through the magic
+        head = error._render_traceback_()[-1:]  # without the frames of the magic
         error.__dict__["_render_traceback_"] = lambda: head
         raise
 
 
 def _explain_name(error: RankError) -> None:
-    """A variable of the notebook is not one of the ranks'."""
+    """Add a hint to the error if the undefined name is a variable of the notebook."""
     from IPython import get_ipython
 
     name = str(error).partition("name '")[2].partition("' is not defined")[0]
@@ -97,7 +97,7 @@ def _explain_name(error: RankError) -> None:
 
 
 def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
-    """The ranks that ["0", "2"] or ["1-3"] means; None for [], all of them."""
+    """Return the ranks in words such as ["0", "2"] or ["1-3"]; None, for all ranks, if empty."""
     chosen: list[int] = []
     for word in words:
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
@@ -114,7 +114,7 @@ def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
 
 
 def _shortened(structured: Any) -> Any:
-    """IPython's ``structured_traceback``, for errors that concern a line of the reader's alone."""
+    """Return IPython's ``structured_traceback`` with shortened errors."""
 
     def structured_traceback(
         kind: Any, error: Any = None, tb: TracebackType | None = None, *args: Any, **kwargs: Any
@@ -129,7 +129,7 @@ def _shortened(structured: Any) -> Any:
 def shorten(
     error: BaseException, tb: TracebackType
 ) -> tuple[type[BaseException], BaseException, TracebackType]:
-    """An error and its traceback as the reader of the cell should see them."""
+    """Return an error and its traceback, shortened if it is about the user's line."""
     files = [frame.filename for frame in traceback.extract_tb(tb)]
     ours = files[-1].startswith(OWN) and _raised_on_purpose(tb)
     torchs = _NO_GROUP in str(error) and _TORCH in files[-1]
@@ -143,7 +143,7 @@ def shorten(
 
 
 def _raised_on_purpose(tb: TracebackType) -> bool:
-    """True if the innermost line raises: a mistake in the library would fail elsewhere."""
+    """Return whether the innermost line is a ``raise``; errors of the library itself are not."""
     while tb.tb_next is not None:
         tb = tb.tb_next
     line = linecache.getline(tb.tb_frame.f_code.co_filename, tb.tb_lineno)
@@ -151,6 +151,6 @@ def _raised_on_purpose(tb: TracebackType) -> bool:
 
 
 def _cut(tb: TracebackType, count: int) -> TracebackType:
-    """The outermost frames of a traceback."""
+    """Return the ``count`` outermost frames of a traceback."""
     rest = _cut(tb.tb_next, count - 1) if count > 1 and tb.tb_next is not None else None
     return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)

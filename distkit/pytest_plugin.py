@@ -1,8 +1,8 @@
-"""A plug-in of pytest: ``pytest --distkit-notebooks lessons/`` runs each notebook as a test.
+"""A plug-in for pytest: ``pytest --distkit-notebooks lessons/`` runs each notebook as a test.
 
-A cell that raises fails the test, unless Jupyter's tag ``raises-exception`` says that it shall.
-A cell that takes too long is interrupted as by the stop button, so that the test fails with what
-distkit says of the ranks, instead of hanging.
+A cell that raises an error fails the test, unless it has Jupyter's tag ``raises-exception``. A cell
+that takes too long is interrupted as by the stop button, so the test fails with distkit's diagnosis
+of the ranks instead of hanging.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-#: Seconds that a kernel has to end a cell that was interrupted.
+#: Time for the kernel to end an interrupted cell [s].
 _GRACE = 30.0
 
 
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a notebook, where that was asked for."""
+    """Collect a notebook, if the option is set."""
     wanted = file_path.suffix == ".ipynb" and ".ipynb_checkpoints" not in file_path.parts
     if wanted and parent.config.getoption("--distkit-notebooks"):
         return NotebookFile.from_parent(parent, path=file_path)
@@ -44,7 +44,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 class NotebookFile(pytest.File):
-    """A notebook, which is one test."""
+    """A notebook with its one test."""
 
     def collect(self) -> Iterator[pytest.Item]:
         """Return the one test."""
@@ -69,7 +69,7 @@ class NotebookItem(pytest.Item):
     def repr_failure(  # type: ignore[override]
         self, excinfo: pytest.ExceptionInfo[BaseException], **_: Any
     ) -> str:
-        """Tell what failed in it; the traceback of this plug-in would not help."""
+        """Return the failure's message, without the plug-in's traceback."""
         if isinstance(excinfo.value, NotebookFailed):
             return f"{self.path.name}: {excinfo.value}"
         return str(super().repr_failure(excinfo))
@@ -80,16 +80,16 @@ class NotebookItem(pytest.Item):
 
 
 class NotebookFailed(Exception):
-    """A notebook does not run to its end; the message says at which cell, and why."""
+    """A notebook has failed; the message names the cell and the reason."""
 
 
 def execute(notebook: Any, folder: Path, limit: float = 240) -> None:
-    """Run a notebook in a folder; what its cells show is in it afterwards.
+    """Run a notebook in a folder, and add the outputs of its cells to it.
 
     Args:
-        notebook: as ``nbformat.read`` returns it.
-        folder: what its cells write is written there.
-        limit: how long a cell may take before it is interrupted [s].
+        notebook: a notebook from ``nbformat.read``.
+        folder: the working folder of its cells.
+        limit: the time after which a cell is interrupted [s].
 
     Raises:
         NotebookFailed: A cell has raised an error or taken too long, or the kernel has died.

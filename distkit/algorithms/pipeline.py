@@ -1,7 +1,8 @@
 """Pipeline parallelism: layers on different ranks, activations and gradients as messages.
 
 :func:`split` cuts a model into stages. :func:`pipeline_step` is the reference implementation: GPipe
-and 1F1B with ``send`` and ``recv``. For several stages per rank use ``torch.distributed.pipelining``.
+and 1F1B with ``send`` and ``recv``. ``torch.distributed.pipelining`` also runs several stages per
+rank.
 """
 
 from __future__ import annotations
