@@ -1,4 +1,4 @@
-"""Simulates parameter servers: synchronous, asynchronous, bounded, with backups. Pure.
+"""Simulates parameter servers: synchronous, asynchronous, with bounded staleness. Pure.
 
 Servers and workers send one message and receive one at a time, which forms queues. The model covers
 machines connected by links, but not processes that share the processors of one machine.
@@ -29,15 +29,13 @@ class Served:
 
     ``finished`` are the times [s] at which gradients were applied, ``workers`` their workers,
     ``staleness`` the number of others applied since their worker's pull (0 if synchronous),
-    ``waited`` the seconds each worker waited, ``dropped`` the number of gradients dropped because
-    of backups.
+    ``waited`` the seconds each worker waited.
     """
 
     finished: list[float] = field(default_factory=list)
     workers: list[int] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     waited: Floats = field(default_factory=lambda: np.zeros(0))
-    dropped: int = 0
     trace: Trace = field(default_factory=Trace)
 
     @property
@@ -56,7 +54,6 @@ class Simulation:
         link: Link,
         steps: int,
         staleness: float,
-        backups: int,
         seed: int,
         record: bool,
         compute: Delay,
@@ -65,7 +62,7 @@ class Simulation:
         self.workers, self.servers, self.load = workers, len(load), load
         self.steps, self.staleness = steps, staleness
         bound = int(staleness) if math.isfinite(staleness) else None
-        self.rule: Rule = Asynchronous(bound) if staleness else Synchronous(backups)
+        self.rule: Rule = Asynchronous(bound) if staleness else Synchronous()
         self.durations: list[float] = link.seconds(load).tolist()
         self.gamma = (link.gamma * load).tolist()
         self.rng, self.record = np.random.default_rng(seed), record
@@ -77,7 +74,7 @@ class Simulation:
         self.updates = 0
         self.waiting: dict[int, float] = {}  # worker -> start of its wait
         self.held: dict[tuple[int, int], tuple[float, str]] = {}  # held pulls, by worker and server
-        self.heap: list[tuple[float, int, int, str, int, int]] = []
+        self.heap: list[tuple[float, int, int, str, int]] = []
         self.sequence = itertools.count()
         self.writer = Writer(workers + self.servers)
         self.result = Served(waited=np.zeros(workers))
@@ -87,14 +84,13 @@ class Simulation:
         for w in range(self.workers):
             self._push_event(0.0, w, "pull", 0)
         while self.heap:
-            time, _, w, kind, j, step = heapq.heappop(self.heap)
-            if step == self.step[w]:  # otherwise the step was dropped
-                getattr(self, f"_{kind}")(time, w, j)
+            time, _, w, kind, j = heapq.heappop(self.heap)
+            getattr(self, f"_{kind}")(time, w, j)
         self.result.trace = self._trace()
         return self.result
 
     def _push_event(self, time: float, w: int, kind: str, j: int) -> None:
-        heapq.heappush(self.heap, (time, next(self.sequence), w, kind, j, self.step[w]))
+        heapq.heappush(self.heap, (time, next(self.sequence), w, kind, j))
 
     def _pull(self, time: float, w: int, j: int) -> None:
         if j == 0:
@@ -136,15 +132,8 @@ class Simulation:
         self.arrived[step].append(w)
         self.step[w] += 1
         self.waiting[w] = time
-        complete = self.rule.complete(self.arrived[step], range(self.workers))
-        if complete:
+        if self.rule.complete(self.arrived[step], range(self.workers)):
             self._record_update(time, self.arrived[step] if self.rule.halts else [w], behind)
-        if complete and self.rule.backup:
-            for late in range(self.workers):
-                if self.step[late] == step:
-                    self.step[late] += 1
-                    self.result.dropped += 1
-                    self.waiting[late] = time
         self._resume(time)
 
     def _resume(self, time: float) -> None:
@@ -257,7 +246,6 @@ def parameter_server(
     *,
     steps: int = 1,
     staleness: float = 0,
-    backups: int = 0,
     stragglers: Stragglers | None = None,
     seed: int = 0,
     record: bool = True,
@@ -274,17 +262,15 @@ def parameter_server(
         staleness: the number of steps by which a worker may be ahead of the slowest: 0 is
             synchronous (``dist_sync``), infinity asynchronous (``dist_async``), between them
             bounded.
-        backups: the number of slowest workers whose gradients a synchronous step drops.
         stragglers: slow workers.
         seed: the seed of the draws.
         record: whether to record a trace.
 
     Raises:
-        ValueError: there is no worker or server, there are too many backups, or a number is
-            negative.
+        ValueError: there is no worker or server, or a number is negative.
 
     Source:
-        Li et al., OSDI 2014; Ho et al. (bounded), NIPS 2013; Chen et al. (backups), 2016.
+        Li et al., OSDI 2014; Ho et al. (bounded), NIPS 2013.
 
     Example:
         >>> free = Link(0, 0)
@@ -294,16 +280,9 @@ def parameter_server(
     check_link(link)
     if workers < 1 or steps < 1:
         raise ValueError(f"workers={workers}, steps={steps}: there must be at least one of each")
-    if not 0 <= backups < workers:
-        raise ValueError(f"{backups} backups of {workers} workers: leave at least one that counts")
-    if staleness < 0 or (backups and staleness):
-        raise ValueError(
-            f"a staleness of {staleness} with {backups} backups: it is not negative, and backups "
-            "are of synchronous training, staleness=0"
-        )
+    if staleness < 0:
+        raise ValueError(f"staleness={staleness}: give a number of steps, 0 or more")
     load = place(tensors, servers)
     draw = compute if callable(compute) else constant(compute)
     slow = (stragglers or Stragglers()).factors(workers)
-    return Simulation(
-        workers, load, link, steps, staleness, backups, seed, record, draw, slow
-    ).run()
+    return Simulation(workers, load, link, steps, staleness, seed, record, draw, slow).run()

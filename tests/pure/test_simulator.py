@@ -251,7 +251,6 @@ def harmonic(n: int) -> float:
     ("options", "expected"),
     [
         ({}, harmonic(10)),  # waits for all
-        ({"backups": 3}, harmonic(10) - harmonic(3)),  # for the first seven
         ({"staleness": math.inf}, 1.0),  # for nobody: ten gradients in the mean time of one
     ],
 )
@@ -285,19 +284,6 @@ def test_staleness_is_bounded_in_steps_and_about_all_others_when_not() -> None:
         8, [4], 1, FREE, exponential(1.0), steps=500, staleness=2, record=False
     )
     assert max(bound.staleness) <= 7 * (2 * 2 + 1)
-
-
-def test_a_few_backups_pay_and_too_many_do_not() -> None:
-    """The shape of Chen et al.: the best is inside, since each backup's work is thrown away."""
-
-    def gain(backups: int) -> float:
-        run = parameter_server(
-            50, [4], 1, FREE, lognormal(1.5, 0.2), steps=300, record=False, backups=backups, seed=1
-        )
-        return (50 - backups) / run.seconds
-
-    gains = [gain(b) for b in (0, 3, 45)]
-    assert gains[1] > gains[0] > gains[2]
 
 
 def test_servers_and_workers_are_busy_one_message_at_a_time() -> None:
@@ -341,8 +327,7 @@ def test_servers_and_workers_are_busy_one_message_at_a_time() -> None:
         (lambda: pipeline(2, 2, 1, 1, 0, NET, chunks=2), "one stage a rank, not 2"),
         (lambda: parameter_server(0, [4], 1, ONE, 1.0), "workers=0"),
         (lambda: parameter_server(2, [4], 0, ONE, 1.0), "0 servers"),
-        (lambda: parameter_server(2, [4], 1, ONE, 1.0, backups=2), "2 backups of 2 workers"),
-        (lambda: parameter_server(3, [4], 1, ONE, 1.0, backups=1, staleness=1), "staleness=0"),
+        (lambda: parameter_server(3, [4], 1, ONE, 1.0, staleness=-1), "staleness=-1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call: object, says: str) -> None:
