@@ -43,16 +43,6 @@ class Workload:
         if not all(x >= 0 for x in numbers):
             raise ValueError(f"a step of {numbers}: give seconds and bytes that are not negative")
 
-    @classmethod
-    def even(cls, compute: float, nbytes: int, buckets: int) -> Workload:
-        """A workload with a third of the time in forward, two thirds in backward, in equal buckets.
-
-        >>> Workload.even(0.3, 4000, 4).buckets
-        (1000, 1000, 1000, 1000)
-        """
-        size = round(nbytes / buckets / 4) * 4
-        return cls(compute / 3, compute * 2 / 3, (size,) * buckets)
-
     @property
     def ready(self) -> Floats:
         """Seconds from the start of backward until each bucket is ready, shape (buckets,)."""
@@ -86,7 +76,7 @@ def data_parallel(
     Example:
         >>> from distkit_simulation.network import Link
         >>> net = Network(Link(1e-6, 1e-9))
-        >>> data_parallel(2, Workload.even(0.3, 4000, 2), net).ranks
+        >>> data_parallel(2, Workload(0.1, 0.2, [2000, 2000]), net).ranks
         [0, 1]
     """
     faults = stragglers or Stragglers()

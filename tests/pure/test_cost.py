@@ -165,7 +165,7 @@ def test_overlap_hides_what_the_form_says(
     """Steps that are simulated bucket by bucket: a ring that takes ``sync`` for all of them."""
     nbytes = 4 * n * buckets * 1000
     link = Link(0, sync / (2 * (n - 1) / n * nbytes))
-    work = Workload.even(compute, nbytes, buckets)
+    work = Workload(compute / 3, compute * 2 / 3, [nbytes // buckets] * buckets)
     trace = data_parallel(n, work, Network(link))
     exposed = cost.exposed(sync, work.backward, buckets)
     assert trace.seconds == pytest.approx(compute + exposed, rel=1e-9)
