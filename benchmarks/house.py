@@ -27,7 +27,7 @@ class Line(NamedTuple):
 #: moves keeps it.
 LINES = {
     "distkit": Line(1_286, 550),
-    "distkit/algorithms": Line(1_435, 1_300),
+    "distkit/algorithms": Line(1_433, 1_300),
     "distkit/cluster": Line(4_400, 3_000),
     "distkit/data": Line(280, 350),
     "distkit/diagnosis": Line(2_450, 1_800),

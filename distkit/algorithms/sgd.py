@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -84,20 +83,14 @@ def _pack(weights: list[Tensor], n: float) -> tuple[Tensor, Tensor]:
     """Return a replica's message ``n g | has g | n | flags``, and the table at its end."""
     gradients, ranks = [w.grad for w in weights], dist.get_world_size()
     parts = [_dense(g, w) for g, w in zip(gradients, weights, strict=True)]
-    table = _table(
-        *(g is not None for g in gradients), float(n), *[0] * ranks, device=parts[0].device
-    )
+    numbers = [*(g is not None for g in gradients), n, *[0] * ranks]
+    table = torch.tensor(numbers, dtype=torch.float, device=parts[0].device)
     message = _flatten_dense_tensors([*parts, table])
     gradients = message[: -len(table)]
     if n and not isfinite(gradients.sum()):
         message[dist.get_rank() - ranks] = first_nonfinite(parts)
     gradients.mul_(n) if n else gradients.zero_()  # a mean over no examples is NaN
     return message, table
-
-
-@lru_cache(maxsize=64)  # most steps reuse it
-def _table(*numbers: float, device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float, device=device)
 
 
 def _dense(g: Tensor | None, w: Tensor) -> Tensor:
