@@ -29,7 +29,7 @@ LINES = {
     "distkit": Line(1_286, 550),
     "distkit/algorithms": Line(1_433, 1_300),
     "distkit/cluster": Line(4_400, 3_000),
-    "distkit/data": Line(280, 350),
+    "distkit/data": Line(277, 350),
     "distkit/diagnosis": Line(2_450, 1_800),
     "distkit/kvstore": Line(2_102, 1_700),
     "distkit/recording": Line(1_850, 1_600),

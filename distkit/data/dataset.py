@@ -64,7 +64,7 @@ class DistributedDataset:
             global_batch,
             replicas,
             samples=len(self._data),
-            files=_file_sizes(self._data),
+            files=getattr(self._data, "files", ()),
             policy=policy,
             seed=seed if shuffle else None,
         )
@@ -158,13 +158,6 @@ def open_data(data: Any) -> Any:
         f"a {type(data).__name__} is no dataset with an order. Pass a map-style "
         "torch.utils.data.Dataset, a tensor, an array, a tuple of them, or a list of files."
     )
-
-
-def _file_sizes(data: Any) -> tuple[tuple[str, int], ...]:
-    """Return the name and the number of samples of each file, if the data are in files."""
-    if not isinstance(data, Files):
-        return ()
-    return tuple(zip(map(str, data.paths), data.sizes, strict=True))
 
 
 def _collate(samples: list[Any], like: Any) -> Any:

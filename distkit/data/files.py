@@ -51,6 +51,8 @@ class Files(Dataset[tuple[Tensor, ...]]):
             )
         self._reader, self._cached = read or read_arrays, _NO_FILE
         self.sizes = tuple(map(count, self.paths) if count else map(self._count, self.paths))
+        #: Name and number of samples of each file.
+        self.files = tuple(zip(map(str, self.paths), self.sizes, strict=True))
         self._ends = list(accumulate(self.sizes))
         self._latest = 0  # the file read last; it gives batches of 0 rows their shape
 
