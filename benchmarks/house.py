@@ -38,7 +38,7 @@ LINES = {
     "companions/distkit_course": Line(1_276, 1_300),
     "companions/distkit_experiments": Line(780, 800),
     "companions/distkit_hosts": Line(4_378, 3_200),
-    "companions/distkit_simulation": Line(1_864, 1_400),
+    "companions/distkit_simulation": Line(1_862, 1_400),
     "companions/distkit_strategies": Line(1_700, 1_700),
     "notebooks/course": Line(1_216, 1_200),
     "tests": Line(21_223, 16_000),

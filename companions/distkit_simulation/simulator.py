@@ -247,11 +247,8 @@ def plan(
     """Return the name of a schedule, its rounds, and the sizes of its chunks [bytes].
 
     Raises:
-        ValueError: the algorithm is unknown, there is no rank, or the bytes are not whole
-            elements.
+        ValueError: the algorithm is unknown, or the bytes are not whole elements.
     """
-    if n < 1:
-        raise ValueError(f"{n} ranks: at least 1 is needed")
     if nbytes < 0:
         raise ValueError(f"{nbytes} bytes: nbytes must not be negative")
     if nbytes % ITEMSIZE:
