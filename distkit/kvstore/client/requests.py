@@ -272,8 +272,8 @@ class Requests:
 
 
 _WITHOUT_SCHEDULER = (
-    "Without it no worker can register or meet the others at a barrier, and nobody learns who has "
-    "ended, so the run ends. "
+    "Without it no worker can register or meet the others at a barrier, and no node learns which "
+    "others have ended, so the run ends. "
 )
 
 

@@ -73,7 +73,7 @@ def _tensors(what: str, key: Key, value: Any) -> list[Tensor]:
             )
         if t.layout is not torch.strided:
             raise KVStoreError(
-                f"{what} of {key!r} with a sparse tensor, which no server takes. Give "
+                f"{what} of {key!r} with a sparse tensor, which servers do not accept. Give "
                 "tensor.to_dense(), or make such gradients dense: Embedding(..., sparse=False)."
             )
         if dtype_name(t) not in DTYPES:

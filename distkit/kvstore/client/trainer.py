@@ -152,8 +152,8 @@ class Trainer:
         if len(ready) < len(self._params) and not ignore_stale_grad:
             missing = [k for k in range(len(self._params)) if k not in ready]
             raise KVStoreError(
-                f"no backward() has made a gradient of parameters {missing}. "
-                "Call it before each step, freeze them, or use ignore_stale_grad=True."
+                f"parameters {missing} have no gradient. "
+                "Call backward() before each step, freeze them, or use ignore_stale_grad=True."
             )
         if self._store is not None and not self._begun:
             keys: Any = list(range(len(self._params)))

@@ -1,4 +1,4 @@
-"""The terms that the workers of a run agree on when they create their store; names of stores."""
+"""Options of a store, on which the workers of a run agree, and the names of stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 #: The names of all stores, for a message.
 _STORES = ", ".join(f'"{name}"' for name in ("local", "device", *MODES))
 
-#: What becomes of the others when a worker crashes, where they would wait for it.
+#: Effects of a worker's crash on workers that wait for it.
 ON_CRASH = ("halt", "continue", "replace")
 
 
@@ -30,12 +30,12 @@ class Terms:
         mode: one of :data:`MODES`.
         bound: number of elements from which an array is split over all servers.
         staleness: by how many gradients a worker may run ahead of the slowest; None for any.
-        backup: how many of the workers a round does not wait for.
-        replication: on how many servers each value is: 1, or 2 with a backup.
+        backup: number of workers that a round does not wait for.
+        replication: number of servers that hold each value: 1, or 2 with a backup.
         on_crash: one of :data:`ON_CRASH`.
 
     Raises:
-        KVStoreError: they do not go together.
+        KVStoreError: An option is invalid, or does not apply to the mode.
 
     >>> Terms("dist_sync", backup=1).rule
     Synchronous(backup=1)
@@ -100,16 +100,16 @@ class Terms:
     def aftermath(self) -> str:
         """The effect of a worker's end on the run.
 
-        Without rounds nobody halts; with backup workers those who then wait in vain.
+        Without rounds no worker halts; with backup workers only those that wait for too many.
         """
         halts = self.on_crash == "halt" and self.sync and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"
 
     def fit(self, workers: int, servers: int) -> None:
-        """Check that a cluster can keep them.
+        """Check that a cluster has enough workers and servers.
 
         Raises:
-            KVStoreError: it has too few workers or servers.
+            KVStoreError: It has not.
         """
         for asked, there, what in (
             (self.replication, servers, "replication"),

@@ -100,7 +100,7 @@ def decode(frames: Sequence[Frame], exchange: Exchange | None = None) -> Batch:
             raise ValueError("more frames than the header has tensors for")
     except _MALFORMED as e:
         raise KVStoreError(
-            f"a message that is none of distkit's: {type(e).__name__}: {e}. "
+            f"a message that is not distkit's: {type(e).__name__}: {e}. "
             "Let only nodes of one cluster, with one version of distkit, use its folder."
         ) from None
     finally:
@@ -139,7 +139,7 @@ class _Reader(threading.local):
             data = self.large.pop(0)
         elif type(data) is not bytes:
             if self.exchange is None or {*map(type, where)} != {int}:
-                raise ValueError(f"a tensor that is lent at {where!r:.40}")
+                raise ValueError(f"a tensor at the invalid address {where!r:.40}")
             data = self.exchange.borrow(where)
         tensor = over(data, dtype)
         aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned

@@ -162,7 +162,7 @@ def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
     try:
         sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         if not sealed or os.fstat(file).st_ino != inode:
-            raise ValueError(f"file {number} of process {pid} is not what it was said to be")
+            raise ValueError(f"file {number} of process {pid} is not the sealed memory expected")
         return mmap.mmap(file, 0)
     finally:
         os.close(file)

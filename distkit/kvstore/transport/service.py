@@ -274,7 +274,7 @@ class Service:
         nodes = {m.node for m in messages}
         known = range(self.node.scheduler)
         if len(found) < len(messages) or len(nodes) > 1 or not all(n in known for n in nodes):
-            raise KVStoreError(f"requests of nodes {nodes}: there are none such here.")
+            raise KVStoreError(f"requests of nodes {nodes}, which are not in this cluster.")
         return found
 
     def _cause(self, node: int, pid: int, how: str) -> str:
