@@ -1,29 +1,21 @@
-"""Static pictures: in notebooks, where they remain without a kernel, and as files.
+"""Static pictures in notebooks, where they remain without a kernel.
 
 A view has two cell outputs: a picture, which every front end can show, and the widget, which needs
 its kernel. A style sheet in the first output selects the visible one: the picture until the widget
 is drawn, and again when there is no widget. With a single output, JupyterLab would prefer the
 widget even if it only shows "model not found", and nbconvert would load a widget manager from the
 network.
-
-Files are SVG, PNG or PDF; Typst converts SVG to the other two.
 """
 
 from __future__ import annotations
 
 import base64
-import re
 import threading
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
 from html import escape
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
-
-from distkit.errors import DistkitError
-from distkit.views.scene import svg
 
 #: The output with the picture, in JupyterLab, Notebook and nbconvert pages.
 _PICTURE = ".jp-OutputArea-child:has(> .jp-OutputArea-output > .distkit-still)"
@@ -201,87 +193,3 @@ def as_picture(
 
 def _base64(drawn: str) -> str:
     return base64.b64encode(drawn.encode()).decode("ascii")
-
-
-#: Resolution of a PNG, in pixels per pixel of the picture.
-PNG_SCALE = 2
-
-_SIZE = re.compile(r'\bwidth="(\d+)" height="(\d+)"')
-_PAGE = """#set page(width: auto, height: auto, margin: 0pt, fill: none)
-#image(bytes(sys.inputs.picture), format: "svg", width: {width}pt)
-"""
-
-
-def save(picture: str, path: Path, *, dark: bool = False, width: int | None = None) -> Path:
-    """Write a static picture.
-
-    Args:
-        picture: an SVG document from a static painter.
-        path: file name ending in ``.svg``, ``.png`` or ``.pdf``.
-        dark: whether the paper is dark.
-        width: width in pixels, in a PDF in points; by default the picture's width, in a PNG twice
-            that.
-
-    Raises:
-        ValueError: The path has another ending, or the width is not positive.
-        DistkitError: typst, which creates PNG and PDF, is not installed.
-
-    >>> import tempfile
-    >>> square = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
-    >>> save(square, Path(tempfile.mkdtemp(), "square.svg"), width=16).read_text()
-    '<svg xmlns="http://www.w3.org/2000/svg" width="16" height="16"/>'
-    """
-    kind = path.suffix.lower()
-    if kind not in (".svg", ".png", ".pdf"):
-        raise ValueError(
-            f"{path}: a picture is saved as SVG, PNG or PDF. Use a name that ends in .svg, .png "
-            "or .pdf, or trace.to_html(path) for a page to replay."
-        )
-    if width is not None and width <= 0:
-        raise ValueError(f"width={width} is not possible. Leave width out for its own.")
-    drawn = svg.dark(picture) if dark else picture
-    if kind == ".svg":
-        path.write_text(drawn if width is None else _scale(drawn, width), encoding="utf-8")
-    else:
-        path.write_bytes(_compile(drawn, kind[1:], width))
-    return path
-
-
-def _size(picture: str) -> tuple[int, int]:
-    found = _SIZE.search(picture)
-    assert found is not None, "every painter sets width and height"
-    return int(found[1]), int(found[2])
-
-
-def _scale(picture: str, width: int) -> str:
-    image_width, image_height = _size(picture)
-    return _SIZE.sub(
-        f'width="{width}" height="{round(width * image_height / image_width)}"', picture, count=1
-    )
-
-
-def _compile(picture: str, kind: str, width: int | None) -> bytes:
-    """Compile a page of the picture's size; at 72 pixels per inch a point is a pixel."""
-    try:
-        import typst
-    except ImportError as error:
-        raise DistkitError(
-            f"{kind.upper()} files are made by typst, which is not installed here. "
-            "Run: pip install typst. A name that ends in .svg does not need it."
-        ) from error
-    image_width = width or _size(picture)[0] * (PNG_SCALE if kind == "png" else 1)
-    return typst.compile(
-        _PAGE.format(width=image_width).encode(),
-        format="png" if kind == "png" else "pdf",
-        ppi=72,
-        sys_inputs={"picture": picture},
-        font_paths=typst.Fonts(font_paths=_fonts()),
-    )
-
-
-def _fonts() -> list[str]:
-    """Return matplotlib's fonts, for machines without fonts."""
-    package = find_spec("matplotlib")
-    if package is None or package.origin is None:
-        return []
-    return [str(Path(package.origin).parent / "mpl-data/fonts/ttf")]

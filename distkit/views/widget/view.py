@@ -20,11 +20,12 @@ from distkit.events import Event
 from distkit.trace.columns import Table
 from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
+from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.painter import to_svg, to_table
 from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.live import PERIOD, Live, Notifier
-from distkit.views.widget.snapshot import NotebookSnapshot, save
+from distkit.views.widget.snapshot import NotebookSnapshot
 
 #: Receives the trace so far, and whether the run is still in progress.
 Look = Callable[[EventLog, bool], None]
@@ -171,19 +172,25 @@ class View(anywidget.AnyWidget):
         picture, table = self._draw()
         return {**data, "image/svg+xml": picture, "text/plain": table}, metadata
 
-    def save(self, path: str | Path, *, dark: bool = False, width: int | None = None) -> Path:
-        """Write the static picture, for slides and papers.
+    def save(self, path: str | Path, *, dark: bool = False) -> Path:
+        """Write the static picture as SVG, for slides and papers.
 
         Args:
-            path: file name ending in ``.svg``, ``.png`` or ``.pdf``; the last two need typst.
+            path: file name ending in ``.svg``.
             dark: whether to draw on a dark background.
-            width: width in pixels, or points for a PDF. Default: 960, or 1920 for a PNG.
 
         Raises:
-            ValueError: The path has another ending, or the width is not positive.
-            DistkitError: typst is not installed.
+            ValueError: The path has another ending.
         """
-        return save(self._svg(), Path(path), dark=dark, width=width)
+        path = Path(path)
+        if path.suffix.lower() != ".svg":
+            raise ValueError(
+                f"{path}: a picture is saved as SVG. Use a name that ends in .svg, or "
+                "trace.to_html(path) for a page to replay."
+            )
+        picture = self._svg()
+        path.write_text(svg.dark(picture) if dark else picture, encoding="utf-8")
+        return path
 
 
 class SceneView(View):
