@@ -43,6 +43,10 @@ GONE = {
     "turns; a site's own MPS daemon serves them if CUDA_MPS_PIPE_DIRECTORY names it.",
     "dk.Compare(clock=…)": "dk.Compare(clock=…) was removed: leave it out. All runs begin "
     "together, and the table has how many times as long each took.",
+    "dk.Stage(clock=…)": "dk.Stage(clock=…) was removed: leave it out. dk.Timeline(run) shows "
+    "measured times.",
+    "dk.Stage(layout=…)": "dk.Stage(layout=…) was removed: leave it out. The messages determine "
+    "where the ranks are.",
     "dk.sweep(folder=…)": "dk.sweep(folder=…) was removed: keep the table that it returns with "
     "frame.drop(columns='trace').to_csv(file), and a trace with frame.trace[0].save(file).",
     "distkit_simulation.measure_modes": "measure_modes was removed: compile the network with "

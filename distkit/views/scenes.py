@@ -14,7 +14,6 @@ from distkit.views.servers import projection as servers
 from distkit.views.servers import scene as server_scene
 from distkit.views.stage import projection as stage
 from distkit.views.stage import scene as stage_scene
-from distkit.views.widget.live import Live
 from distkit.views.widget.view import SceneView
 
 
@@ -24,19 +23,14 @@ class Stage(SceneView):
     The messages determine the layout of the ranks. Each rank has its tensor as a strip of numbered
     chunks. A chunk has one layer per rank: it has that rank's colour when the chunk contains its
     contribution, so a complete chunk has all colours; "values" shows numbers instead. A
-    collective of torch is a hub in the middle. Space plays, arrows go from round to round,
-    or from message to message.
+    collective of torch is a hub in the middle. All messages of a round move together, as in a
+    textbook. Space plays, arrows go from round to round.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        layout: "circle", "ring", "star", "tree", "hypercube", "grid", "hosts" or "roles" (servers
-            in a row of their own); by default chosen from the messages, "circle" if no other fits.
-        clock: "rounds": all messages of a round move together, as in a textbook; "time": as
-            measured. The reader can switch.
 
     Raises:
         TypeError: ``source`` has no trace.
-        ValueError: The layout or clock does not exist.
 
     >>> from distkit.events import Event, Op, State
     >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
@@ -47,14 +41,8 @@ class Stage(SceneView):
     Each strip is a rank's tensor; ...
     """
 
-    def __init__(
-        self, source: EventLog | Live, *, layout: str | None = None, clock: str = "rounds"
-    ) -> None:
-        self._layout, self._clock = layout, clock
-        super().__init__(source)
-
     def _project(self, trace: EventLog) -> Json:
-        self._run = stage.project(trace, self._layout, live=self._live, clock=self._clock)
+        self._run = stage.project(trace, live=self._live)
         return stage_scene.draw(self._run)
 
     def __repr__(self) -> str:

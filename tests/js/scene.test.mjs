@@ -16,7 +16,7 @@ globalThis.cancelAnimationFrame = () => {};
 function player(face = script()) {
   const told = [];
   const one = new Player(pace, (moving) => told.push(moving), () => told.push("told"));
-  one.load(face, { opening: 0, home: 0 });
+  one.load(face, { opening: 0 });
   return Object.assign(one, { heard: told });
 }
 

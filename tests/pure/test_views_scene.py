@@ -121,16 +121,6 @@ def test_plain_rectangles_that_look_alike_are_one_path_and_those_that_touch_one_
     assert drawn.count("<rect") == 1
 
 
-def test_drawings_of_a_scene_like_another_have_the_same_numbers() -> None:
-    one = Scene(10, 10)
-    one.add(0, 0, text("both", "name"))
-    one.plain()
-    two = Scene(10, 10, like=one)
-    two.add(0, 0, text("own", "name"))
-    two.add(0, 0, text("both", "name"))
-    assert [mark[0] for mark in two.plain()["marks"]] == [1, 0]
-
-
 @pytest.mark.parametrize("style", MARKS)
 def test_every_class_has_colours_on_white_and_on_dark_paper(style) -> None:
     scene = Scene(10, 10)

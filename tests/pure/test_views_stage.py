@@ -93,13 +93,10 @@ def finally_held(trace):
 
 # -- who stands where ------------------------------------------------------------------
 
-CUBE = [(a, a ^ 1 << k) for a in range(8) for k in range(3)]
 PATTERNS = {
     "ring": (6, [(r, (r + 1) % 6) for r in range(6)]),
     "star": (5, [(2, r) for r in (0, 1, 3, 4)]),
     "tree": (7, [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)]),
-    "hypercube": (8, CUBE),
-    "grid": (6, [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5), (2, 0)]),
 }
 
 
@@ -110,10 +107,8 @@ def test_the_messages_decide_where_ranks_stand(kind):
     assert pattern(range(n), [(b, a) for a, b in sent]) == kind
 
 
-def test_roles_hosts_and_no_pattern_at_all():
-    roles = {0: "worker", 1: "worker", 2: "server"}
-    assert pattern(range(3), [(0, 2), (1, 2)], roles) == "roles"
-    assert pattern(range(4), [], {}, {0: "a", 1: "a", 2: "b", 3: "b"}) == "hosts"
+def test_hosts_and_no_pattern_at_all():
+    assert pattern(range(4), [], {0: "a", 1: "a", 2: "b", 3: "b"}) == "hosts"
     everybody = [(a, b) for a in range(6) for b in range(6) if a != b]
     assert pattern(range(6), everybody) == "circle"
     assert pattern([], []) == "circle"
@@ -128,18 +123,12 @@ def test_everybody_has_a_place_of_its_own(kind, n, data):
         kind,
         ranks,
         sent,
-        {r: "server" if r % 3 == 0 else "worker" for r in ranks},
         {r: f"host {r // 4}" for r in ranks},
     )
     assert places.keys() == set(ranks)
     assert all(-1e-6 <= v <= 1 + 1e-6 for p in places.values() for v in p)
     assert len({*places.values()}) == n
     assert pattern(ranks, sent) in KINDS
-
-
-def test_servers_stand_in_a_row_of_their_own():
-    places = stage(parameter_server()).places
-    assert [places[rank][1] for rank in (0, 2)] == [0, 1]  # a worker, and a server
 
 
 # -- the ring ------------------------------------------------------------------------------
@@ -165,11 +154,11 @@ def test_the_stage_holds_what_the_schedule_says_after_every_round():
         assert got == (wanted > 0).astype(int).tolist()
 
 
-def test_on_the_clock_of_rounds_nobody_is_ahead():
+def test_in_rounds_nobody_is_ahead():
     """However late a rank was: after k rounds everybody holds what the schedule says."""
     rounds, trace = list(schedule(4)), all_reduce_ring(4)
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
-    picture = stage(Trace(late, trace.info), clock="rounds")
+    picture = stage(Trace(late, trace.info))
     for k in range(1, len(rounds) + 1):
         held = held_at(picture, k, "step")
         wanted = contributions(rounds[:k], 4) > 0
@@ -289,11 +278,6 @@ def test_every_trace_has_a_stage_a_storyboard_and_a_table(name):
     assert len(table(picture).splitlines()) <= 40
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_layout_can_be_asked_for(kind):
-    assert stage(ring(), kind).kind == kind
-
-
 def test_a_hang_is_announced():
     notices = " ".join(stage(hang()).notices)
     assert "2 messages not received" in notices and "1 collective not finished" in notices
@@ -384,9 +368,7 @@ def test_a_notebook_stores_widget_picture_and_table():
 
 
 def test_what_cannot_be_staged_is_refused_with_a_remedy():
-    with pytest.raises(ValueError, match=r"there is no layout 'cloud'\. Choose one of circle"):
-        Stage(ring(), layout="cloud")
-    with pytest.raises(ValueError, match="there is no clock 'wall'"):
-        Stage(ring(), clock="wall")
+    with pytest.raises(TypeError, match=r"clock=…\) was removed: leave it out"):
+        Stage(ring(), clock="time")
     with pytest.raises(TypeError, match=r"Stage needs a distkit\.Trace"):
         Stage([1, 2])

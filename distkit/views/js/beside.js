@@ -68,13 +68,13 @@ export class Panels {
       { class: "dkm-panels", "aria-label": "moments", onclick: onKeyframe(go) });
   }
 
-  load({ panels, scene, styles, keyframes, home, end }) {
+  load({ panels, scene, styles, keyframes, end }) {
     this.root.hidden = !panels.length;
     this.keyframes = panels.map(([keyframe]) => keyframe);
     this.marks = panels.map(([keyframe]) => {
       const marks = new Marks("dkm-small");
       marks.load(scene, styles);
-      marks.draw(keyframe < 0 ? home : keyframes[keyframe].end ?? end, keyframe);
+      marks.draw(keyframe < 0 ? 0 : keyframes[keyframe].end ?? end, keyframe);
       return marks;
     });
     this.root.replaceChildren(...panels.map(([keyframe, title, when], i) =>

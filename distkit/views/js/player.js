@@ -34,9 +34,9 @@ export class Player {
     Object.assign(this, { pace, show, told, speed: 1, playing: false, chosen: null, target: null });
   }
 
-  // home: the time before the first keyframe's end; follow: stay at the end.
-  load(script, { opening, home = script.start, follow = false }) {
-    Object.assign(this, { script, home, after: this.pace(script) });
+  // follow: stay at the end.
+  load(script, { opening, follow = false }) {
+    Object.assign(this, { script, after: this.pace(script) });
     if (follow) this.chosen = null;
     const first = clamp(opening, script.start, script.end);
     if (this.time === undefined && !follow) this.fresh = first; // nobody has moved it yet
@@ -57,7 +57,7 @@ export class Player {
     const { script } = this;
     if (!script.keyframes.length) return;
     // playing starts at the beginning, unless the reader has chosen a moment
-    if (this.time >= script.last || this.fresh === this.time) this.seek(this.home);
+    if (this.time >= script.last || this.fresh === this.time) this.seek(this.script.start);
     this.fresh = null;
     this.playing = true;
     this.told();
@@ -136,7 +136,7 @@ export class Player {
   }
 
   #end(keyframe) {
-    return keyframe ? keyframe.end ?? this.script.end : this.home;
+    return keyframe ? keyframe.end ?? this.script.end : this.script.start;
   }
 }
 

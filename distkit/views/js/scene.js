@@ -63,12 +63,11 @@ export class Scene extends Sheet {
     this.verdicts = h("ul", { class: "dkv-verdicts" });
     this.fact = h("p", { class: "dk-fact" });
     this.list = new List((keyframe) => this.player.go(keyframe));
-    this.panels = new Panels((keyframe) => this.player.go(this.ofHome(keyframe)));
+    this.panels = new Panels((keyframe) => this.player.go(keyframe));
     this.layers = new Choice("what to show", (name) => this.show(name));
-    this.clocks = new Choice("clock", (name) => this.wind(name));
     this.legend = h("div", { class: "dkm-legend" });
     this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
-      this.bar.buttons, this.fact, this.bar.clock, this.clocks.root);
+      this.bar.buttons, this.fact, this.bar.clock);
     this.said = h("p", { class: "dk-said" });
     this.empty = h("p", { class: "dkv-empty" });
     this.field = h("div", { class: "dkm-field" }, this.marks.root, this.bar.scrub);
@@ -80,23 +79,21 @@ export class Scene extends Sheet {
     this.body.append(this.empty, this.said, this.verdicts, this.all);
     this.root.addEventListener("keydown", (e) => this.bar.typed(e, {
       PageDown: () => this.along(1), PageUp: () => this.along(-1), v: () => this.layers.next() }));
-    this.clock = this.picture.clock;
     this.load();
   }
 
   load() {
     const { picture, player } = this;
-    const face = { ...picture, ...picture.clocks[this.clock], start: 0 }; // as this clock has it
     const follow = this.script ? this.live && player.time >= this.script.end : picture.live;
     this.live = picture.live;
-    this.script = Object.assign(new Script(face), { unit: face.unit });
-    player.load(this.script, { opening: face.opening, home: face.home, follow });
-    const { scene, side, list, keyframes, styles, scale: [left, right] } = face;
-    this.marks.load({ ...picture.scene, ...scene }, styles);
+    this.script = Object.assign(new Script(picture), { unit: picture.unit });
+    player.load(this.script, { opening: picture.opening, follow });
+    const { scene, side, list, keyframes, styles, scale: [left, right] } = picture;
+    this.marks.load(scene, styles);
     this.side.root.toggleAttribute("hidden", !side);
     if (side) this.side.load(side, styles);
     this.list.load(list, this.script);
-    const { width, height } = picture.scene;
+    const { width, height } = scene;
     const high = picture.panels.length ? BESIDE_PANELS : picture.high;
     const wide = `var(--dk-high, ${high}px) * ${width / height}`; // in a tab less high
     this.field.style.maxWidth = `min(${wide}, ${width * LARGE}px)`;
@@ -110,7 +107,6 @@ export class Scene extends Sheet {
       s("svg", { width: wide, height: 20, "aria-hidden": "true" },
         ...shapes.map((shape) => this.marks.shape(shape))), words);
     this.legend.replaceChildren(...picture.legend.map(sign));
-    this.clocks.load(Object.keys(picture.clocks), this.clock);
     this.show(this.layers.chosen ?? picture.layers[0]?.[0]);
   }
 
@@ -120,31 +116,6 @@ export class Scene extends Sheet {
     this.layers.load(layers.map(([choice]) => choice), name);
     const hidden = layers.flatMap(([choice, numbers]) => (choice === name ? [] : numbers));
     for (const marks of [this.marks, ...this.panels.marks]) marks.hide(hidden);
-  }
-
-  // Switches to another clock at the same moment.
-  wind(name) {
-    if (name === this.clock) return;
-    const { player, script, left, clock } = this;
-    player.pause();
-    const { keyframe } = player;
-    const again = left?.clock === name && left.to === keyframe;
-    const to = again ? left.keyframe : script.keyframes[keyframe]?.also ?? -1;
-    Object.assign(this, { clock: name, left: { clock, keyframe, to } });
-    player.time = undefined;
-    this.load();
-    player.place(to);
-  }
-
-  // The keyframe of this clock for one of the picture's own, or the other way.
-  ofHome(keyframe) {
-    const { picture, clock } = this;
-    return picture.clocks[clock]?.keyframes ? picture.keyframes[keyframe]?.also ?? -1 : keyframe;
-  }
-
-  get panel() {
-    const { picture, clock, player: { keyframe } } = this;
-    return picture.clocks[clock]?.keyframes ? this.script.keyframes[keyframe]?.also ?? -1 : keyframe;
   }
 
   // Shows everything, without motion.
@@ -179,14 +150,14 @@ export class Scene extends Sheet {
     this.fact.replaceChildren(h("strong", {}, who), h("span", { title: words || null }, words));
     this.verdicts.replaceChildren(...[...picture.verdicts, ...verdicts].map(verdict));
     this.list.mark(keyframe);
-    this.panels.mark(this.panel + (amid && time > 0 ? 1 : 0)); // the round that the clock names
+    this.panels.mark(keyframe + (amid && time > 0 ? 1 : 0)); // the round that the clock names
     this.root.dataset.keyframe = keyframe;
   }
 
   along(by) {
     const { list, panels, player } = this;
-    player.go(list.root.hidden ? this.ofHome(beyond(panels.keyframes, this.panel, by))
-      : beyond(list.keyframes, player.keyframe, by));
+    const { keyframes } = list.root.hidden ? panels : list;
+    player.go(beyond(keyframes, player.keyframe, by));
   }
 
   dispose() {

@@ -130,7 +130,6 @@ class Scene:
         width: width of the canvas.
         height: height of the canvas.
         start: start time of the picture [s]; marks that ended before are left out.
-        like: another scene that shares its drawings with this one.
 
     >>> scene = Scene(100, 20)
     >>> scene.add(5, 10, circle(4, "own", lane=1), begin=0.0, end=2.0, to=(95, 10))
@@ -138,12 +137,10 @@ class Scene:
     [[0, 0, 0.0, 2.0, 5, 10, 95, 10, 0]]
     """
 
-    def __init__(
-        self, width: float, height: float, start: float = 0.0, *, like: Scene | None = None
-    ) -> None:
+    def __init__(self, width: float, height: float, start: float = 0.0) -> None:
         self.width, self.height, self.start = width, height, start
-        self._numbers: dict[tuple[Shape, ...], int] = {} if like is None else like._numbers
-        self._shapes: dict[Shape, int] = {} if like is None else like._shapes
+        self._numbers: dict[tuple[Shape, ...], int] = {}
+        self._shapes: dict[Shape, int] = {}
         self._marks: list[tuple[float, float, int, tuple[Shape, ...], list[float]]] = []
         self._holds: list[tuple[int, int, tuple[Shape, ...], list[float]]] = []
 
@@ -194,9 +191,7 @@ class Scene:
         ``holds``: keyframe, drawing, layer, x, y.
         """
         numbers = self._numbers
-        known: dict[
-            tuple[int, ...], int
-        ] = {}  # shapes are cached: compare identities, which is fast
+        known: dict[tuple[int, ...], int] = {}  # by identity: to hash cached shapes takes longer
 
         def number(drawing: tuple[Shape, ...]) -> int:
             if (ids := tuple(map(id, drawing))) not in known:
@@ -289,11 +284,8 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "scale": [0.0, 1.0],  # part of the scene's width used by the time axis
         "unit": "",  # of time, such as "round"; "" means seconds
         "before": "before the first message",  # text before the end of the first keyframe
-        "home": 0.0,  # moment shown before the end of the first keyframe
         "layers": [],  # choices for the reader: name, layers shown only then
-        "panels": [],  # key moments: keyframe (-1: home), title, when
-        "clock": "",  # the initial entry of ``clocks``
-        "clocks": {},  # by name: changed keys; ``also`` is a keyframe on the other clock
+        "panels": [],  # key moments: keyframe (-1: the start), title, when
         "scene": scene.plain(),
         "side": None,  # another scene, beside this one
         "styles": MARKS,

@@ -94,7 +94,7 @@ def _moments_to_draw(picture: Json) -> list[tuple[int, float, str, str]]:
     """
     keyframes, last, found = picture["keyframes"], picture["end"], []
     for n, words, when in picture["panels"]:
-        end = keyframes[n]["end"] if n >= 0 else picture["home"]
+        end = keyframes[n]["end"] if n >= 0 else picture["start"]
         found.append((n, last if end is None else end, words, when))
     for n, _ in picture["stills"]:
         facts = [keyframes[n].get(key) or "" for key in ("more", "where")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -16,57 +16,39 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]
 Point = tuple[float, float]
 
-#: The numbers of ranks of a ring that is drawn along the edges of a square.
-SQUARE = range(7, 17)
 #: The arrangements, of which ``pattern`` chooses one.
-KINDS = ("circle", "ring", "star", "tree", "hypercube", "grid", "hosts", "roles")
+KINDS = ("circle", "ring", "star", "tree", "hosts")
 
 
 def pattern(
-    ranks: Sequence[int],
-    sent: Sequence[Pair],
-    roles: Mapping[int, str] | None = None,
-    hosts: Mapping[int, str] | None = None,
+    ranks: Sequence[int], sent: Sequence[Pair], hosts: Mapping[int, str] | None = None
 ) -> str:
     """Return the arrangement that fits a run: one of ``KINDS``.
 
-    Servers and a scheduler get a separate row, and so do the ranks of each of several hosts.
-    Otherwise the messages decide: a ring if all messages are between neighbours, a star if one rank
-    takes part in every message, a tree if there is no cycle, a hypercube if the numbers of partners
-    differ in one bit, a grid if partners are neighbours in rows and columns, else a circle.
+    The ranks of each of several hosts get a separate row. Otherwise the messages decide: a ring if
+    all messages are between neighbours, a star if one rank takes part in every message, a tree if
+    there is no cycle, else a circle.
 
     Args:
         ranks: all ranks.
         sent: (sender, receiver) of each message, in the order of sending.
-        roles: roles by rank, such as "server".
         hosts: host names by rank.
 
     >>> pattern(range(4), [(0, 1), (1, 2), (2, 3)]), pattern(range(4), [(1, 0), (2, 0), (3, 0)])
     ('ring', 'star')
     """
-    if len(set((roles or {}).values()) & {"worker", "server", "scheduler"}) > 1:
-        return "roles"
     sizes = Counter((hosts or {}).values())
     if len(sizes) > 1 and max(sizes.values()) > 1:
         return "hosts"
-    edges = {(min(p), max(p)) for p in sent if p[0] != p[1]}
-    return (_shape(list(ranks), edges) if edges else "") or "circle"
-
-
-def _shape(ranks: list[int], edges: set[Pair]) -> str:
-    """Return the first shape that contains all these edges, or ""."""
-    n = len(ranks)
     at = {rank: i for i, rank in enumerate(ranks)}
-    ends = [(at[a], at[b]) for a, b in edges if a in at and b in at]
-    if all((b - a) % n in (1, n - 1) for a, b in ends):
+    edges = {(at[min(p)], at[max(p)]) for p in sent if p[0] != p[1] and at.keys() >= {*p}}
+    if not edges:
+        return "circle"
+    if all((b - a) % len(at) in (1, len(at) - 1) for a, b in edges):
         return "ring"
-    if any(all(hub in edge for edge in ends) for hub in ends[0]):
+    if any(all(hub in edge for edge in edges) for hub in next(iter(edges))):
         return "star"
-    if _acyclic(ends):
-        return "tree"
-    if n & (n - 1) == 0 and all((a ^ b).bit_count() == 1 for a, b in ends):
-        return "hypercube"
-    return "grid" if _columns(n, ends) else ""
+    return "tree" if _acyclic(edges) else "circle"
 
 
 def _acyclic(edges: Iterable[Pair]) -> bool:
@@ -81,26 +63,10 @@ def _acyclic(edges: Iterable[Pair]) -> bool:
     return True
 
 
-def _columns(n: int, edges: list[Pair] | None = None) -> int:
-    """Return the columns of a grid of ``n`` ranks in which all edges join neighbours, or 0."""
-    for rows in range(math.isqrt(n), 1, -1):
-        columns = n // rows
-        if rows * columns == n and all(_near(a, b, rows, columns) for a, b in edges or ()):
-            return columns
-    return 0
-
-
-def _near(a: int, b: int, rows: int, columns: int) -> bool:
-    """Return True if two places are neighbours in a row or a column, including around the edge."""
-    down, across = abs(a // columns - b // columns), abs(a % columns - b % columns)
-    return (down, across) in {(0, 1), (1, 0), (0, columns - 1), (rows - 1, 0)}
-
-
 def arrange(
     kind: str,
     ranks: Sequence[int],
     sent: Sequence[Pair] = (),
-    roles: Mapping[int, str] | None = None,
     hosts: Mapping[int, str] | None = None,
 ) -> dict[int, Point]:
     """Return the position of every rank: x, y in [0, 1]; arguments as in :func:`pattern`.
@@ -108,33 +74,17 @@ def arrange(
     >>> arrange("ring", [0, 1, 2, 3])[0]
     (0.5, 0.0)
     """
-    if kind in _SHAPES:
-        return _SHAPES[kind](list(ranks), sent)
-    if kind == "roles":
-        serving = {r for r, role in (roles or {}).items() if role in ("server", "scheduler")}
-        rows = grouped(sorted(ranks, key=lambda r: (r in serving, r)), lambda r: r in serving)
-        return _rows([*rows.values()])
-    return _rows([*grouped(ranks, lambda r: (hosts or {}).get(r, "")).values()])
+    if kind == "hosts":
+        return _rows([*grouped(ranks, lambda r: (hosts or {}).get(r, "")).values()])
+    if kind == "star":
+        return _star(list(ranks), sent)
+    return _tree(list(ranks), sent) if kind == "tree" else _ring(ranks)
 
 
-def _ring(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
-    """Clockwise from the top; two ranks side by side, some along the edges of a square."""
-    if len(ranks) in SQUARE:
-        return dict(zip(ranks, _along_edges(len(ranks)), strict=True))
+def _ring(ranks: Sequence[int]) -> dict[int, Point]:
+    """Clockwise from the top; two ranks side by side."""
     n, first = len(ranks), math.pi if len(ranks) == 2 else -math.pi / 2
     return {rank: _around(first + 2 * math.pi * i / n) for i, rank in enumerate(ranks)}
-
-
-def _along_edges(n: int) -> Iterator[Point]:
-    """Clockwise from the upper left corner, with space for wide cards."""
-    beside = 1 if n < 11 else 2 if n < 15 else 3  # between the corners, on the left and the right
-    above = (n - 2 * beside + 1) // 2
-    below = n - 2 * beside - above
-    sides = [round((i + 1) / (beside + 1), 4) for i in range(beside)]
-    yield from ((round(i / (above - 1), 4), 0.0) for i in range(above))
-    yield from ((1.0, y) for y in sides)
-    yield from ((round(1 - i / (below - 1), 4), 1.0) for i in range(below))
-    yield from ((0.0, y) for y in reversed(sides))
 
 
 def _around(angle: float) -> Point:
@@ -188,14 +138,6 @@ def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
     return max(when, key=lambda rank: (when[rank], -rank), default=min(ranks, default=0))
 
 
-def _grid(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
-    at = {rank: i for i, rank in enumerate(ranks)}
-    edges = [(at[a], at[b]) for a, b in set(sent) if a in at and b in at]
-    n = len(ranks)
-    columns = _columns(n, edges) or _columns(n) or max(1, math.ceil(math.sqrt(n)))
-    return _rows([ranks[i : i + columns] for i in range(0, n, columns)])
-
-
 def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
     """Centered rows from top to bottom, with equal distances between ranks."""
     wide, deep = max(map(len, rows), default=1), len(rows)
@@ -209,37 +151,8 @@ def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
     }
 
 
-_SHIFTS = ((1.0, 0.0), (0.0, 1.0), (0.38, -0.3), (1.9, 0.0), (0.0, 1.9))
-
-
-def _hypercube(ranks: list[int], sent: Sequence[Pair] = ()) -> dict[int, Point]:
-    """Shift a rank by each bit of its number; place more than 32 ranks in a grid."""
-    if not 0 < len(ranks) <= 2 ** len(_SHIFTS):
-        return _grid(ranks)
-    points = [
-        tuple(sum(_SHIFTS[k][axis] for k in range(len(_SHIFTS)) if i >> k & 1) for axis in (0, 1))
-        for i in range(len(ranks))
-    ]
-    low = [min(p[axis] for p in points) for axis in (0, 1)]
-    size = [max(p[axis] for p in points) - low[axis] or 1.0 for axis in (0, 1)]
-    return {
-        rank: (round((p[0] - low[0]) / size[0], 4), round((p[1] - low[1]) / size[1], 4))
-        for rank, p in zip(ranks, points, strict=True)
-    }
-
-
-_SHAPES: dict[str, Callable[[list[int], Sequence[Pair]], dict[int, Point]]] = {
-    "circle": _ring,
-    "ring": _ring,
-    "star": _star,
-    "tree": _tree,
-    "grid": _grid,
-    "hypercube": _hypercube,
-}
-
-
 #: The largest numbers of ranks with a strip, and with a number.
-STRIPS, NUMBERS = 16, 40
+STRIPS, NUMBERS = 12, 40
 #: Pixels between two cards, side by side, at least, and one below the other; at the edge, between
 #: a badge and its strip; the widest field.
 APART, NEAR, AWAY, EDGE, GAP, WIDEST = 62, 30, 46, 14, 6, 860
@@ -334,7 +247,7 @@ class Field:
         levels = len({y for _, y in places})
         down = h + AWAY + self.above
         deep = (levels - 1) * down
-        circle = stage.kind in ROUND and n > 2 and n not in SQUARE
+        circle = stage.kind in ROUND and n > 2
         if circle:
             deep = 230 if n <= 4 else 310 if n <= STRIPS else 400
         deep = min(deep, 430) if self.strip[0] else min(max(deep, 300), 460)

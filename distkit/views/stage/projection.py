@@ -6,8 +6,7 @@ outcome from there.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,16 +25,12 @@ from distkit.views.stage.contributions import (
     Piece,
     follow,
 )
-from distkit.views.stage.layout import KINDS, Pair, Point, arrange, pattern
+from distkit.views.stage.layout import Pair, Point, arrange, pattern
 
 #: Maximum numbers of drawn keyframes, links and ranks; a notice reports the rest.
 MAX_KEYFRAMES, MAX_LINKS, MAX_PLACES = 2_000, 4_000, 1_024
 #: Maximum number of changes of tensors.
 MAX_CHANGES = 20_000
-#: Measured time, or rounds, which show all their messages at once.
-CLOCKS = ("time", "rounds")
-#: Display names of layouts.
-WORDS = {"roles": "workers and servers", "hosts": "by host"}
 #: Fraction of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
 NOTHING = Cargo()
@@ -79,7 +74,7 @@ class Keyframe:
         return max(ends) if len(ends) == len(self.ends) else None
 
     def in_rounds(self) -> Keyframe:
-        """Return the keyframe on the clock of rounds."""
+        """Return the keyframe with its times in rounds."""
         begin, end = self.round + 1 - FLIGHT, self.round + 1.0
         starts = (begin,) * len(self.starts)
         ends = tuple(None if e is None else end for e in self.ends)
@@ -89,7 +84,11 @@ class Keyframe:
 
 @dataclass(frozen=True)
 class Stage:
-    """All that is drawn of a run. Times are in seconds; links count the messages each way."""
+    """All that is drawn of a run. Times are in seconds.
+
+    ``links`` are the pairs of ranks that exchange messages, and whether both of them send.
+    ``changes`` have their time in rounds.
+    """
 
     title: str
     facts: list[str]
@@ -99,14 +98,12 @@ class Stage:
     live: bool
     kind: str
     start: float
-    end: float
     names: dict[int, str]
     hosts: dict[int, str]
     places: dict[int, Point]
-    links: list[tuple[int, int, int, int]]
+    links: list[tuple[int, int, bool]]
     keyframes: list[Keyframe]
-    changes: list[tuple[float, Change]]  # each with its time in rounds
-    clock: str
+    changes: list[tuple[float, Change]]
     known: bool
 
     @property
@@ -114,74 +111,50 @@ class Stage:
         """Short names of the ranks."""
         return {rank: name.removeprefix("rank ") for rank, name in self.names.items()}
 
-    @property
-    def home(self) -> float:
-        """The moment before the first end, which shows the initial tensors."""
-        first = min((b.end for b in self.keyframes if b.end is not None), default=math.inf)
-        return max((c.time for _, c in self.changes if c.time < first), default=self.start)
 
-
-def project(
-    trace: EventLog,
-    layout: str | None = None,
-    live: bool = False,
-    clock: str = "rounds",
-    most: int = MAX_KEYFRAMES,
-) -> Stage:
+def project(trace: EventLog, live: bool = False, most: int = MAX_KEYFRAMES) -> Stage:
     """Return the stage of a run.
 
     Args:
         trace: the run.
-        layout: one of ``KINDS``; None to choose by the messages.
-        live: whether the run goes on.
-        clock: what time is at first: one of ``CLOCKS``.
-        most: the largest number of drawn keyframes; a notice names the rest.
-
-    Raises:
-        ValueError: there is no such layout or clock.
+        live: whether the run is in progress.
+        most: maximum number of drawn keyframes; a notice reports the rest.
 
     >>> project(EventLog()).keyframes
     []
     """
-    if layout is not None and layout not in KINDS:
-        raise ValueError(f"there is no layout {layout!r}. Choose one of {', '.join(KINDS)}.")
-    if clock not in CLOCKS:
-        raise ValueError(f"there is no clock {clock!r}. Choose one of {', '.join(CLOCKS)}.")
     info, ranks = trace.info, trace.ranks[:MAX_PLACES]
     sent = [(m.src, m.dst) for m in trace.messages if m.sent is not None]
-    roles = {rank: known.role for rank, known in info.ranks.items()}
     hosts = {rank: clean(host) for rank, host in several(info).items() if rank in ranks}
-    kind = layout or pattern(ranks, sent, roles, hosts)
+    kind = pattern(ranks, sent, hosts)
     found = follow(trace)
     all_ = _number([*_messages(trace, found), *_collectives(trace)], found)
     keyframes, more = all_[:most], max(0, len(all_) - most)
     notices, notes = ([], []) if live else _notices(trace, keyframes, more)
     return Stage(
         title=clean(info.name),
-        facts=[*facts(info, len(trace.ranks)), *[WORDS.get(kind, kind)] * bool(sent or hosts)],
+        facts=[*facts(info, len(trace.ranks)), *[kind] * bool(sent or hosts)],
         notices=notices,
         notes=notes,
         said=_certainty(trace, found),
         live=live,
         kind=kind,
         start=trace.start,
-        end=trace[-1].time if len(trace) else 0.0,
         names={rank: name(info, rank) for rank in ranks},
         hosts=hosts,
-        places=arrange(kind, ranks, sent, roles, hosts),
+        places=arrange(kind, ranks, sent, hosts),
         links=_links(ranks, sent),
         keyframes=keyframes,
         changes=_changes(found, keyframes),
-        clock=clock,
         known=found.known,
     )
 
 
-def _links(ranks: list[int], sent: list[Pair]) -> list[tuple[int, int, int, int]]:
-    """Return each pair of communicating ranks, with the number of messages each way."""
-    there, here = Counter(sent), set(ranks)
-    pairs = {(min(p), max(p)) for p in there if p[0] != p[1] and here.issuperset(p)}
-    return [(a, b, there[a, b], there[b, a]) for a, b in sorted(pairs)][:MAX_LINKS]
+def _links(ranks: list[int], sent: list[Pair]) -> list[tuple[int, int, bool]]:
+    """Return each pair of communicating ranks, and whether both of them send."""
+    ways, drawn = {*sent}, set(ranks)
+    pairs = {(min(p), max(p)) for p in ways if p[0] != p[1] and drawn.issuperset(p)}
+    return [(a, b, {(a, b), (b, a)} <= ways) for a, b in sorted(pairs)][:MAX_LINKS]
 
 
 # -- keyframes ------------------------------------------------------------------------------
@@ -264,13 +237,14 @@ def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
 
 
 def _changes(found: Contributions, keyframes: list[Keyframe]) -> list[tuple[float, Change]]:
-    """Return each change with its time on the clock of rounds, if its keyframe is drawn."""
+    """Return each change with its time in rounds, if its keyframe is drawn."""
     rounds = {call: keyframe.round for keyframe in keyframes for call in keyframe.calls}
-    return [
+    changes = [
         (rounds[c.by] + 1.0 if c.after else _begin(rounds[c.by]), c)
         for c in found.changes[:MAX_CHANGES]
         if c.by in rounds
     ]
+    return sorted(changes, key=lambda change: change[0])
 
 
 def _begin(number: int) -> float:
@@ -356,65 +330,42 @@ def what(keyframe: Keyframe) -> list[str]:
     return [words for words, shown in found if shown]
 
 
-# -- clocks ----------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------
 
 
-@dataclass
-class Clock:
-    """A run on one clock.
-
-    ``flights`` are drawn, each with the number of its keyframe; ``changes`` have their times.
-    ``face`` is what a picture on this clock has: keyframes with captions, and a list of them.
-    """
-
-    start: float
-    flights: list[tuple[int, Keyframe]]
-    changes: list[tuple[float, Change]]
-    face: Json
+def flights(stage: Stage) -> list[tuple[int, Keyframe]]:
+    """Return the keyframes with their times in rounds, each with the position of its round."""
+    return [
+        (i, stage.keyframes[k].in_rounds())
+        for i, (_, members) in enumerate(rounds_of(stage))
+        for k in members
+    ]
 
 
-def on_clock(stage: Stage, unit: str) -> Clock:
-    """Return the clock of rounds, whose messages move together, or of measured time if ""."""
+def rounds_as_keyframes(stage: Stage) -> Json:
+    """Return the fields of a picture that depend on the rounds: keyframes and their list."""
     rounds, short = rounds_of(stage), stage.short
-    shown, groups = stage.keyframes, [(b.round, [k]) for k, b in enumerate(stage.keyframes)]
-    start, home, end = stage.start, stage.home, stage.end
-    changes = [(change.time, change) for _, change in stage.changes]
-    also = {k: i for i, (_, members) in enumerate(rounds) for k in members}
-    if unit:
-        shown, groups = [keyframe.in_rounds() for keyframe in shown], rounds
-        start, home, end = 0.0, 0.0, 1.0 + max((number for number, _ in rounds), default=-1)
-        changes = stage.changes
-        arrived = [[k for k in members if shown[k].end is not None] for _, members in rounds]
-        also = {i: max(arrived[i] or members) for i, (_, members) in enumerate(rounds)}
-
-    def when(time: float) -> float:
-        return round(time - start, 9)
-
     keyframes: list[Json] = []
     rows: list[list[object]] = []
-    for i, (number, members) in enumerate(groups):
+    for i, (number, members) in enumerate(rounds):
         some = [stage.keyframes[k] for k in members]
-        ends = [when(time) for k in members if (time := shown[k].end) is not None]
-        times = {"begin": when(shown[members[0]].begin), "end": max(ends, default=None)}
-        keyframes.append({**times, "also": also[i], **_caption(some, stage.names)})
-        told, more = who(some[0], short), " · ".join(what(some[0]))
-        sender = stage.names.get(some[0].senders[0], some[0].op)
-        row = [sender if some[0].meet is None else some[0].op, told, "", more]
-        if unit:
-            words = f"{told} {more}" if len(some) == 1 else _common(some)[0]
-            row = ["", f"round {number + 1}", "", words]
-        rows.append([i, *row, [], 0])
-    listed = {"name": "rounds" if unit else "messages", "all": "all", "rows": rows}
-    face = {
-        "unit": unit,
-        "end": when(end),
-        "home": when(home),
-        "opening": when(home),
+        arrived = any(keyframe.end is not None for keyframe in some)
+        times = {"begin": number + 1 - FLIGHT, "end": number + 1.0 if arrived else None}
+        keyframes.append({**times, **_caption(some, stage.names)})
+        words = _common(some)[0] if len(some) > 1 else _brief(some[0], short)
+        rows.append([i, "", f"round {number + 1}", "", words, [], 0])
+    listed = {"name": "rounds", "all": "all", "rows": rows}
+    return {
+        "unit": "round",
+        "end": 1.0 + max((number for number, _ in rounds), default=-1),
+        "opening": 0.0,
         "keyframes": keyframes,
         "list": listed if len(rounds) > PANELS else None,
     }
-    flights = [(i, shown[k]) for i, (_, members) in enumerate(groups) for k in members]
-    return Clock(start, flights, sorted(changes, key=lambda c: c[0]), face)
+
+
+def _brief(keyframe: Keyframe, short: Mapping[int, str]) -> str:
+    return f"{who(keyframe, short)} {' · '.join(what(keyframe))}"
 
 
 def panels(stage: Stage) -> list[list[object]]:
@@ -422,8 +373,8 @@ def panels(stage: Stage) -> list[list[object]]:
 
     These are the start and all rounds, or some of many rounds at equal distances.
     """
-    rounds, latest, short = rounds_of(stage), stage.home, stage.short
-    found: list[list[object]] = [[-1, "before", human_seconds(latest - stage.start)]]
+    rounds, latest, short = rounds_of(stage), stage.start, stage.short
+    found: list[list[object]] = [[-1, "before", ""]]
     for i, (number, members) in enumerate(rounds):
         keyframes = [stage.keyframes[k] for k in members]
         latest = max(latest, *(b.end or b.begin for b in keyframes))

@@ -1,6 +1,6 @@
 """The stage: a card per rank with the chunks of its tensor, and messages on their way.
 
-projection.py makes keyframes of a run, by rounds and by time, contributions.py follows which
+projection.py makes keyframes of a run and numbers their rounds, contributions.py follows which
 ranks contributed, layout.py has the places.
 """
 
@@ -35,11 +35,11 @@ from distkit.views.scene.values import NUMBERED, heat
 from distkit.views.stage.contributions import Change, Piece
 from distkit.views.stage.layout import NUMBERS, STRIPS, Field, Point
 from distkit.views.stage.projection import (
-    Clock,
     Keyframe,
     Stage,
-    on_clock,
+    flights,
     panels,
+    rounds_as_keyframes,
     what,
     who,
 )
@@ -55,15 +55,12 @@ NOTHING = "this trace has no messages and no collectives"
 
 
 def draw(stage: Stage) -> Json:
-    """Return the picture of a run for both painters, on the clocks of rounds and of time.
+    """Return the picture of a run for both painters; its time counts rounds.
 
     Args:
-        stage: what ``projection.project`` found.
+        stage: the result of ``projection.project``.
     """
-    time, rounds = on_clock(stage, ""), on_clock(stage, "round")
-    measured = _Painter(stage, time, None)
-    painter = _Painter(stage, rounds, measured.scene)
-    marks = {k: v for k, v in measured.scene.plain().items() if k in ("marks", "holds")}
+    painter = _Painter(stage)
     waiting = "waiting for the first message"
     there = [(name, layers) for name, layers in LAYERS.items() if painter.shown[layers[0]]]
     return picture(
@@ -78,34 +75,30 @@ def draw(stage: Stage) -> Json:
         empty="" if stage.keyframes else waiting if stage.live else NOTHING,
         layers=[list(choice) for choice in there],
         panels=panels(stage),
-        clock=stage.clock,
-        clocks={"time": {**time.face, "scene": marks}, "rounds": {}},
-        **rounds.face,
+        **rounds_as_keyframes(stage),
     )
 
 
 class _Painter:
-    def __init__(self, stage: Stage, clock: Clock, like: Scene | None) -> None:
-        self.stage, self.clock = stage, clock
+    def __init__(self, stage: Stage) -> None:
+        self.stage, drawn = stage, flights(stage)
         self.field = Field(stage)
         self.strips = self.field.strip[0] > 0
         self.lanes = {rank: i for i, rank in enumerate(stage.names)}
-        self.both = {
-            p for a, b, there, back in stage.links if there and back for p in ((a, b), (b, a))
-        }
+        self.both = {p for a, b, both in stage.links if both for p in ((a, b), (b, a))}
         pieces = (piece for _, change in stage.changes for piece in change.pieces)
         self.most = largest(v for piece in pieces for v in piece.values)
         self.shown = {CELL: stage.known, VALUE: self.most > 0 or not stage.known}
-        self.scene = Scene(self.field.width, self.field.height, clock.start, like=like)
+        self.scene = Scene(self.field.width, self.field.height)
         self.cut: dict[int, int] = {}  # number of pieces of a rank's tensor
         self._hosts()
         self._links()
         self._badges()
         if self.strips:
             self._tensors()
-        members = sum(len(b.senders) for _, b in clock.flights if b.meet is not None)
+        members = sum(len(b.senders) for _, b in drawn if b.meet is not None)
         arrows: Counter[int] = Counter()
-        for i, keyframe in clock.flights:
+        for i, keyframe in drawn:
             if keyframe.meet is not None:
                 self._meeting(i, keyframe, keyframe.meet, tokens=members <= MEETINGS)
             elif self.lanes.keys() >= {*keyframe.senders, *keyframe.receivers}:
@@ -153,7 +146,7 @@ class _Painter:
 
     def _tensors(self) -> None:
         """Draw each piece of each tensor between changes."""
-        changes = grouped(self.clock.changes, lambda change: change[1].by[0])
+        changes = grouped(self.stage.changes, lambda change: change[1].by[0])
         for rank in self.lanes:
             states: list[tuple[float, tuple[Piece, ...]]] = []
             now: tuple[Piece, ...] = ()
@@ -197,7 +190,7 @@ class _Painter:
         self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
     ) -> None:
         x, y, w = self.field.cell(rank, i, of)
-        told = _tooltip(piece) if len(self.clock.changes) <= MAX_TOOLTIPS else ()
+        told = _tooltip(piece) if len(self.stage.changes) <= MAX_TOOLTIPS else ()
         for layer, shapes in self._layers(piece, of, round(w, 2), gap=2).items():
             self.scene.add(x, y, *told, *shapes, begin=begin, end=end, layer=layer)
 
