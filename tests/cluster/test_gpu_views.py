@@ -82,7 +82,6 @@ def test_a_call_on_a_gpu_tells_device_stream_memory_and_time(ranks: int) -> None
     if ranks == 1:
         assert 0 < span.attributes["device_seconds"] < 10
     picture = project(run.trace)
-    assert all(lane["memory"] for lane in picture["lanes"])
     assert all(bar["gpu"].startswith(DEVICE) for bar in picture["bars"])
 
 

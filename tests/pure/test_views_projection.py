@@ -18,7 +18,6 @@ from traces import (
     hang,
     odd_values,
     parameter_server,
-    ring,
     stores,
 )
 
@@ -30,8 +29,6 @@ from distkit.trace.trace import Trace
 from distkit.views.timeline import columns
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import project
-from distkit.views.timeline.static import to_svg
-from distkit.views.timeline.view import Timeline
 
 FEW = settings(max_examples=50, deadline=None)
 TRACES = {
@@ -55,7 +52,7 @@ def keyed(picture):
 
     Without what is known only when the run has ended.
     """
-    ended = ("opening", "live", "notices")
+    ended = ("live", "notices")
     lanes = [{**lane, "waiting": None} for lane in picture["lanes"]]
     return {
         **{key: value for key, value in picture.items() if key not in ended},
@@ -307,21 +304,11 @@ def test_an_empty_trace_is_an_empty_picture():
     assert picture["bars"] == picture["lanes"] == [] and picture["start"] is None
 
 
-def test_what_a_gpu_has_in_use_is_a_line_behind_its_rank(monkeypatch):
-    picture = project(trace := gpus())
+def test_an_operation_on_a_gpu_has_its_device_time_and_memory():
+    picture = project(gpus())
     said = "cuda:1 · stream 7 · 250 µs there · 8 MiB in use"
     assert said in {bar["gpu"] for bar in picture["bars"]}
     assert {bar.get("label") for bar in picture["bars"]} == {None}  # none of it is the call's name
-    shares = [[share for _, share in lane["memory"]] for lane in picture["lanes"]]
-    assert shares == [[0.125, 0.5, 0.25], [0.25, 1, 0.5]]
-    assert picture["compared"][0][::2] == ["8 MiB", "rank 0: 4 MiB\nrank 1: 8 MiB"]
-    assert to_svg(picture).count('fill-opacity=".22"') == 2
-    assert "8 MiB of GPU memory in use by a rank" in repr(Timeline(trace))
-    monkeypatch.setattr(
-        columns, "MAX_MEMORY_STEPS", 2
-    )  # peaks stay where there are more steps than that
-    assert [share for _, share in project(trace)["lanes"][1]["memory"]] == [1, 0.5]
-    assert "memory" not in project(ring())["lanes"][0]
 
 
 @pytest.mark.parametrize("label", ["step", "gradient", "update w → v3 ← 0", "weights of evidence"])

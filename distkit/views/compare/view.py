@@ -140,7 +140,6 @@ class Compare(View):
             **{key: told[key] for key in ("title", "live", "said", "notes", "baseline")},
             "notices": told["notices"] + left_out,
             "facts": [],  # shown in each run's heading
-            "opening": None,
             "runs": [run["name"] for run in told["runs"]],
             "lanes": drawn,
             "figures": table(told, width_of(len(runs))).plain(),

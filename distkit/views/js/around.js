@@ -11,11 +11,10 @@ const LEGEND = [
 ];
 const [FEW, MANY] = [4, 12]; // ranks: more have their sums in a hint, and still more together
 
-// part: description of the initial part, if not everything is shown.
-export function heading({ frame }, part = []) {
+export function heading({ frame }) {
   return [
     h("strong", {}, frame.title || "Timeline"),
-    h("span", { class: "dk-facts" }, [...frame.facts, ...part].join(" · ")),
+    h("span", { class: "dk-facts" }, frame.facts.join(" · ")),
     frame.live ? h("span", { class: "dk-live" }, "live") : null,
   ].filter(Boolean);
 }

@@ -70,7 +70,6 @@ export class Painter {
       roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
       c.fill();
       if (lane.run !== undefined) this.#run(lane, top, height);
-      if (lane.memory) this.#memory(lane, top, height);
       if (height < 9) return;
       c.fillStyle = this.color(lane.rank);
       roundRect(c, 2, middle - 5, 10, 10, 5);
@@ -88,26 +87,6 @@ export class Painter {
     c.fillRect(at.left - 9, top, 3, height);
     const x = at.x(end);
     if (!live && x > at.left && x < at.right) c.fillRect(x, top, 2, height);
-  }
-
-  // The memory curve of a rank's GPU, behind the bars.
-  #memory({ memory, rank }, top, height) {
-    const { c, at } = this;
-    c.save();
-    c.beginPath();
-    c.rect(at.left - 4, top, at.right - at.left + 8, height);
-    c.clip();
-    c.beginPath();
-    c.moveTo(at.x(memory[0][0]), top + height);
-    memory.forEach(([time, share], i) => {
-      const y = top + height - share * (height - 2);
-      c.lineTo(at.x(time), y);
-      c.lineTo(i + 1 < memory.length ? at.x(memory[i + 1][0]) : at.right + 4, y);
-    });
-    c.lineTo(at.right + 4, top + height);
-    c.fillStyle = alpha(this.color(rank), 0.22);
-    c.fill();
-    c.restore();
   }
 
   // A host's name, and a rule above its lanes.

@@ -9,7 +9,7 @@ import { Follower } from "./follower.js";
 import { listen, Viewport } from "./gestures.js";
 import { Layout, TALLEST } from "./layout.js";
 import { Lenses } from "./lenses.js";
-import { clamp, humanSeconds } from "./numbers.js";
+import { clamp } from "./numbers.js";
 import { cursor, emptiness, veil, whereabouts } from "./overlay.js";
 import { Painter } from "./painter.js";
 import { Store } from "./store.js";
@@ -35,7 +35,7 @@ export class Timeline extends Follower {
   constructor(model, el, { stepped = false, onlook = null, Data = Store } = {}) {
     const picture = model.get("picture");
     super(model);
-    Object.assign(this, { stepped, onlook, theme: picture.theme, opens: [] });
+    Object.assign(this, { stepped, onlook, theme: picture.theme });
     [this.veil, this.range, this.whole] = [null, null, false];
     this.store = new Data(picture);
     [this.updates, this.taken] = [picture.updates, performance.now()];
@@ -45,11 +45,6 @@ export class Timeline extends Follower {
     this.#build(el);
     this.#listen();
     this.later();
-    const { start, opening, end } = this.store.frame;
-    const part = opening && !stepped ? end - opening : 0;
-    if (!part) return;
-    this.viewport.zoomed = [opening - 0.03 * part, end + 0.02 * part];
-    this.opens = [`opens at ${humanSeconds(opening - start)}, ⤢ shows all`];
   }
 
   // -- what is on the page --------------------------------------------------------
@@ -74,7 +69,7 @@ export class Timeline extends Follower {
 
   words() {
     const { parts, store } = this;
-    parts.head.replaceChildren(...heading(store, this.opens));
+    parts.head.replaceChildren(...heading(store));
     parts.notices.replaceChildren(...notices(store));
     parts.legend.replaceChildren(...legend(store));
     parts.sums.replaceChildren(...sums(store, (rank) => this.color(rank)));

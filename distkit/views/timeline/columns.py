@@ -28,15 +28,8 @@ from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
 from distkit.views.scene.summaries import plain
 from distkit.views.timeline.causes import Causes, causes, unknown
 
-#: A picture opens at the last rank's first call if at least these fractions of the time have
-#: passed and of the operations follow.
-LATE_START, REMAINING = 0.5, 0.75
-
 #: Maximum number of operations with values.
 MAX_VALUES = 2_000
-
-#: Maximum number of steps of a rank's memory curve.
-MAX_MEMORY_STEPS = 200
 
 #: Shorter waits are not reported [s].
 MIN_WAIT = 1e-6
@@ -227,27 +220,9 @@ class Columns:
         )
         return {
             **around,
-            "compared": around["compared"] + self._most_memory(),
             "start": rounded(ops.span[0] if ops.span else None),
             "end": rounded(self._until),
-            "opening": self._opening,
         }
-
-    @property
-    def _opening(self) -> float | None:
-        """Start of the initial view [s], None for the start of the picture.
-
-        If ranks make their first calls so far apart that everything else would be too small, it is
-        the last rank's first call.
-        """
-        ops = self.ops
-        if self._live or not len(ops):
-            return None
-        _, first = np.unique(ops.rank, return_index=True)
-        begun = float(np.maximum.reduce(np.minimum.reduceat(ops.start, first)))
-        late = (begun - ops.start.min()) / max(self._until - ops.start.min(), 1e-9)
-        rest = float((ops.start >= begun).mean())
-        return rounded(begun) if late > LATE_START and rest > REMAINING else None
 
     @property
     def _until(self) -> float:
@@ -305,35 +280,6 @@ class Columns:
         hosts = several(self.info)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
-    @cached_property
-    def memory(self) -> dict[int, list[tuple[float, int]]]:
-        """Recorded times and bytes of GPU memory in use, by rank."""
-        table = self._table
-        used = table.each(look.attributes.get("memory", -1) for look in table.looks)
-        found = {}
-        for rank in np.unique(table.rank[used >= 0]).tolist():
-            mine = np.flatnonzero((used >= 0) & (table.rank == rank))
-            mine = mine[np.diff(used[mine], prepend=-1) != 0]
-            parts = (
-                np.array_split(mine, MAX_MEMORY_STEPS)
-                if len(mine) > MAX_MEMORY_STEPS
-                else mine[:, None]
-            )
-            peaks = [part[used[part].argmax()] for part in parts]
-            found[rank] = [(float(table.time[i]), int(used[i])) for i in peaks]
-        return found
-
-    def _shares(self, rank: int) -> list[list[float | None]]:
-        """Return a rank's memory curve as fractions of the maximum over ranks."""
-        most = max((used for line in self.memory.values() for _, used in line), default=0) or 1
-        return [[rounded(at), round(used / most, 4)] for at, used in self.memory.get(rank, [])]
-
-    def _most_memory(self) -> list[list[str]]:
-        most = {rank: max(used for _, used in line) for rank, line in self.memory.items()}
-        each = "\n".join(f"rank {rank}: {human_bytes(used)}" for rank, used in most.items())
-        words = "of GPU memory in use by a rank, at most"
-        return [[human_bytes(max(most.values())), words, each]] if most else []
-
     def _lane(self, rank: int) -> Json:
         """Return the totals of a rank: rows of bars, fractions of time, traffic sent."""
         mine, died = self.mine(rank), self._died(rank)
@@ -348,7 +294,7 @@ class Columns:
             "waiting": round(min(waiting, busy) / seconds, 4) if seconds > 0 else 0.0,
             "messages": messages,
             "bytes": nbytes,
-            **compact(died=rounded(died), memory=self._shares(rank)),
+            **compact(died=rounded(died)),
         }
 
 

@@ -157,8 +157,7 @@ class _Painter:
         self.height = self.bottom + below
         self.top = min((lane.top for lane in lanes), default=0.0) - 6
         end = picture["cut"] or 0.0
-        opening = picture["opening"] or end
-        start = opening if opening < end else picture["start"] or 0.0
+        start = picture["start"] or 0.0
         span = max(end - start, 1e-6)
         stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
@@ -218,25 +217,12 @@ class _Painter:
                 fill = f'fill="{TRACES_LIGHT[told["run"] % len(TRACES_LIGHT)]}"'
                 yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
                 yield svg.rect(self.x(told["end"]), top, 2, height, fill, "", 1)
-            if "memory" in told:
-                yield self._memory(lane)
             yield f'<circle cx="29" cy="{lane.middle:.1f}" r="5" fill="{lane.color}"/>'
             up = 6 if told["detail"] else 0
             bold = 'font-size="13" font-weight="700"'
             yield svg.text(42, lane.middle + 4.5 - up, told["name"], INK, bold)
             if up:
                 yield svg.text(42, lane.middle + 14, told["detail"], GRAY)
-
-    def _memory(self, lane: _Lane) -> str:
-        """Return the memory curve of a rank's GPU, drawn behind the bars."""
-        edge, bottom = RIGHT + 4, lane.top + lane.height
-        xs = [min(max(self.x(t), self.left - 4), edge) for t, _ in lane.data["memory"]]
-        steps = "".join(
-            f"V{bottom - share * (lane.height - 2):.1f}H{until:.1f}"
-            for (_, share), until in zip(lane.data["memory"], [*xs[1:], edge], strict=True)
-        )
-        path = f"M{xs[0]:.1f} {bottom:.1f}{steps}V{bottom:.1f}z"
-        return f'<path d="{path}" fill="{lane.color}" fill-opacity=".22"/>'
 
     def _axis(self) -> Iterator[str]:
         zero = self.picture["start"] or 0.0
@@ -389,7 +375,7 @@ class _Overview(_Painter):
         told = f"{count(part['operations'], 'operation')}: too many to draw individually"
         lanes = [{**lane, "rows": 1, "marks": 0} for lane in part["lanes"]]
         notices = part["notices"] + [told] * (len(lanes) > MAX_BOTH)
-        whole = {"bars": [], "cut": part["end"], "opening": None}
+        whole = {"bars": [], "cut": part["end"]}
         super().__init__({**part, "lanes": lanes, "notices": notices, **whole})
 
     def _inside(self) -> Iterator[str]:
