@@ -180,7 +180,7 @@ def test_a_stepped_moment_says_on_which_host_a_rank_is():
     stepper = steps.ring(2)
     stepper.about = {r: RankInfo(host=host) for r, host in enumerate(("alpha", "beta"))}
     drawn = Cockpit(stepper)._svg()
-    assert "on alpha" in drawn and "on beta" in drawn
+    assert ">alpha<" in drawn and ">beta<" in drawn  # above the lanes of their ranks
 
 
 @pytest.mark.parametrize(
