@@ -79,11 +79,11 @@ class Tensors(SceneView):
 
 
 class Gradients(SceneView):
-    """Shows gradients, replicas, loss and speed of a watched training loop.
+    """Shows gradients, replicas and loss of a watched training loop.
 
     Per layer and rank: norm, histogram, heat map, cosine between ranks, and the result of the
     all-reduce, next to the gradient of a single process if it was recorded; the drift between
-    replicas; loss, learning rate and samples per second, live.
+    replicas; loss and learning rate, live.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop is

@@ -17,9 +17,9 @@ from distkit._format import aligned, count, human_bytes, human_seconds, joined
 from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
 from distkit.trace.training import mean_loss, read
-from distkit.views.gradients.projection import thin
 from distkit.views.scene import summaries
 from distkit.views.scene.frame import Json, clean, flagged
+from distkit.views.scene.painter import thinned
 from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
 
@@ -444,7 +444,7 @@ def training(trace: EventLog) -> Json | None:
     (first, begin, _), (final, end, last) = points[0], points[-1]
     odd = [n for n, _, loss in points if not math.isfinite(loss)]
     return {
-        "points": [[n, round(at, 7), rounded(loss)] for n, at, loss in thin(points, 300)],
+        "points": [[n, round(at, 7), rounded(loss)] for n, at, loss in thinned(points, 300)],
         "steps": final,
         "last": number(last),
         "nan": odd[0] if odd else None,

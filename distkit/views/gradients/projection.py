@@ -2,7 +2,7 @@
 
 The agreement of all ranks is exact, computed from the norms of the gradients and of their sum. The
 cosine of two ranks' gradients is computed from the values in their summaries: exact up to 64
-elements, otherwise an estimate, calibrated so that the mean over all pairs is the agreement.
+elements, otherwise an estimate.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TypeVar
 
 from distkit._format import count
 from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import ByRank, Step, Training, mean_loss, read, shares_of
 from distkit.views.scene.frame import Json, clean, name
+from distkit.views.scene.painter import thinned
 from distkit.views.scene.summaries import (
     average,
     cosine,
@@ -67,7 +67,7 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
     weights = next(iter(training.weights.get(0, {}).values()), None)
     if weights:
         head["facts"].append(count(weights[1].size, "weight"))
-    found = curves(training, layers, ranks)
+    found = curves(training, ranks)
     rates = {lr for _, lr in found["lr"][0]["points"]}
     if len(rates) == 1 and None not in rates:
         head["facts"].append(f"learning rate {number(*rates)}")
@@ -128,8 +128,6 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
     values = [v for s in (*shown, *afters, alone) if s for v in s.values]
     apart = [distance(s, alone) for s in afters if s and alone]
     agreed = agreement(before, after, found, shares, alone)
-    weights = [shares.get(r, 1.0) for r in ranks[:MAX_RANKS]]
-    known = agreed if len(ranks) <= MAX_RANKS else math.nan  # all pairs are shown
     return {
         "before": [in_columns(s) if s else None for s in shown],
         "after": [in_columns(s) if s else None for s in afters],
@@ -138,33 +136,9 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
         "kind": found.kind,
         "same": found.same,
         "most": rounded(largest(values)),
-        "cosines": [_short(c) for c in _cosines(shown, known, weights)],
+        "cosines": [_short(cosine(a, b)) if a and b else None for a, b in combinations(shown, 2)],
         "agreement": _short(agreed),
     }
-
-
-def _cosines(shown: list[Summary | None], agreed: float, shares: Sequence[float]) -> list[float]:
-    """Return the cosine of each pair of gradients, NaN if unknown."""
-    known = [(w, s) for w, s in zip(shares, shown, strict=True) if s]
-    found = [cosine(a, b) if a and b else math.nan for a, b in combinations(shown, 2)]
-    part = any(len(s.values) < s.size for _, s in known)
-    if not part or len(known) < len(shown) or not math.isfinite(agreed):
-        return found
-    norms = [_weighted(w, s).norm for w, s in known]
-    return calibrated(found, [a * b for a, b in combinations(norms, 2)], agreed)
-
-
-def calibrated(cosines: list[float], weights: list[float], mean: float) -> list[float]:
-    """Move estimated cosines towards 1 or -1 until their weighted mean is ``mean``.
-
-    >>> calibrated([0.0, 0.5], [1.0, 1.0], 0.625), calibrated([0.0, 0.5], [1.0, 1.0], 0.25)
-    ([0.5, 0.75], [0.0, 0.5])
-    """
-    known = sum(w * c for w, c in zip(weights, cosines, strict=True)) / (sum(weights) or math.nan)
-    end = math.copysign(1.0, mean - known)
-    if not math.isfinite(known) or known == end:
-        return cosines
-    return [c + (mean - known) / (end - known) * (end - c) for c in cosines]
 
 
 def _divided(s: Summary, by: float) -> Summary:
@@ -328,14 +302,13 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
     ]
 
 
-#: Maximum number of points of a curve, of a layer's curve, and of the throughput.
-MAX_POINTS, MAX_LAYER_POINTS, WINDOWS = 300, 100, 40
+#: Maximum number of points of a curve.
+MAX_POINTS = 300
 
 Points = list[tuple[int, float]]
-T = TypeVar("T")
 
 
-def curves(training: Training, layers: Sequence[str], ranks: Sequence[int]) -> Json:
+def curves(training: Training, ranks: Sequence[int]) -> Json:
     """Return lines by name; x is a step from 1, y is None if unknown."""
     return {
         "loss": _loss(training, ranks),
@@ -349,25 +322,12 @@ def curves(training: Training, layers: Sequence[str], ranks: Sequence[int]) -> J
                 ],
             )
         ],
-        "rate": [_line(None, _rate(training))],
         "drift": _drift_lines(training, ranks),
-        "norms": [_norms(training, layer, ranks) for layer in layers],
     }
 
 
-def _line(rank: int | None, points: Iterable[tuple[int, float]], most: int = MAX_POINTS) -> Json:
-    return {"rank": rank, "points": [[n, rounded(y)] for n, y in thin(list(points), most)]}
-
-
-def thin(points: Sequence[T], most: int) -> Sequence[T]:
-    """Return about ``most`` evenly spaced points at most, including the last.
-
-    >>> thin([(i, 0.0) for i in range(5)], 2)
-    [(0, 0.0), (3, 0.0), (4, 0.0)]
-    """
-    stride = max(1, -(-len(points) // most))
-    kept = points[::stride]
-    return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
+def _line(rank: int | None, points: Points) -> Json:
+    return {"rank": rank, "points": [[n, rounded(y)] for n, y in thinned(points, MAX_POINTS)]}
 
 
 def _loss(training: Training, ranks: Sequence[int]) -> list[Json]:
@@ -375,21 +335,6 @@ def _loss(training: Training, ranks: Sequence[int]) -> list[Json]:
     lines = [_line(r, [(n, t[r].loss) for n, t in told if r in t]) for r in ranks]
     means = [(n + 1, mean_loss(s)) for n, s in sorted(training.steps.items()) if s.told]
     return [*lines, _line(None, means)]
-
-
-def _rate(training: Training) -> Points:
-    """Return samples per second of all ranks, over windows of steps."""
-    told = [(n + 1, step.told) for n, step in sorted(training.steps.items()) if step.told]
-    width = max(1, -(-(len(told) - 1) // WINDOWS))
-    points = []
-    for start in range(0, len(told) - 1, width):
-        window = told[start : start + width + 1]
-        both = window[0][1].keys() & window[-1][1].keys()
-        seconds = sum(window[-1][1][r].time - window[0][1][r].time for r in both)
-        samples = sum(t.samples for _, by in window[1:] for t in by.values())
-        if seconds > 0:
-            points.append((window[-1][0], samples * len(both) / seconds))
-    return points
 
 
 def _drift_lines(training: Training, ranks: Sequence[int]) -> list[Json]:
@@ -403,10 +348,3 @@ def _drift_lines(training: Training, ranks: Sequence[int]) -> list[Json]:
                 continue  # undefined for different shapes
             lines[r].append((n, 0.0 if mine == crc else math.dist(s.values, base.values)))
     return [_line(r, points) for r, points in lines.items() if points]
-
-
-def _norms(training: Training, layer: str, ranks: Sequence[int]) -> list[Json]:
-    looked = [(n + 1, step.before.get(layer, {})) for n, step in sorted(training.steps.items())]
-    return [
-        _line(r, [(n, by[r].norm) for n, by in looked if r in by], MAX_LAYER_POINTS) for r in ranks
-    ]

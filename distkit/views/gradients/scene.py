@@ -21,7 +21,7 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import cut
 from distkit.views.scene.summaries import figure
-from distkit.views.scene.values import NORM, Cell, Head, Table, norm, shade
+from distkit.views.scene.values import Cell, Head, Table, norm, shade
 
 #: Widths of the scene, layer names and cosines; height of a tensor [px].
 WIDTH, LEFT, RIGHT, HIGH = 720, 112, 104, 32
@@ -187,11 +187,8 @@ def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
     named = [
         ("loss", curves["loss"], "the mean of all ranks, and each rank"),
         ("replica drift", curves["drift"], DRIFT),
-        ("samples/s", curves["rate"], "the examples that all ranks together used in a second"),
         ("learning rate", curves["lr"] if len(rates) > 1 else [], ""),  # a constant rate is a fact
     ]
-    for layer, lines in zip(found["layers"], curves["norms"], strict=True):
-        named.append((f"norm of {layer['name']}", lines, f"each rank's gradient; {NORM}"))
     lanes = {r["rank"]: r for r in found["ranks"]}
     for name, lines, why in named:
         known = [

@@ -117,7 +117,7 @@ VIEWS = (
     ),
     PageView(
         "gradients",
-        "Gradients per layer and rank, before and after the all-reduce; drift, loss and speed.",
+        "Gradients per layer and rank, before and after the all-reduce; drift and loss.",
         _has_gradients,
         lambda trace: gradient_scene(gradients(trace)),
     ),
