@@ -41,6 +41,8 @@ GONE = {
     "free ports of the kernel's range, which a site may set by net.ipv4.ip_local_port_range.",
     "dk.Cluster(mps=…)": "dk.Cluster(mps=…) was removed: leave it out. Ranks that share a GPU take "
     "turns; a site's own MPS daemon serves them if CUDA_MPS_PIPE_DIRECTORY names it.",
+    "dk.Compare(baseline=…)": "dk.Compare(baseline=…) was removed: give the run first that the "
+    "others are compared with.",
     "dk.Compare(clock=…)": "dk.Compare(clock=…) was removed: leave it out. All runs begin "
     "together, and the table has how many times as long each took.",
     "dk.Stage(clock=…)": "dk.Stage(clock=…) was removed: leave it out. dk.Timeline(run) shows "

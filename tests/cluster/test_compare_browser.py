@@ -40,34 +40,20 @@ def row(sheet: Sheet, label: str) -> list[str]:
     return re.split("  +", line.strip())[1:]
 
 
-def opened(tab: Any, tmp_path: Path, *named: Any, **options: Any) -> Sheet:
-    return Sheet(tab, dk.Compare(*named, **options), tmp_path / "compare.html")
+def opened(tab: Any, tmp_path: Path, *named: Any) -> Sheet:
+    return Sheet(tab, dk.Compare(*named), tmp_path / "compare.html")
 
 
-def test_overlaid_side_by_side_and_what_the_numbers_say(
+def test_the_lanes_of_both_runs_and_what_the_numbers_say(
     tab: Any, tmp_path: Path, runs: dict[str, Trace]
 ) -> None:
     sheet = opened(tab, tmp_path, runs)
     assert sheet.text(".dk-head strong") == "ring and torch"
-    assert sheet.root.get_attribute("data-layout") == "side" and sheet.painted("canvas")
-    sheet.drawn(lambda: sheet.root.get_by_role("button", name="Overlaid").click())
-    assert sheet.root.get_attribute("data-layout") == "overlaid" and sheet.painted("canvas")
+    assert sheet.painted("canvas") and sheet.text(".dkc-tools") == "compared to ring"
     assert "messages inside the backend's collectives are not recorded" in sheet.text(".dk-notices")
     assert row(sheet, "messages")[0] == "48"
     assert row(sheet, "collectives") == ["0", "2"] and row(sheet, "rounds") == ["12", "–"]
     assert "consecutive exchanges" in str(sheet.root.locator(".dkc-table").text_content())  # a hint
-    table = sheet.root.locator(".dkc-table")
-    few = table.bounding_box()["height"]
-    sheet.drawn(lambda: sheet.root.get_by_role("button", name="all figures").click())
-    assert table.bounding_box()["height"] > few
-
-    sheet.drawn(lambda: sheet.root.locator(".dkm-choice button").nth(1).click())  # the baseline
-    assert row(sheet, "collectives") == ["0", "0×", "2"]
-    assert sheet.page.evaluate("document.activeElement.dataset.name") == "torch"
-    assert sheet.root.locator(".dkm-choice [aria-pressed='true']").inner_text() == "torch"
-    said = sheet.texts(".dk-notices li")
-    assert re.fullmatch(r"ring took \S+× as long as torch.*\.", said[0])
-    assert said[1].endswith("not recorded.") and said[0] in sheet.text("> .dk-spoken")
     sheet.fine()
 
 
@@ -79,14 +65,10 @@ def test_one_zoom_for_all_and_the_keys(tab: Any, tmp_path: Path, runs: dict[str,
     before = canvas.evaluate(pixels)
     sheet.press("+", "+", "ArrowRight")
     assert canvas.evaluate(pixels) != before
-    sheet.press("0", "o")
-    assert sheet.root.get_attribute("data-layout") == "overlaid" and sheet.painted("canvas")
-    sheet.press("c")
+    sheet.press("0", "c")
     pressed = sheet.root.locator(".dk-lenses button[aria-pressed='true']").all_inner_texts()
-    assert pressed == ["Overlaid", "Critical path"]
+    assert pressed == ["Critical path"]
     assert re.fullmatch(r"ring: through .* · torch: through .*", sheet.text(".dk-told"))
-    sheet.press("b")
-    assert row(sheet, "collectives") == ["0", "0×", "2"]
     assert tab.page.evaluate("leaked") == []  # the notebook sees none of the keys
     sheet.fine()
 
@@ -94,8 +76,7 @@ def test_one_zoom_for_all_and_the_keys(tab: Any, tmp_path: Path, runs: dict[str,
 def test_an_operation_and_its_counterpart(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     sheet = opened(tab, tmp_path, runs)
     sheet.root.locator("canvas").focus()
-    sheet.press("ArrowDown", "ArrowDown", "o")
-    sheet.press("ArrowDown")
+    sheet.press("ArrowDown", "ArrowDown", "ArrowDown")
     said = str(sheet.root.locator("> .dk-spoken").text_content())
     assert re.match(r"(ring: (send|recv)|torch: all_reduce), ", said) and "has none" in said
     card = sheet.text(".dk-tip")
@@ -170,10 +151,9 @@ def test_odd_traces(tab: Any, tmp_path: Path, case: str) -> None:
     }[case]
     sheet = opened(tab, tmp_path, named)
     sheet.root.locator("canvas").first.focus()
-    sheet.press("o")
     for _ in range(3):
         tab.page.keyboard.press("ArrowDown")
-    sheet.press("o", "c")
+    sheet.press("c")
     said = sheet.root.locator("> .dk-spoken").text_content()
     assert said is not None
     if "empty" in case:
@@ -189,7 +169,7 @@ def test_long_traces_stay_quick_and_the_page_small(tab: Any, tmp_path: Path) -> 
     sheet = opened(tab, tmp_path, {"a": long_trace(100_000), "b": long_trace(60_000)})
     assert sheet.page.evaluate("document.querySelectorAll('#at *').length") < 900
     sheet.root.locator("canvas").first.focus()
-    sheet.press("+", "+", "ArrowRight", "o", "c", "0")
+    sheet.press("+", "+", "ArrowRight", "c", "0")
     assert sheet.painted("canvas")
     assert sheet.page.evaluate("document.querySelectorAll('#at *').length") < 900
     sheet.fine()
@@ -200,8 +180,5 @@ def test_pictures(tab: Any, tmp_path: Path, runs: dict[str, Trace]) -> None:
     light = sheet.root.evaluate("e => getComputedStyle(e).backgroundColor")
     sheet.pictures("compare")
     assert sheet.root.evaluate("e => getComputedStyle(e).backgroundColor") != light
-    assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
-    sheet.drawn(lambda: sheet.root.get_by_role("button", name="Overlaid").click())
-    sheet.pictures("compare-overlaid")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     sheet.fine()

@@ -24,23 +24,14 @@ from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
 
 MAX_NOTICES = 6
-#: Ranks that finish this far apart are reported, as a fraction of the time.
-APART = 0.25
-#: Ratio below which run times count as equal; difference from which fractions of time differ.
-CLOSE, NOTED = 1.1, 0.02
+#: Ratio below which run times count as equal.
+CLOSE = 1.1
 #: Figures that are unknown if all messages of a run are internal to its backend.
 OF_MESSAGES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
 
 #: Key, name, unit and description of each figure. Units: s, B, n (a number), % (a fraction).
 ROWS = [
     ("seconds", "total time", "s", "from the first event to the last"),
-    (
-        "first_done",
-        "first rank done",
-        "s",
-        "from the first event to the end of the first of the ranks that had nothing left to do; "
-        "the barrier at the end does not count",
-    ),
     ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
     ("message_bytes", "bytes in messages", "B", "of all messages together"),
     ("between_bytes", "bytes between hosts", "B", "of the messages from one host to another"),
@@ -81,14 +72,9 @@ ROWS = [
 OF_WORKERS = "mean of the workers, without servers and scheduler"
 
 
-def project(traces: Mapping[str, EventLog], *, baseline: int = 0) -> Json:
-    """Return the comparison of whole traces, without bars and arrows.
-
-    Args:
-        traces: traces by name.
-        baseline: index of the trace that the others are compared with.
-    """
-    return summary([Side(name, trace).told for name, trace in traces.items()], baseline)
+def project(traces: Mapping[str, EventLog]) -> Json:
+    """Return the comparison of whole traces by name, without bars and arrows."""
+    return summary([Side(name, trace).told for name, trace in traces.items()])
 
 
 class Side:
@@ -127,18 +113,15 @@ def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -
     }
 
 
-def summary(runs: Sequence[Json], baseline: int = 0) -> Json:
-    """Return the comparison of several traces with the baseline."""
-    said = _said(runs)
-    first = said[baseline : baseline + 1]
+def summary(runs: Sequence[Json]) -> Json:
+    """Return the comparison of several traces with the first."""
+    first = _relative_times(runs)
     return {
         "title": joined([run["name"] for run in runs]),
         "facts": _facts(runs),
         "live": any(run["live"] for run in runs),
         "runs": list(runs),
         "rows": list(_rows(runs)),
-        "baseline": baseline,
-        "said": said,
         "notices": [*first, *_notices(runs)][:MAX_NOTICES],
         "notes": [*first, *_notes(runs)],
     }
@@ -151,43 +134,16 @@ def names(runs: Sequence[Json]) -> dict[int, str]:
     return dict(known)
 
 
-def _said(runs: Sequence[Json]) -> list[str]:
-    """Return for each run as baseline a sentence on the others' times; [] if all are equal."""
+def _relative_times(runs: Sequence[Json]) -> list[str]:
+    """Return a sentence on the others' times relative to the first's; [] if all are equal."""
     seconds = [float(run["figures"]["seconds"]) for run in runs]
     unknown = any(run["live"] or run["empty"] for run in runs) or not all(seconds)
     if len(runs) < 2 or unknown or max(seconds) / min(seconds) < CLOSE:
         return []
-    return [_relative_times(base, [run for run in runs if run is not base]) for base in runs]
-
-
-def _relative_times(base: Json, others: Sequence[Json]) -> str:
-    """Return the others' times relative to the baseline, with reasons if there is only one."""
-    than = base["figures"]["seconds"]
-    times = [ratio(run["figures"]["seconds"], than).replace("=", "1×") for run in others]
-    first, *more = zip((run["name"] for run in others), times, strict=True)
-    words = f"{first[0]} took {first[1]} as long as {base['name']}"
-    why = [] if more else _reasons(others[0], base)
-    tail = f", with {joined(why)}" if why else "".join(f", {name} {n}" for name, n in more)
-    return f"{words}{tail}."
-
-
-def _reasons(run: Json, base: Json) -> list[str]:
-    """Return the figures that a faster run has less of, or a slower run more."""
-    mine, other = run["figures"], base["figures"]
-    faster = mine["seconds"] < other["seconds"]
-    sign, words = (1, ("fewer", "less")) if faster else (-1, ("more", "more"))
-    found = [
-        f"{words[0]} {key} ({mine[key]:,} against {other[key]:,})"
-        for key in ("rounds", "messages")
-        if sign * (other[key] - mine[key]) > 0
-        and not (
-            _has_server([run, base]) or _has_hidden_messages(run) or _has_hidden_messages(base)
-        )
-    ]
-    if sign * (other["waiting"] - mine["waiting"]) > NOTED:
-        parts = [f"{100 * part['waiting']:.0f} %" for part in (mine, other)]
-        found.append(f"{words[1]} waiting ({' against '.join(parts)})")
-    return found
+    base, *names = (run["name"] for run in runs)
+    times = [ratio(time, seconds[0]).replace("=", "1×") for time in seconds[1:]]
+    more = "".join(f", {name} {n}" for name, n in zip(names[1:], times[1:], strict=True))
+    return [f"{names[0]} took {times[0]} as long as {base}{more}."]
 
 
 def _has_server(runs: Sequence[Json]) -> bool:
@@ -214,10 +170,6 @@ def _rows(runs: Sequence[Json]) -> Iterator[Json]:
             continue  # rounds are undefined for runs with requests
         if workers and key == "most_sent":
             label, hint = "most sent by a worker", hint.replace("rank", WORKER)
-        if key == "first_done":
-            label = "first worker done" if workers else label
-            if not any(run["figures"]["apart"] > APART for run in runs):
-                continue  # all ranks finish together
         sent = key in OF_MESSAGES
         values = [
             None if sent and _has_hidden_messages(run) else run["figures"].get(key) for run in runs
@@ -258,16 +210,13 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
 
 def to_table(picture: Json) -> str:
     """Return a table for terminals: a line per figure, a column per trace."""
-    runs, base = picture["runs"], picture["baseline"]
-    head = [""]
-    for n, run in enumerate(runs):
-        head += [run["name"]] if n == base else [run["name"], ""]
-    lines = [head]
+    base, *others = (run["name"] for run in picture["runs"])
+    lines = [["", base, *(cell for name in others for cell in (name, ""))]]
     for row in picture["rows"]:
-        cells = [row["label"]]
-        for n, value in enumerate(row["values"]):
-            words = [] if n == base else [ratio(value, row["values"][base])]
-            cells += [figure(value, row["unit"]), *words]
+        first, *rest = row["values"]
+        cells = [row["label"], figure(first, row["unit"])]
+        for value in rest:
+            cells += [figure(value, row["unit"]), ratio(value, first)]
         lines.append(cells)
     state = "still running" if picture["live"] else ", ".join(picture["facts"])
     parts = [f"Compare: {state or picture['title']}", *(f"  {line}" for line in aligned(lines))]
@@ -288,12 +237,8 @@ def figures(columns: Columns) -> Json:
     ranks = [{key: lane[key] for key in _OF_A_RANK} for lane in frame["lanes"]]
     workers = [r for r in ranks if r["role"] == WORKER] or ranks
     seconds = (frame["end"] or 0.0) - (frame["start"] or 0.0)
-    ends = _done(columns)
-    done = [ends[r["rank"]] for r in workers if r["rank"] in ends]
     return {
         "seconds": seconds,
-        "first_done": min(done) if done else None,
-        "apart": (max(done) - min(done)) / seconds if done and seconds else 0.0,
         **{
             key: frame[key]
             for key in ("messages", "message_bytes", "collectives", "collective_bytes")
@@ -312,19 +257,6 @@ _OF_A_RANK = ("rank", "name", "role", "busy", "waiting", "messages", "bytes")
 
 def _mean(parts: list[float]) -> float:
     return round(sum(parts) / len(parts), 4) if parts else 0.0
-
-
-def _done(columns: Columns) -> dict[int, float]:
-    """Return when each rank finished [s since the start], before the final barrier."""
-    ops, over, zero = columns.ops, columns.causes.over, columns.frame["start"] or 0.0
-    found = {}
-    for rank in np.unique(ops.rank).tolist():
-        mine = columns.mine(rank)
-        parted = ops.start[mine][over[mine]].min(initial=math.inf)
-        ends = ops.end[mine][ops.start[mine] < parted]
-        if len(ends) and not np.isnan(ends).any():
-            found[rank] = round(float(ends.max()) - zero, 9)
-    return found
 
 
 def ratio(value: float | str | None, base: float | str | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain, permutations
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -54,10 +54,10 @@ SIZES = ((MAX_BARS, MAX_LANES), (0, MAX_LANES), (0, MAX_LANES // 3))
 
 
 class Compare(View):
-    """Shows two or more traces overlaid or side by side on one time axis, and their differences.
+    """Shows two or more traces side by side on one time axis, and their differences.
 
     A table has total time, messages, bytes, rounds, communication and waiting of each, as
-    multiples of the baseline. A rank is *waiting* while it only waits for others. The
+    multiples of the first one's. A rank is *waiting* while it only waits for others. The
     barrier at the end of a run, where ranks that have finished wait, does not count.
 
     Hover over the n-th operation of a rank to see the n-th of that rank in the other traces, and
@@ -67,11 +67,10 @@ class Compare(View):
     Args:
         traces: a mapping from names to traces or runs, or several of them, then named by
             their programs.
-        baseline: the name of the trace that the others are compared with; by default the first.
 
     Raises:
         TypeError: A source has no trace.
-        ValueError: There are fewer than two or more than eight traces, or no such baseline.
+        ValueError: There are fewer than two or more than eight traces.
 
     >>> from distkit.events import Event, Op, State
     >>> def run(seconds):
@@ -95,17 +94,10 @@ class Compare(View):
     _css = css("compare")
 
     def __init__(
-        self,
-        *traces: EventLog | Live | Mapping[str, EventLog | Live],
-        baseline: str | None = None,
-        **options: object,
+        self, *traces: EventLog | Live | Mapping[str, EventLog | Live], **options: object
     ) -> None:
         refuse("dk.Compare", options)
         named = _named(traces)
-        if baseline is not None and baseline not in named:
-            known = ", ".join(map(repr, named))
-            raise ValueError(f"no trace is named {baseline!r}: choose from {known}.")
-        self._baseline = list(named).index(baseline) if baseline is not None else 0
         found = {name: trace_of(source, "Compare") for name, source in named.items()}
         self._sides = [Side(name, trace, live is not None) for name, (trace, live) in found.items()]
         self._join()
@@ -130,23 +122,22 @@ class Compare(View):
         self._columns = whole
 
     def _summary(self) -> Json:
-        return summary([side.told for side in self._sides], self._baseline)
+        return summary([side.told for side in self._sides])
 
     def _around(self, picture: Json) -> Json:
         """Return a timeline's picture without bars and arrows."""
         told, runs = self._summary(), range(len(self._sides))
         drawn, left_out = self._first(lanes(picture["lanes"], self._sides), MOST_LANES)
         return {
-            **{key: told[key] for key in ("title", "live", "said", "notes", "baseline")},
+            **{key: told[key] for key in ("title", "live", "notes")},
             "notices": told["notices"] + left_out,
             "facts": [],  # shown in each run's heading
             "runs": [run["name"] for run in told["runs"]],
             "lanes": drawn,
             "figures": table(told, width_of(len(runs))).plain(),
-            "first": HEAD + ROW * min(FIRST, len(told["rows"])),
             "losses": losses(told),
             "styles": MARKS,
-            "tables": [to_table({**told, "baseline": n}) for n in runs],
+            "table": to_table(told),
         }
 
     def _first(self, drawn: list[Json], most: int) -> tuple[list[Json], list[str]]:
@@ -183,9 +174,8 @@ class Compare(View):
             timeline, y = whole(part, limit)
             parts = [timeline]
         figures = table(told, WIDE).plain()
-        others = {*range(1, len(self._sides) + 1)} - {1 + self._baseline}
         for scene in filter(None, [picture["losses"], figures]):
-            marks = body(scene, 0.0, hidden=others, joined=True)
+            marks = body(scene, 0.0, joined=True)
             parts.append(f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>')
             y += scene["height"] + 20
         return svg.document(WIDTH, y, told["title"], "".join(parts))
@@ -312,8 +302,6 @@ def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
 FEW, COLUMN, WIDE = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
 NAMES, ROW, HEAD = 148, 29, 36
-#: Number of figures shown initially.
-FIRST = 4
 #: Sizes of a chart of losses [px].
 CHART, PLOT, HEIGHT, AXIS = 440, 110, 152, 44
 #: Approximate number of points of a curve.
@@ -328,9 +316,7 @@ def width_of(runs: int) -> int:
 
 
 def table(told: Json, width: float) -> Scene:
-    """Return a row per figure, largest differences first.
-
-    Comparisons with run n are in layer n + 1.
+    """Return a row per figure, compared with the first run's; largest differences first.
 
     Args:
         told: the result of ``projection.summary``.
@@ -345,7 +331,6 @@ def table(told: Json, width: float) -> Scene:
         words = run["name"] if fits else cut(run["name"], room - 22, 9)
         name = text(words, "strong", x=16, y=12, size=0 if fits else 9), title(run["name"])
         scene.add(NAMES + n * room, 0, rect(10, 10, "trace", y=3, lane=n), *name)
-        scene.add(NAMES + n * room, 0, text("baseline", "small", x=16, y=25), layer=n + 1)
     for i, row in enumerate(rows):
         y, values, unit = HEAD + ROW * i, row["values"], row["unit"]
         sizes = [abs(v) if finite(v) else 0.0 for v in values]
@@ -355,11 +340,11 @@ def table(told: Json, width: float) -> Scene:
             words = text(figure(values[n], unit), "strong", y=14, size=0 if wide > 90 else 11)
             bar = rect(size / most * wide, 4, "trace", y=19, lane=n)
             scene.add(NAMES + n * room, y, words, rect(wide, 4, "now", y=19), bar)
-        for n, base in permutations(range(len(runs)), 2):
-            beside = text(ratio(values[n], values[base]), "tick", x=wide, y=14, anchor="end")
-            more = title(difference(values[n], values[base], unit))
+        for n, value in enumerate(values[1:], 1):
+            beside = text(ratio(value, values[0]), "tick", x=wide, y=14, anchor="end")
+            more = title(difference(value, values[0], unit))
             place = rect(44, ROW - 4, "hover", x=wide - 44)
-            scene.add(NAMES + n * room, y, place, more, beside, layer=base + 1)
+            scene.add(NAMES + n * room, y, place, more, beside)
     return scene
 
 

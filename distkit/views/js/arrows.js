@@ -33,11 +33,7 @@ export class Arrows {
 
   // Of many arrows, draw one per pair of lanes and pixel range.
   #visible() {
-    const { at, look, store } = this;
-    if (look.bare) {
-      this.strong = true;
-      return [...store.related(this.painter.focus)?.arrows ?? []].map((a) => [a, at.path(a)]);
-    }
+    const { at, store } = this;
     const [from, to] = at.view;
     const found = [];
     for (let a = 0; a < store.arrows; a++) {

@@ -1,15 +1,12 @@
-// Several runs on one timeline, side by side or overlaid, and their differences in figures.
+// Several runs on one timeline, and their differences in figures.
 
-import { Choice } from "./beside.js";
-import { h, press, toggles } from "./dom.js";
+import { h } from "./dom.js";
 import { Marks } from "./marks.js";
 import { grouped, humanSeconds, plural } from "./numbers.js";
 import { call } from "./painter.js";
 import { Runs } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
-const PILL = ["overlaid", "o", "Overlaid", "the lanes of each rank one under the other"];
-const KEYS = " o overlays the runs, b selects the next baseline.";
 const SMALL = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
 const LARGE = 1.2; // times their own size
 const [MOST_BESIDE, WIDE] = [3, 820]; // so many runs have their figures beside them, if so wide
@@ -19,22 +16,14 @@ export class Compare extends Timeline {
   constructor(model, el) {
     super(model, el, { Data: Runs });
     const { store, parts } = this;
-    const { runs, baseline } = store.frame;
-    Object.assign(this, { baseline, unfolded: false, drawn: 0 });
+    this.drawn = 0;
     this.root.classList.add("distkit-compare", "distkit-values");
-    this.pills = toggles([PILL], () => this.toggle());
-    this.lenses.root.prepend(this.pills.overlaid);
     [this.table, this.losses] = [new Marks("dkc-table"), new Marks("dkc-losses")];
     for (const { root } of [this.table, this.losses]) {
       root.removeAttribute("aria-hidden");
       root.setAttribute("role", "img");
     }
-    this.choice = new Choice("compared to", (name) => this.base(runs.indexOf(name)));
-    this.fold = h("button", { type: "button", class: "dkc-fold", onclick: () => {
-      this.unfolded = !this.unfolded;
-      this.figures();
-    } });
-    const tools = h("div", { class: "dkc-tools" }, "compared to", this.choice.root, this.fold);
+    const tools = h("div", { class: "dkc-tools" }, `compared to ${store.frame.runs[0]}`);
     const both = h("div", { class: "dkc-both" });
     this.stage.replaceWith(both);
     both.append(this.stage, h("div", { class: "dkc-figures" }, tools, this.table.root));
@@ -48,13 +37,10 @@ export class Compare extends Timeline {
   words() {
     if (!this.built) return;
     const { frame } = this.store;
-    const turned = (words) => (frame.said.includes(words) ? frame.said[this.baseline] : words);
-    for (const name of ["notices", "notes"]) frame[name] = frame[name].map(turned);
     super.words();
-    this.canvas.setAttribute("aria-label", this.canvas.getAttribute("aria-label") + KEYS);
     this.losses.root.toggleAttribute("hidden", !frame.losses);
     if (frame.losses) this.show(this.losses, frame.losses, frame.losses.said);
-    this.figures();
+    this.show(this.table, frame.figures, frame.table);
   }
 
   show(marks, scene, said) {
@@ -64,43 +50,16 @@ export class Compare extends Timeline {
     marks.root.setAttribute("aria-label", said);
   }
 
-  figures() {
-    const { table, fold, unfolded, choice, baseline, store: { frame } } = this;
-    const { runs, figures, first, tables } = frame;
-    this.show(table, figures, tables[baseline]);
-    table.hide(runs.map((_, n) => n + 1).filter((layer) => layer !== baseline + 1));
-    const height = unfolded ? figures.height : first;
-    table.root.setAttribute("viewBox", `0 0 ${figures.width} ${height}`);
-    choice.load(runs, runs[baseline]);
-    fold.textContent = unfolded ? "fewer figures" : "all figures";
-    fold.setAttribute("aria-expanded", String(unfolded));
-    this.later();
-  }
-
-  base(n) {
-    const { runs, said } = this.store.frame;
-    this.baseline = n % runs.length;
-    this.words();
-    const words = [`compared to ${runs[this.baseline]}`, said[this.baseline]];
-    this.spoken.textContent = words.filter(Boolean).join(": ");
-  }
-
   // -- the lanes ----------------------------------------------------------------------------
 
-  toggle() {
-    this.choose(null);
-    this.store.arrange(!this.store.overlaid);
-    this.later();
-  }
-
   manner() {
-    const { lanes, overlaid } = this.store;
-    return { ...this.look, bare: overlaid, lanes: new Map(lanes.map((l) => [l.rank, l.color])) };
+    const { lanes } = this.store.frame;
+    return { ...this.look, lanes: new Map(lanes.map((lane) => [lane.rank, lane.color])) };
   }
 
   color(rank) {
     const { ranks } = this.look;
-    return ranks[(this.store.lanes.find((lane) => lane.rank === rank)?.color ?? 0) % ranks.length];
+    return ranks[(this.store.frame.lanes.find((lane) => lane.rank === rank)?.color ?? 0) % ranks.length];
   }
 
   frame() {
@@ -113,14 +72,7 @@ export class Compare extends Timeline {
     this.sized ??= this.theme;
     this.theme = { ...this.sized, sizes: { ...this.sized.sizes, ...SMALL, ...room } };
     super.frame();
-    press(this.pills, () => store.overlaid);
-    Object.assign(root.dataset, { layout: store.overlaid ? "overlaid" : "side",
-      drawn: this.drawn += 1 });
-  }
-
-  typed(e) {
-    if (e.key === "o") return () => this.toggle();
-    return e.key === "b" ? () => this.base(this.baseline + 1) : super.typed(e);
+    root.dataset.drawn = this.drawn += 1;
   }
 
   // -- one operation, and those like it -------------------------------------------------------

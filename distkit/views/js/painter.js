@@ -11,7 +11,6 @@ export class Painter {
   // look: fg, muted, bg, lane, grid, font, ranks (colours), warning, dark
   // lens: light {bars, arrows} or null, waits: [from, seconds] by bar, or null
   // look.lanes: from rank to the number of its colour, where that is not its place
-  // look.bare: no arrows and bands but those of the chosen operation
   constructor(context, layout, look, focus, { light = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, look, focus, waits, store: layout.store });
     this.bright = light ?? this.store.related(focus);
@@ -305,7 +304,7 @@ export class Painter {
   // A faint band through the members of a collective, lane by lane; only its edges cross other
   // lanes.
   #ribbons(bars) {
-    const ties = new Set(bars.map(({ tie }) => tie).filter((tie) => tie >= 0 && !this.look.bare));
+    const ties = new Set(bars.map(({ tie }) => tie).filter((tie) => tie >= 0));
     if (this.focus?.tie >= 0) ties.add(this.focus.tie);
     for (const tie of ties) this.#ribbon(tie);
   }

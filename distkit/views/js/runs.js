@@ -7,27 +7,12 @@ export class Runs extends Store {
   load(picture) {
     super.load(picture);
     this.numbers = null;
-    this.lanes = this.frame.lanes.map((lane) => ({ ...lane, called: lane.name }));
-    this.arrange(this.overlaid);
-  }
-
-  // overlaid: the lanes of a rank are adjacent.
-  arrange(overlaid = false) {
-    const { runs } = this.frame;
-    this.overlaid = overlaid;
-    this.frame.lanes = !overlaid ? this.lanes : [...this.lanes].sort((a, b) => a.rank - b.rank)
-      .map((lane) => ({ ...lane, name: runs[lane.run], host: lane.called, detail: "" }));
-    this.laneOf = new Map(this.frame.lanes.map((lane, i) => [lane.rank, i]));
   }
 
   // An open bar ends with its run.
   until(i, now) {
     const { died, end, live } = this.frame.lanes[this.lane(i)] ?? {};
     return Number.isNaN(this.end[i]) ? died ?? end + (live ? now - this.frame.end : 0) : this.end[i];
-  }
-
-  name(rank) {
-    return this.frame.lanes[this.laneOf.get(rank)]?.called ?? `rank ${rank}`;
   }
 
   related(item) {
@@ -54,9 +39,9 @@ export class Runs extends Store {
   chain({ bars, ends }) {
     const on = [...new Set([...bars, ...ends.keys()].map((i) => this.lane(i)))];
     return this.frame.runs.map((name, n) => {
-      const found = this.lanes.filter((lane) => lane.run === n && on.includes(this.laneOf.get(lane.rank)));
+      const found = this.frame.lanes.filter((lane) => lane.run === n && on.includes(this.laneOf.get(lane.rank)));
       const few = found.length < 4;
-      return `${name}: through ${few ? found.map(({ called }) => called).join(", ") : plural(found.length, "rank")}`;
+      return `${name}: through ${few ? found.map((lane) => lane.name).join(", ") : plural(found.length, "rank")}`;
     }).join(" · ");
   }
 
