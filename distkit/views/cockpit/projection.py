@@ -14,7 +14,7 @@ from distkit.diagnosis.facts import standings
 from distkit.diagnosis.findings import PAGES, Finding
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import COMPUTATION, Event, Op, State
-from distkit.trace.calls import at, wait_of
+from distkit.trace.calls import wait_of
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.waits import waits
@@ -77,7 +77,7 @@ def project(run: Steppable, trouble: str = "") -> Json:
         "playing": run.playing,
         "finished": run.finished,
         "stopped": stopped,
-        "remarks": (now and _remarks_now(run, error)) or _circle(moment.standings),
+        "remarks": _remarks_now(run, error) if now else [],
         "pages": PAGES,
         "trouble": trouble,
         "sources": {clean(k): clean(text[:MAX_SOURCE]) for k, text in trace.info.sources.items()},
@@ -124,19 +124,6 @@ def _remarks_now(run: Steppable, error: str) -> list[Json]:
     if any(r["hang"] for r in found):
         found[0]["graph"] = waits(standings(run.trace))
     return found
-
-
-def _circle(states: Sequence[RankState]) -> list[Json]:
-    """Return the remark about ranks that wait in a cycle, if any."""
-    circle = in_a_circle(states)
-    one = {
-        "message": clean(sentence(circle)),
-        "remedy": "",
-        "hang": True,
-        "lines": {str(s.rank): clean(s.where) for s in circle},
-        "graph": waits(states),
-    }
-    return [one] if circle else []
 
 
 def _ends(trace: EventLog) -> dict[int, str]:
@@ -200,28 +187,3 @@ def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str
     if s.where or s.doing not in (RankStatus.FAILED, RankStatus.RELEASED):
         return s.where
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")
-
-
-def in_a_circle(standings: Sequence[RankState]) -> list[RankState]:
-    """Return blocked ranks that each wait for the next one in a cycle; [] if none."""
-    blocked = {
-        s.rank: s
-        for s in standings
-        if s.doing is RankStatus.BLOCKED and (s.op is not Op.RECV or s.peer is not None)
-    }
-    for start in blocked:
-        path: list[int] = []
-        rank: int | None = start
-        while rank is not None and rank not in path:
-            path.append(rank)
-            rank = next((r for r in blocked[rank].waits_for if r in blocked), None)
-        if rank is not None:
-            return [blocked[r] for r in path[path.index(rank) :]]
-    return []
-
-
-def sentence(circle: Sequence[RankState]) -> str:
-    """Return a sentence about a cycle of waiting ranks."""
-    waits = [f"rank {s.rank} waits in {s.call()}{at(s.where)}" for s in circle]
-    other = "other" if len(circle) == 2 else "next"
-    return f"{', '.join(waits)}: each waits for the {other}." if waits else ""

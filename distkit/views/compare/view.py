@@ -301,7 +301,7 @@ def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
 #: Maximum number of runs with figures beside the lanes; widths of a column and of all [px].
 FEW, COLUMN, WIDE = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
-NAMES, ROW, HEAD = 148, 29, 36
+NAMES, ROW, HEAD = 148, 29, 26
 #: Sizes of a chart of losses [px].
 CHART, PLOT, HEIGHT, AXIS = 440, 110, 152, 44
 #: Approximate number of points of a curve.
