@@ -1,7 +1,6 @@
 """Several traces compared: figures, projection, static picture, table, runs that go on."""
 
 import json
-import math
 import random
 import xml.etree.ElementTree as ET
 
@@ -9,13 +8,13 @@ import pytest
 import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import MS, Script, summary
+from traces import MS, Script
 
 import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Event, Op
 from distkit.trace.trace import Trace
-from distkit.views.compare.projection import figures, project, training
+from distkit.views.compare.projection import figures, project
 from distkit.views.timeline.columns import Columns
 
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
@@ -37,23 +36,6 @@ def naive(n: int = 4) -> Trace:
         s.op(r, Op.RECV, 0.1 * MS * r, t + 0.1 * MS, peer=0, **CHUNK)
         t += 0.1 * MS
     return s.trace(name="naive", world_size=n)
-
-
-def losses(values, ranks=2, pace=1.0) -> Trace:
-    """A watched loop that told these losses."""
-    s = Script()
-    for r in range(ranks):
-        for i, loss in enumerate(values):
-            end = pace * (i + 1) * MS + 0.01 * MS * r
-            s.op(
-                r,
-                Op.MARK,
-                end,
-                end,
-                attributes={"watched": "step"},
-                after=summary([loss, 0.1, 8.0]),
-            )
-    return s.trace(name="training", world_size=ranks)
 
 
 def rows(view_or_picture):
@@ -189,27 +171,6 @@ def test_whatever_happened_the_figures_are_sound(seed: int, ranks: int) -> None:
     json.dumps(project({"a": trace, "b": Trace()}), allow_nan=False)
 
 
-# -- training -----------------------------------------------------------------------------
-
-
-def test_losses_over_steps_and_time() -> None:
-    found = training(losses([3.0, 2.0, 1.0]))
-    assert [(n, loss) for n, _, loss in found["points"]] == [(1, 3.0), (2, 2.0), (3, 1.0)]
-    times = [t for _, t, _ in found["points"]]
-    assert times == sorted(times) and (found["steps"], found["last"]) == (3, 1.0)
-    assert found["seconds"] == pytest.approx(1 * MS)
-
-
-def test_a_loss_that_is_no_number_is_a_gap_and_told() -> None:
-    picture = project({"good": losses([3, 2, 1]), "bad": losses([3, math.nan, math.inf])})
-    assert [p[2] for p in picture["runs"][1]["loss"]["points"]] == [3.0, None, None]
-    assert "bad: the loss is not finite at step 2" in picture["notices"]
-    assert rows(picture)["loss"] == [1.0, "inf"]
-    json.dumps(picture, allow_nan=False)
-    drawn = repr(dk.Compare({"good": losses([3, 2]), "bad": losses([3, math.nan])}))
-    assert "NaN" in drawn
-
-
 # -- what is said of all together -----------------------------------------------------------
 
 
@@ -256,7 +217,7 @@ def test_the_table_compares_with_the_first_run() -> None:
     assert line.split() == ["messages", "6", "24", "4×"]
 
 
-@pytest.mark.parametrize("case", ["two", "eight", "empty", "thousand", "long", "hang", "loss"])
+@pytest.mark.parametrize("case", ["two", "eight", "empty", "thousand", "long", "hang"])
 def test_static_pictures_are_small_and_whole(case: str) -> None:
     wide = Script()
     for r in range(1000 if case == "thousand" else 0):
@@ -268,7 +229,6 @@ def test_static_pictures_are_small_and_whole(case: str) -> None:
         "thousand": {"wide": wide.trace(world_size=1000), "ring": traces.ring()},
         "long": {"a": long_trace(30_000), "b": long_trace(20_000)},
         "hang": {"<hang>": traces.hang(), "odd & ends": traces.odd_values()},
-        "loss": {"a": losses([3, math.nan, 1]), "b": losses([2.0])},
     }[case]
     view = dk.Compare(named)
     drawn = view._repr_mimebundle_()[0]["image/svg+xml"]

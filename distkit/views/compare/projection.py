@@ -5,22 +5,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
-from typing import TypeGuard
 
 import numpy as np
 
 from distkit._format import aligned, count, human_bytes, human_seconds, joined
 from distkit.trace.hosts import between
 from distkit.trace.log import EventLog
-from distkit.trace.training import mean_loss, read
-from distkit.views.scene import summaries
 from distkit.views.scene.frame import Json, clean, flagged
-from distkit.views.scene.painter import thinned
-from distkit.views.scene.summaries import number, rounded
 from distkit.views.timeline.columns import Columns
 
 MAX_NOTICES = 6
@@ -64,9 +57,6 @@ ROWS = [
         "share of the time that ranks spend only waiting for others, mean of the ranks; "
         "the barrier at the end does not count",
     ),
-    ("steps", "steps of training", "n", "of the watched loop"),
-    ("step_seconds", "time per step", "s", "of the watched loop, mean"),
-    ("loss", "loss at the end", "x", "mean over the examples of all ranks"),
 ]
 #: Note on fractions of time with a parameter server.
 OF_WORKERS = "mean of the workers, without servers and scheduler"
@@ -95,19 +85,15 @@ class Side:
 
 def about(name: str, trace: EventLog, columns: Columns, *, live: bool = False) -> Json:
     """Return the figures and metadata of one trace."""
-    frame, loop = columns.frame, training(trace)
-    found = figures(columns)
+    frame, found = columns.frame, figures(columns)
     facts = [*dict.fromkeys([*frame["facts"], *["simulated"] * trace.info.simulated])]
     took = [human_seconds(found["seconds"])] if found["seconds"] else []
-    if loop is not None:
-        found |= {"steps": loop["steps"], "step_seconds": loop["seconds"], "loss": loop["last"]}
     return {
         "name": clean(name),
         "live": live,
         "empty": not len(trace),
         "heading": " · ".join([clean(name), *facts, *took, *["live"] * live]),
         "figures": found,
-        "loss": loop,
         "notices": [] if live else frame["notices"],
         "notes": [] if live else frame["notes"],
     }
@@ -196,8 +182,6 @@ def _notices(runs: Sequence[Json]) -> Iterator[str]:
     for run in runs:
         if run["empty"] and not run["live"]:
             yield f"{run['name']}: nothing was recorded"
-        if run["loss"] and run["loss"]["nan"] is not None:
-            yield f"{run['name']}: the loss is not finite at step {run['loss']['nan']}"
     sizes = {run["name"]: len(run["figures"]["ranks"]) for run in runs if not run["empty"]}
     if len(set(sizes.values())) > 1:
         told = (f"{name} {count(n, 'rank')}" for name, n in sizes.items())
@@ -259,48 +243,41 @@ def _mean(parts: list[float]) -> float:
     return round(sum(parts) / len(parts), 4) if parts else 0.0
 
 
-def ratio(value: float | str | None, base: float | str | None) -> str:
+def ratio(value: float | None, base: float | None) -> str:
     """Return a value as a multiple of the baseline's.
 
     >>> ratio(3, 2), ratio(2, 2), ratio(0, 2), ratio(2, 0), ratio(2, 2**20), ratio(2048, 1)
     ('1.5×', '=', '0×', '', '<0.001×', '2,048×')
     """
-    if value is None or base is None or isinstance(value, str) or isinstance(base, str):
+    if value is None or not base:
         return ""
     if value == base:
-        return "=" if value else ""
-    if not base:
-        return ""
+        return "="
     times = value / base
     if 0 < abs(times) < 0.001:
         return "<0.001×"
     return f"{times:,.0f}×" if abs(times) >= 100 else f"{times:.2g}×"
 
 
-def difference(value: float | str | None, base: float | str | None, unit: str) -> str:
+def difference(value: float | None, base: float | None, unit: str) -> str:
     """Return the difference of a value from the baseline's as text.
 
     >>> difference(3, 2, "n"), difference(0.1, 0.3, "s"), difference(None, 2, "n")
     ('+1', '−200 ms', '')
     """
-    if value is None or base is None or isinstance(value, str) or isinstance(base, str):
+    if value is None or base is None:
         return ""
     return f"{'−' if value < base else '+'}{figure(abs(value - base), unit)}"
 
 
-def finite(value: float | str | None) -> TypeGuard[float]:
-    """Return True for a finite number."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def figure(value: float | str | None, unit: str) -> str:
+def figure(value: float | None, unit: str) -> str:
     """Format a value with its unit.
 
     >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
     ('250 ms', '4 KiB', '25 %', '–')
     """
-    if value is None or isinstance(value, str) or unit == "x":
-        return summaries.figure(value)
+    if value is None:
+        return "–"
     match unit:
         case "s":
             return human_seconds(value)
@@ -352,33 +329,3 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
     order = np.lexsort((begins, time))
     facts = (begins.astype(np.int64), rank, item)
     return list(zip(*(fact[order].tolist() for fact in facts), strict=True))
-
-
-# -- training --------------------------------------------------------------------------
-
-
-def training(trace: EventLog) -> Json | None:
-    """Return the loss of a watched loop: ``[step, seconds since the start, mean loss]``.
-
-    Return None if no loss was recorded. ``last`` is the last loss, ``nan`` the first step with a
-    non-finite loss (None: never), ``seconds`` the time per step.
-    """
-    table = trace.table
-    marks = table.each(look.attributes.get("watched") == "step" for look in table.looks)
-    steps = sorted(read(EventLog(table.part(marks.astype(bool)))).steps.items())
-    points = [
-        (n + 1, fmean(t.time for t in step.told.values()) - table.time.min(), mean_loss(step))
-        for n, step in steps
-        if step.told
-    ]
-    if not any(math.isfinite(loss) for _, _, loss in points):
-        return None
-    (first, begin, _), (final, end, last) = points[0], points[-1]
-    odd = [n for n, _, loss in points if not math.isfinite(loss)]
-    return {
-        "points": [[n, round(at, 7), rounded(loss)] for n, at, loss in thinned(points, 300)],
-        "steps": final,
-        "last": number(last),
-        "nan": odd[0] if odd else None,
-        "seconds": (end - begin) / (final - first) if final > first else None,
-    }

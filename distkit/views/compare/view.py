@@ -1,12 +1,12 @@
 """Several traces on one time axis, and their differences in figures.
 
-projection.py compares the traces; figures and losses are drawn as marks below the timeline.
+projection.py compares the traces; the figures are drawn as marks beside the timeline.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from distkit._format import ticks
 from distkit.events import WORLD
 from distkit.gone import refuse
 from distkit.trace.columns import Table
@@ -24,7 +23,6 @@ from distkit.views.compare.projection import (
     Side,
     difference,
     figure,
-    finite,
     names,
     ratio,
     summary,
@@ -32,10 +30,9 @@ from distkit.views.compare.projection import (
 )
 from distkit.views.scene import svg
 from distkit.views.scene.frame import MAX_LANES as MOST_LANES
-from distkit.views.scene.frame import Json, flagged
-from distkit.views.scene.marks import Scene, Shape, line, rect, text, title
+from distkit.views.scene.frame import Json
+from distkit.views.scene.marks import Scene, rect, text, title
 from distkit.views.scene.painter import body, cut
-from distkit.views.scene.summaries import figure as in_digits
 from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.bars import packed
@@ -61,8 +58,7 @@ class Compare(View):
     barrier at the end of a run, where ranks that have finished wait, does not count.
 
     Hover over the n-th operation of a rank to see the n-th of that rank in the other traces, and
-    the difference in time. The losses of watched training loops are drawn over time and
-    over steps. The view updates while runs are in progress.
+    the difference in time. The view updates while runs are in progress.
 
     Args:
         traces: a mapping from names to traces or runs, or several of them, then named by
@@ -135,7 +131,6 @@ class Compare(View):
             "runs": [run["name"] for run in told["runs"]],
             "lanes": drawn,
             "figures": table(told, width_of(len(runs))).plain(),
-            "losses": losses(told),
             "styles": MARKS,
             "table": to_table(told),
         }
@@ -159,7 +154,7 @@ class Compare(View):
         return svg.fitting(self._document(picture, *size) for size in SIZES)
 
     def _document(self, picture: Json, limit: int, most: int) -> str:
-        """Return the timeline of all runs, the losses and the figures, one below the other.
+        """Return the timeline of all runs and the figures below it.
 
         Args:
             picture: the timeline's picture.
@@ -169,16 +164,11 @@ class Compare(View):
         told = self._summary()
         drawn, left_out = self._first(picture["lanes"], most)
         part = {**picture, "lanes": drawn, "notices": told["notices"] + left_out}
-        parts, y = svg.opening(picture["title"], "", flagged(told))
-        if picture["operations"] or not picture["losses"]:
-            timeline, y = whole(part, limit)
-            parts = [timeline]
+        timeline, y = whole(part, limit)
         figures = table(told, WIDE).plain()
-        for scene in filter(None, [picture["losses"], figures]):
-            marks = body(scene, 0.0, joined=True)
-            parts.append(f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>')
-            y += scene["height"] + 20
-        return svg.document(WIDTH, y, told["title"], "".join(parts))
+        marks = body(figures, 0.0, joined=True)
+        below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
+        return svg.document(WIDTH, y + figures["height"] + 20, told["title"], timeline + below)
 
     def __repr__(self) -> str:
         return to_table(self._summary())
@@ -302,12 +292,6 @@ def lanes(drawn: Sequence[Json], sides: Sequence[Side]) -> list[Json]:
 FEW, COLUMN, WIDE = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
 NAMES, ROW, HEAD = 148, 29, 26
-#: Sizes of a chart of losses [px].
-CHART, PLOT, HEIGHT, AXIS = 440, 110, 152, 44
-#: Approximate number of points of a curve.
-POINTS = 100
-#: Dashes of the runs' curves.
-DASHES = ("", "7 3", "2 2.5", "9 3 2 3")
 
 
 def width_of(runs: int) -> int:
@@ -333,7 +317,7 @@ def table(told: Json, width: float) -> Scene:
         scene.add(NAMES + n * room, 0, rect(10, 10, "trace", y=3, lane=n), *name)
     for i, row in enumerate(rows):
         y, values, unit = HEAD + ROW * i, row["values"], row["unit"]
-        sizes = [abs(v) if finite(v) else 0.0 for v in values]
+        sizes = [v or 0.0 for v in values]
         most = 1.0 if unit == "%" else max(sizes) or 1.0
         scene.add(0, y, text(row["label"], "tick", y=14), title(row["hint"]))
         for n, size in enumerate(sizes):
@@ -350,72 +334,7 @@ def table(told: Json, width: float) -> Scene:
 
 def _alike(row: Json) -> float:
     """Return the similarity of a row's values, from 0 to 1; the total time comes first."""
-    known = [abs(v) for v in row["values"] if finite(v)]
+    known = [v for v in row["values"] if v is not None]
     if row["key"] == "seconds" or len(known) < len(row["values"]):
         return -1.0 if row["key"] == "seconds" else 0.5
     return min(known) / (max(known) or 1.0)
-
-
-# -- losses ------------------------------------------------------------------------------
-
-
-def losses(told: Json) -> Json | None:
-    """Return charts of loss over time and steps; None if no run recorded a loss."""
-    curves = [(n, run["loss"]["points"]) for n, run in enumerate(told["runs"]) if run["loss"]]
-    if not curves:
-        return None
-    scene = Scene(WIDE, HEIGHT)
-    last = [max(p[by] for _, points in curves for p in points) for by in (0, 1)]
-    steps = [(n, f"{n:,}") for n in {0, last[0] // 2, last[0]}]
-    _chart(scene, 0, "loss over time", [*ticks(0, last[1] or 1e-9)], _of(curves, 1))
-    _chart(scene, WIDE - CHART, "loss over steps", steps, _of(curves, 0))
-    words = [
-        f"{run['name']} {in_digits(run['loss']['last'])} after {run['loss']['steps']:,} steps"
-        for run in told["runs"]
-        if run["loss"]
-    ]
-    return {**scene.plain(), "said": f"loss: {', '.join(words)}"}
-
-
-Curves = list[tuple[int, list[tuple[float, float | None]]]]
-
-
-def _of(curves: list[tuple[int, list[list[Any]]]], by: int) -> Curves:
-    """Return losses over steps (0) or seconds (1)."""
-    return [(n, [(p[by], p[2]) for p in points]) for n, points in curves]
-
-
-def _chart(
-    scene: Scene, left: float, name: str, marks: list[tuple[float, str]], curves: Curves
-) -> None:
-    """Draw a chart with left edge ``left`` and ``marks`` on its x axis."""
-    known = [y for _, points in curves for _, y in points if y is not None]
-    low, high = min(0.0, *known, 0.0), max(0.0, *known, 1e-12)
-    last = max(x for _, points in curves for x, _ in points) or 1.0
-    base = PLOT + 22
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = AXIS + x / last * (CHART - AXIS - 6)
-        return left + across, base - (y - low) / (high - low) * PLOT
-
-    scene.add(left, 0, text(name, "strong", y=11))
-    for y in (low, (low + high) / 2, high):
-        x, place = at(0, y)
-        scene.add(0, 0, line((x, place), (left + CHART - 6, place), "link"))
-        scene.add(x - 6, place + 4, text(in_digits(y), "small", anchor="end"))
-    for x, words in marks:
-        scene.add(at(x, 0)[0], base + 16, text(words, "small", anchor="middle"))
-    for n, points in curves:
-        scene.add(0, 0, *_curve(n, [(at(x, y) if y is not None else None) for x, y in points]))
-
-
-def _curve(n: int, points: list[tuple[float, float] | None]) -> Iterator[Shape]:
-    """Yield a line with gaps where values are unknown."""
-    few = points[:: max(1, len(points) // POINTS)]
-    pieces = [
-        f"{'L' if before else 'M'}{place[0]:.0f} {place[1]:.0f}"
-        for before, place in zip([None, *few], few, strict=False)
-        if place
-    ]
-    dash = ("stroke-dasharray", DASHES[n % len(DASHES)])
-    yield "path", "curve", n, (("d", "".join(pieces)), dash), ""

@@ -18,16 +18,14 @@ export class Compare extends Timeline {
     const { store, parts } = this;
     this.drawn = 0;
     this.root.classList.add("distkit-compare", "distkit-values");
-    [this.table, this.losses] = [new Marks("dkc-table"), new Marks("dkc-losses")];
-    for (const { root } of [this.table, this.losses]) {
-      root.removeAttribute("aria-hidden");
-      root.setAttribute("role", "img");
-    }
+    this.table = new Marks("dkc-table");
+    this.table.root.removeAttribute("aria-hidden");
+    this.table.root.setAttribute("role", "img");
     const tools = h("div", { class: "dkc-tools" }, `compared to ${store.frame.runs[0]}`);
     const both = h("div", { class: "dkc-both" });
     this.stage.replaceWith(both);
     both.append(this.stage, h("div", { class: "dkc-figures" }, tools, this.table.root));
-    parts.sums.replaceWith(this.losses.root);
+    parts.sums.remove();
     this.built = true;
     if (this.look) this.words();
   }
@@ -36,18 +34,12 @@ export class Compare extends Timeline {
 
   words() {
     if (!this.built) return;
-    const { frame } = this.store;
     super.words();
-    this.losses.root.toggleAttribute("hidden", !frame.losses);
-    if (frame.losses) this.show(this.losses, frame.losses, frame.losses.said);
-    this.show(this.table, frame.figures, frame.table);
-  }
-
-  show(marks, scene, said) {
-    marks.load(scene, this.store.frame.styles);
-    marks.draw(0, -1);
-    marks.root.style.maxWidth = `${LARGE * scene.width}px`;
-    marks.root.setAttribute("aria-label", said);
+    const { table, store: { frame: { figures, styles, table: said } } } = this;
+    table.load(figures, styles);
+    table.draw(0, -1);
+    table.root.style.maxWidth = `${LARGE * figures.width}px`;
+    table.root.setAttribute("aria-label", said);
   }
 
   // -- the lanes ----------------------------------------------------------------------------

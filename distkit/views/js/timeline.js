@@ -180,7 +180,7 @@ export class Timeline extends Follower {
     if (this.pointer) cursor(this);
     if (this.viewport.zoomed || this.#followed()) whereabouts(this, view, this.#all());
     this.gestures.follow(this.layout, view, this.#all());
-    if (!this.store.count && !this.store.frame.losses) emptiness(this);
+    if (!this.store.count) emptiness(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
     this.root.dataset.taken = this.updates;
   }

@@ -227,7 +227,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     # lines
     "dot": {"fill": "none", "stroke": "rank", "stroke-width": 7, "stroke-linecap": "round"},
     "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5, "pointer-events": "none"},
-    "curve": {"fill": "none", "stroke": "trace", "stroke-width": 2},
     "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
     "dots": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5, "stroke-dasharray": "2 5"},
     "axis": {"fill": "none", "stroke": "muted"},
