@@ -38,7 +38,7 @@ from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.causes import causes
 from distkit.views.timeline.columns import Columns
-from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, whole
+from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, paint
 from distkit.views.timeline.view import MAX_LIVE
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
@@ -47,7 +47,7 @@ from distkit.views.widget.view import View, trace_of
 #: Maximum number of traces; more lanes side by side are indistinguishable.
 MAX_TRACES = 8
 #: Maximum numbers of operations and lanes in the static picture, tried in order.
-SIZES = ((MAX_BARS, MAX_LANES), (0, MAX_LANES), (0, MAX_LANES // 3))
+SIZES = ((MAX_BARS, MAX_LANES), (MAX_BARS // 2, MAX_LANES), (MAX_BARS // 4, MAX_LANES // 3))
 
 
 class Compare(View):
@@ -164,7 +164,7 @@ class Compare(View):
         told = self._summary()
         drawn, left_out = self._first(picture["lanes"], most)
         part = {**picture, "lanes": drawn, "notices": told["notices"] + left_out}
-        timeline, y = whole(part, limit)
+        timeline, y = paint(part, limit)
         figures = table(told, WIDE).plain()
         marks = body(figures, 0.0, joined=True)
         below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'

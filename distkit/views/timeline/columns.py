@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -74,8 +74,6 @@ class Columns:
         picture = self._as_objects(chosen & self._drawn, arrows)
         if most is not None:
             picture["entries"] = int(pairs.begun.sum()) + pairs.ties
-            picture["coverage"] = coverage(self.frame, self.communication)
-            picture["waited"] = coverage(self.frame, self.waiting)
         return picture
 
     def _as_objects(self, chosen: Bools, arrows: Ints) -> Json:
@@ -322,54 +320,6 @@ def length(starts: Floats, ends: Floats) -> float:
     reach = np.maximum.accumulate(ends[order])
     begins = np.maximum(starts[order], np.append(-np.inf, reach[:-1]))
     return float(np.maximum(reach - begins, 0).sum())
-
-
-#: Number of time bins per lane; ALL_PARTS limits the total over lanes.
-PARTS, ALL_PARTS = 240, 4_000
-
-
-def parts(lanes: int) -> int:
-    """Return the number of time bins for this number of lanes."""
-    return min(PARTS, max(40, ALL_PARTS // max(1, lanes)))
-
-
-def covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Return the fraction of each bin that intervals cover, 0 to 1.
-
-    Args:
-        starts: starts of the intervals.
-        ends: ends of the intervals.
-        edges: consecutive edges of the bins.
-
-    >>> covered(np.array([0.0, 1.0]), np.array([1.5, 3.0]), np.array([0.0, 2.0, 4.0])).tolist()
-    [1.0, 0.5]
-    """
-    begun, ended = (
-        _before(np.sort(times - edges[0]), edges - edges[0]) for times in (starts, ends)
-    )
-    share: Floats = np.diff(begun - ended) / np.diff(edges)
-    return np.clip(share, 0, 1)
-
-
-def _before(times: Floats, edges: Floats) -> Floats:
-    """Return for each edge the sum of its distances to all earlier times."""
-    n = np.searchsorted(times, edges)
-    found: Floats = n * edges - np.append(0, np.cumsum(times))[n]
-    return found
-
-
-def coverage(frame: Json, times: Callable[[int], tuple[Floats, Floats]]) -> dict[int, Floats]:
-    """Return the coverage of each lane of a picture; {} if no time passes.
-
-    Args:
-        frame: has the lanes, and the start and end of the picture.
-        times: returns starts and ends of a rank's intervals.
-    """
-    lanes = [lane["rank"] for lane in frame["lanes"]]
-    if not frame["end"] or frame["end"] <= frame["start"]:
-        return {}
-    edges = np.linspace(frame["start"], frame["end"], parts(len(lanes)) + 1)
-    return {rank: covered(*times(rank), edges) for rank in lanes}
 
 
 TOUCHED = "buffer used before wait()"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 from distkit._format import count, human_bytes, human_seconds, ticks
-from distkit.trace.columns import Floats
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, flagged
 from distkit.views.scene.svg import text_width
@@ -27,8 +26,6 @@ from distkit.views.scene.theme import (
 
 #: Maximum numbers of operations and ranks drawn; a notice reports the rest.
 MAX_BARS, MAX_LANES = 200, 48
-#: Maximum number of ranks for which a long run is drawn as a whole and with its first operations.
-MAX_BOTH = 16
 #: Width of the picture, right edge of the lanes, height of a host name above them [px].
 WIDTH, RIGHT, HEAD = 960, 926.0, 22
 #: Length by which an arrow extends into a bar that another row would hide [px].
@@ -49,52 +46,44 @@ def to_svg(picture: Json) -> str:
 
 
 def _document(picture: Json, limit: int) -> str:
-    """Return the whole run; below a long run on few ranks, also its first operations."""
-    body, height = whole(picture, limit)
-    part = _part(picture, limit)
-    if part["long"] and len(part["lanes"]) <= MAX_BOTH:
-        first = {**part, "title": part["long"], "facts": [], "notices": [], "bare": True}
-        drawn, more = _Painter(first).drawn()
-        body += f'<g transform="translate(0 {height:.0f})">{drawn}</g>'
-        height += more
+    body, height = paint(picture, limit)
     return svg.document(WIDTH, height, picture["title"] or "Timeline", body)
 
 
-def whole(picture: Json, limit: int) -> tuple[str, float]:
-    """Return the whole run without a card, for use in another picture, and its height.
-
-    Args:
-        picture: a projection's snapshot.
-        limit: maximum number of operations; if there are more, utilization is drawn instead.
-    """
-    part = _part(picture, limit)
-    return _Overview(part).drawn() if part["long"] else _Painter(part).drawn()
-
-
-def paint(picture: Json, until: float | None = None) -> tuple[str, float]:
+def paint(
+    picture: Json, limit: int = MAX_BARS // 2, until: float | None = None
+) -> tuple[str, float]:
     """Return the picture without its card, for use in another picture, and its height.
 
     Args:
         picture: a projection's snapshot.
+        limit: maximum number of operations; a notice reports the rest.
         until: later times are dimmed [s].
     """
-    return _Painter(_part(picture, MAX_BARS // 2), until).drawn()
+    return _Painter(_part(picture, limit), until).drawn()
 
 
 def _part(picture: Json, limit: int) -> Json:
-    """Return the first operations on the first ranks; ``long`` describes them if there are more."""
+    """Return the first operations on the first ranks."""
     lanes = picture["lanes"][:MAX_LANES]
     ranks = {lane["rank"] for lane in lanes}
     bars = sorted((b for b in picture["bars"] if b["rank"] in ranks), key=lambda b: b["start"])
-    notices, end, long = list(picture["notices"]), picture["end"], ""
+    end, notes = picture["end"], []
     if len(lanes) < len(picture["lanes"]):
-        notices.append(f"only the first {MAX_LANES} ranks are drawn here")
-    if len(bars) > limit and picture["coverage"]:
+        notes.append(f"the first {MAX_LANES} ranks are drawn here")
+    if len(bars) > limit:
         end = bars[limit]["start"]
         operations = count(picture["operations"], "operation")
-        long = f"the first {human_seconds(end - picture['start'])}: {limit} of {operations}"
-    drawn = {"lanes": lanes, "bars": bars[:limit], "notices": notices, "cut": end, "long": long}
-    return {**picture, **drawn}
+        took = human_seconds(end - picture["start"])
+        notes.append(f"the first {took} are drawn here: {limit} of {operations}")
+    return {
+        **picture,
+        "lanes": lanes,
+        "bars": bars[:limit],
+        "notices": [*picture["notices"], *notes],
+        "notes": [*picture["notes"], *notes],
+        "cut": end,
+    }
 
 
 class _Lane:
@@ -134,8 +123,6 @@ class _Lane:
 
 
 class _Painter:
-    room = SIZES["height"]  # height of the lanes, if they need no more
-
     def __init__(self, picture: Json, until: float | None = None) -> None:
         self.picture, self.until, self.notices = picture, until, flagged(picture)
         self.lanes = {lane["rank"]: _Lane(lane, i) for i, lane in enumerate(picture["lanes"])}
@@ -144,7 +131,7 @@ class _Painter:
         names = (text_width(lane.data["name"], 14) for lane in lanes)
         details = (text_width(lane.data["detail"], 12) for lane in lanes)
         self.left = min(62 + max([22.0, *names, *details]), 230)
-        free = min(self.room, n * SIZES["pitch"]) - sum(lane.height for lane in lanes)
+        free = min(SIZES["height"], n * SIZES["pitch"]) - sum(lane.height for lane in lanes)
         gap = min(max(free / n, SIZES["min_gap"]), SIZES["max_gap"])
         y, host = 62.0 + 22 * len(self.notices), None
         for lane in lanes:
@@ -216,7 +203,8 @@ class _Painter:
             if "run" in told:  # its colour at both ends of the lane
                 fill = f'fill="{TRACES_LIGHT[told["run"] % len(TRACES_LIGHT)]}"'
                 yield svg.rect(self.left - 8, top, 3, height, fill, "", 1)
-                yield svg.rect(self.x(told["end"]), top, 2, height, fill, "", 1)
+                if told["end"] <= self.view[1]:
+                    yield svg.rect(self.x(told["end"]), top, 2, height, fill, "", 1)
             yield f'<circle cx="29" cy="{lane.middle:.1f}" r="5" fill="{lane.color}"/>'
             up = 6 if told["detail"] else 0
             bold = 'font-size="13" font-weight="700"'
@@ -364,38 +352,6 @@ class _Painter:
             return self.lanes[rank].edge(bottom=bottom)
         y, height = self.lanes[rank].row(bar)
         return y + height if bottom else y
-
-
-class _Overview(_Painter):
-    """A long run as a whole: utilization of each rank by communication over time."""
-
-    room = 0
-
-    def __init__(self, part: Json) -> None:
-        told = f"{count(part['operations'], 'operation')}: too many to draw individually"
-        lanes = [{**lane, "rows": 1, "marks": 0} for lane in part["lanes"]]
-        notices = part["notices"] + [told] * (len(lanes) > MAX_BOTH)
-        whole = {"bars": [], "cut": part["end"]}
-        super().__init__({**part, "lanes": lanes, "notices": notices, **whole})
-
-    def _inside(self) -> Iterator[str]:
-        end, words = 'text-anchor="end"', "how busy each rank was with communication"
-        yield svg.text(WIDTH - 24, 32, words, GRAY, end)
-        yield from self._axis()
-        for rank, lane in self.lanes.items():  # pale while it only waits
-            busy, waited = (self.picture[part][rank] for part in ("coverage", "waited"))
-            yield self._steps(lane, busy, 0.36)
-            yield self._steps(lane, busy - waited, 1)
-        yield from self._deaths()
-
-    def _steps(self, lane: _Lane, shares: Floats, opacity: float) -> str:
-        """Return an area chart on the bottom of the lane."""
-        left, right = self.x(self.picture["start"]), self.x(self.picture["end"])
-        width, base = (right - left) / len(shares), round(lane.top + lane.height)
-        tops = groupby(round(share * (lane.height - 2)) for share in shares.tolist())
-        steps = "".join(f"V{base - max(0, tall)}h{len([*same]) * width:.2f}" for tall, same in tops)
-        fill = f'fill="{lane.color}" fill-opacity="{opacity:g}"'
-        return f'<path d="M{left:.1f} {base}{steps}V{base}z" {fill}/>'
 
 
 LEGEND = {
