@@ -34,7 +34,7 @@ MAX_CHANGES = 20_000
 #: Fraction of a round that a message takes; it arrives at the end.
 FLIGHT = 0.85
 NOTHING = Cargo()
-#: The number of panels; a run of more rounds also gets a list of keyframes.
+#: Maximum number of panels.
 PANELS = 6
 
 
@@ -343,29 +343,19 @@ def flights(stage: Stage) -> list[tuple[int, Keyframe]]:
 
 
 def rounds_as_keyframes(stage: Stage) -> Json:
-    """Return the fields of a picture that depend on the rounds: keyframes and their list."""
-    rounds, short = rounds_of(stage), stage.short
-    keyframes: list[Json] = []
-    rows: list[list[object]] = []
-    for i, (number, members) in enumerate(rounds):
+    """Return the fields of a picture that depend on the rounds."""
+    rounds, keyframes = rounds_of(stage), list[Json]()
+    for number, members in rounds:
         some = [stage.keyframes[k] for k in members]
         arrived = any(keyframe.end is not None for keyframe in some)
         times = {"begin": number + 1 - FLIGHT, "end": number + 1.0 if arrived else None}
         keyframes.append({**times, **_caption(some, stage.names)})
-        words = _common(some)[0] if len(some) > 1 else _brief(some[0], short)
-        rows.append([i, "", f"round {number + 1}", "", words, [], 0])
-    listed = {"name": "rounds", "all": "all", "rows": rows}
     return {
         "unit": "round",
         "end": 1.0 + max((number for number, _ in rounds), default=-1),
         "opening": 0.0,
         "keyframes": keyframes,
-        "list": listed if len(rounds) > PANELS else None,
     }
-
-
-def _brief(keyframe: Keyframe, short: Mapping[int, str]) -> str:
-    return f"{who(keyframe, short)} {' · '.join(what(keyframe))}"
 
 
 def panels(stage: Stage) -> list[list[object]]:
