@@ -76,7 +76,7 @@ def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace
     sheet.press("ArrowRight", "ArrowRight")
     assert sheet.text(".dk-fact strong") == "step 3"
     assert "step 3; 0.weight: 128 × 64; " in sheet.root.locator("> .dk-spoken").text_content()
-    sheet.drawn(lambda: sheet.root.locator(".dkm-beside [data-keyframe='5']").first.click())
+    sheet.press("End")
     assert sheet.text(".dk-fact strong") == "step 6"
     sheet.root.locator(".dk-head strong").click()  # the keys are the view's wherever one clicks
     sheet.press("ArrowLeft")
@@ -87,10 +87,6 @@ def test_the_gradients_of_synchronous_sgd(tab: Any, tmp_path: Path, trace: Trace
 
 def test_the_pointer_is_told_the_values(tab: Any, tmp_path: Path, trace: Trace) -> None:
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
-    assert any(
-        words.startswith("loss at step 1: rank 0 2.") and ", mean 2." in words
-        for words in drawn(sheet, ".dkm-beside title")
-    )
     told = drawn(sheet, ".dkm-main title")
     assert any(words.startswith("8,192 values, ") and words.count("\n") == 8 for words in told)
     pair = next(words for words in told if words.startswith("cosines, estimated"))

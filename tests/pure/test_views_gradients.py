@@ -179,7 +179,6 @@ def test_curves() -> None:
     curves = project(trained([SUM, SUM], steps=3, crcs=("a", "b")))["curves"]
     assert [line["rank"] for line in curves["loss"]] == [0, 1, None]
     assert curves["loss"][2]["points"] == [[1, 2.5], [2, 1.5], [3, 0.5]]
-    assert curves["lr"][0]["points"] == [[1, 0.1], [2, 0.1], [3, 0.1]]
     assert [line["points"] for line in curves["drift"]] == [
         [[0, 0], [1, 0], [2, 0], [3, 0]],
         [[0, 0], [1, 8], [2, 8], [3, 8]],

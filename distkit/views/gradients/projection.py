@@ -60,16 +60,16 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
     training = read(trace)
     ranks, layers = trace.ranks[:MAX_RANKS], list(training.layers)[:MAX_LAYERS]
     looked = [n for n, step in sorted(training.steps.items()) if step.before or step.after]
-    kept = _thinned(looked, len(ranks), len(layers))
+    each = max(1, len(layers)) * (64 * (len(ranks) + 2) + len(ranks) ** 2 // 2)
+    kept = thinned(looked, max(2, MAX_VALUES // each))
     head = headline(trace)
     if training.steps:
         head["facts"].append(count(len(training.steps), "step"))
     weights = next(iter(training.weights.get(0, {}).values()), None)
     if weights:
         head["facts"].append(count(weights[1].size, "weight"))
-    found = curves(training, ranks)
-    rates = {lr for _, lr in found["lr"][0]["points"]}
-    if len(rates) == 1 and None not in rates:
+    rates = {told.lr for step in training.steps.values() for told in step.told.values()}
+    if len(rates) == 1 and math.isfinite(*rates):
         head["facts"].append(f"learning rate {number(*rates)}")
     return {
         **head,
@@ -79,22 +79,12 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
             {"name": clean(layer), "shape": list(training.layers[layer])} for layer in layers
         ],
         "steps": [_step(n, training.steps[n], layers, trace.ranks) for n in kept],
-        "curves": found,
+        "curves": curves(training, ranks),
         "verdicts": _verdicts(trace, training, looked),
         "notices": _notices(trace, training),
         "total": len(training.steps),
         "whole": len(trace.ranks) <= MAX_RANKS,
     }
-
-
-def _thinned(looked: list[int], ranks: int, layers: int) -> list[int]:
-    """Return the steps whose values are shown: every second, fourth …, and the last."""
-    each = max(1, layers * (64 * (ranks + 2) + ranks * (ranks - 1) // 2))
-    stride = 1
-    while len(looked) > stride * max(2, MAX_VALUES // each):
-        stride *= 2  # most steps shown of a live run remain shown
-    kept = looked[::stride]
-    return kept if kept[-1:] == looked[-1:] else [*kept, looked[-1]]
 
 
 def _notices(trace: EventLog, training: Training) -> list[str]:
@@ -312,16 +302,6 @@ def curves(training: Training, ranks: Sequence[int]) -> Json:
     """Return lines by name; x is a step from 1, y is None if unknown."""
     return {
         "loss": _loss(training, ranks),
-        "lr": [
-            _line(
-                None,
-                [
-                    (n + 1, next(iter(step.told.values())).lr)
-                    for n, step in sorted(training.steps.items())
-                    if step.told
-                ],
-            )
-        ],
         "drift": _drift_lines(training, ranks),
     }
 

@@ -12,7 +12,6 @@ from distkit.views.scene.marks import (
     Scene,
     circle,
     line,
-    linked,
     path,
     picture,
     rect,
@@ -27,7 +26,6 @@ from distkit.views.scene.values import Cell, Head, Table, norm, shade
 WIDTH, LEFT, RIGHT, HIGH = 720, 112, 104, 32
 #: Widths of curves and axis; height and pitch of a curve [px].
 SIDE, AXIS, CURVE, PITCH = 200, 32, 30, 57
-ZONES = 100  # tooltip zones per curve
 HINT = "put the loop into with dk.watch_gradients(model) as watch, and call watch.step()"
 
 
@@ -183,11 +181,9 @@ def cosine(c: float, rough: bool = False) -> str:
 def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
     """Yield name, lines and tooltip of each curve with data."""
     curves = found["curves"]
-    rates = {y for line in curves["lr"] for _, y in line["points"]}
     named = [
         ("loss", curves["loss"], "the mean of all ranks, and each rank"),
         ("replica drift", curves["drift"], DRIFT),
-        ("learning rate", curves["lr"] if len(rates) > 1 else [], ""),  # a constant rate is a fact
     ]
     lanes = {r["rank"]: r for r in found["ranks"]}
     for name, lines, why in named:
@@ -202,7 +198,7 @@ def _curves(found: Json) -> Iterator[tuple[str, list[Line], str]]:
 def _curve(
     scene: Scene, top: float, name: str, lines: list[Line], why: str, shown: list[int]
 ) -> None:
-    """Draw lines over steps, with the value at the current step; a click shows a step."""
+    """Draw lines over steps, with the value at the current step."""
     points = [point for line in lines for point in line.points.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
     low, high = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
@@ -231,15 +227,3 @@ def _curve(
         told = text(figure(main[latest]), "strong", x=SIDE - 6, y=12, anchor="end")
         cursor = line((x, 15), (x, 21 + CURVE), "dashes")
         scene.add(0, top, told, cursor, begin=float(k), end=k + 1.0, layer=1)
-    stride, kind = 1 + len(main) // ZONES, "mean" if len(lines) > 1 else ""
-    for n in sorted(main)[::stride]:
-        values = (
-            f"{rank['name'] if rank else kind} {figure(some[n])}".strip()
-            for rank, some in lines
-            if n in some
-        )
-        wide = max(1.0, across * stride)
-        zone = rect(wide, CURVE + 8, "hover", x=place(n, 0.0)[0] - wide / 2, y=15)
-        near = min(range(len(shown)), key=lambda k: abs(shown[k] - n), default=-1)
-        words = title(f"{name} at step {n}: {', '.join(values)}")
-        scene.add(0, top, words, linked(zone, near), layer=2)

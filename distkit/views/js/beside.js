@@ -30,7 +30,7 @@ function mark(view, keyframe) {
 }
 
 // Shows the keyframe of the clicked element.
-export const onKeyframe = (go) => ({ target }) => {
+const onKeyframe = (go) => ({ target }) => {
   const { keyframe } = target.closest("[data-keyframe]")?.dataset ?? {};
   if (keyframe !== undefined) go(Number(keyframe));
 };

@@ -1,6 +1,6 @@
 // A view that is a scene: animated marks, keyframes as text, and panels beside.
 
-import { beyond, Choice, counted, List, onKeyframe, order, Panels } from "./beside.js";
+import { beyond, Choice, counted, List, order, Panels } from "./beside.js";
 import { h, s } from "./dom.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
@@ -58,8 +58,6 @@ export class Scene extends Sheet {
     this.player = new Player(pace, show, () => this.bar.tell(this.root));
     this.bar = new Bar(this.player, SPEEDS, 2000);
     [this.marks, this.side] = [new Marks("dkm-main"), new Marks("dkm-beside")];
-    for (const { root } of [this.marks, this.side])
-      root.addEventListener("click", onKeyframe((keyframe) => this.player.go(keyframe)));
     this.verdicts = h("ul", { class: "dkv-verdicts" });
     this.fact = h("p", { class: "dk-fact" });
     this.list = new List((keyframe) => this.player.go(keyframe));

@@ -113,12 +113,6 @@ def line(a: tuple[float, float], b: tuple[float, float], style: str, *, lane: in
     return path(f"M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}", style, lane=lane)
 
 
-def linked(shape: Shape, keyframe: int) -> Shape:
-    """Return the shape with a link to a keyframe."""
-    tag, style, lane, attributes, words = shape
-    return tag, style, lane, (*attributes, ("data-keyframe", keyframe)), words
-
-
 def _shape(tag: str, style: str, lane: int, at: dict[str, float]) -> Shape:
     return tag, style, lane, tuple((k, round(v, 1)) for k, v in at.items() if v), ""
 
