@@ -27,9 +27,8 @@ from distkit.views.scene.summaries import written
 
 #: A key on a server.
 ServerKey = tuple[int, str]
-#: Maximum numbers of nodes listed by name, of workers with tracked waits, and of stored changes per
-#: wait.
-MAX_NAMES, MAX_WORKERS, MAX_CHANGES = 3, 10, 256
+#: Maximum numbers of nodes listed by name, and of workers with tracked waits.
+MAX_NAMES, MAX_WORKERS = 3, 10
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +37,9 @@ class Request:
 
     ``version`` is the version that a pull returned, or from which a push's gradient was computed;
     ``nth`` of the awaited gradients or registrations have come with it. ``refused``: the reply was
-    an error. ``alone``: the node ended before it received the reply. A gradient that counts is in
-    the inbox of its key until ``taken`` by the update that made version ``by``. A pull arrives when
-    its node's ``clock`` counts so many gradients, the last of them ``own``; ``awaited`` has the
-    nodes that it waits for from a time on.
+    an error. A gradient that counts is in the inbox of its key until ``taken`` by the update that
+    made version ``by``. ``clock`` is the number of gradients of its node when a pull arrives,
+    ``own`` the last of them; ``awaited`` has the nodes that it waits for from a time on.
     """
 
     span: Span
@@ -52,7 +50,6 @@ class Request:
     back: float | None
     value: Summary | None  # of the tensor that it or the reply carried
     refused: bool
-    alone: bool
     dropped: bool = False
     version: int = 0
     nth: int = 0
@@ -145,8 +142,6 @@ class ServerHistory:
 
 def read(trace: EventLog) -> ServerHistory:
     """Return the history of a trace."""
-    ended = {rank for rank, end in trace.info.ends.items() if end.how != "returned"}
-    gone = ended | {one.node for one in trace.info.replaced}
     pairs = [ends for ends in trace.pairs.requests() if ends[0].state is not State.SCHEDULED]
     asked = [s for s, *_ in pairs if s.op is Op.REGISTER]
     roles: dict[int, str] = {s.peer: "scheduler" for s in asked if s.peer is not None}
@@ -161,7 +156,7 @@ def read(trace: EventLog) -> ServerHistory:
     history = ServerHistory(
         roles,
         rule_of(**{"mode": "", **terms}),
-        [_request(*ends, gone) for ends in pairs],
+        [_request(*ends) for ends in pairs],
         [*_updates(trace.spans, roles)],
         barriers,
     )
@@ -171,7 +166,7 @@ def read(trace: EventLog) -> ServerHistory:
     return history
 
 
-def _request(s: Span, got: Span | None, reply: Span | None, gone: set[int]) -> Request:
+def _request(s: Span, got: Span | None, reply: Span | None) -> Request:
     assert s.peer is not None
     back = s.end if s.state is State.COMPLETED else None
     is_pull = s.op is Op.PULL
@@ -188,7 +183,6 @@ def _request(s: Span, got: Span | None, reply: Span | None, gone: set[int]) -> R
         back=back,
         value=value,
         refused=refused,
-        alone=back is None and reply is not None and not refused and s.rank in gone,
     )
 
 
@@ -328,14 +322,9 @@ def _waits(history: ServerHistory) -> Iterator[Wait]:
     """Yield every wait of a worker, from one change to the next."""
     members, registered = history.of("worker", "server"), history.registered
     drawn = history.of("worker")[:MAX_WORKERS]
-    givers = {r.place: r for r in history.requests if r.span.op is Op.INIT and r.span.dtype}
     for r in history.requests:
-        giver = givers.get(r.place)
         if r.span.op is Op.REGISTER and r.node in drawn:
             r.awaited = _absences(members, registered, r.span.start)
-        elif r.span.op is Op.INIT and r.arrived is not None and giver is not None:
-            came = {giver.node: math.inf if giver.arrived is None else giver.arrived}
-            r.awaited = _absences([giver.node], came, r.arrived)
         yield from _spans("waits", r.node, r.awaited, r.answered)
     for barrier in history.barriers:
         came = {s.rank: s.start for s in barrier}
@@ -349,8 +338,8 @@ def _absences(
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Return the members that have not come, from one arrival to the next."""
     changes = sorted({time for time in came.values() if begin < time < math.inf})
-    some = [begin, *changes[:: 1 + len(changes) // MAX_CHANGES], *changes[-1:]]
-    return [(a, tuple(n for n in members if came.get(n, math.inf) > a)) for a in some]
+    absent = (tuple(n for n in members if came.get(n, math.inf) > a) for a in [begin, *changes])
+    return list(zip([begin, *changes], absent, strict=True))
 
 
 def _spans(

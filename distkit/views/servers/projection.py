@@ -209,11 +209,11 @@ def _more(r: Request, history: ServerHistory, names: dict[int, str]) -> str:
     if r.refused:
         return "refused"
     if op is Op.INIT:
-        return f"waits for {others} to give it" if others else ""
+        return ""
     counts = f" · {r.nth} of {history.quorum} have arrived" if r.nth and history.quorum > 1 else ""
     more = f"computed from v{r.version}" + (": too late, not counted" if r.dropped else counts)
     applied = f" · applied in v{r.by}" if r.by is not None else ""
-    return f"{more}{applied} · its worker has ended" if r.alone else more
+    return more + applied
 
 
 def _others(

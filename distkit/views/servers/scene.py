@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from itertools import count as numbers
 from typing import Any
 
 from distkit._format import count, human_bytes
@@ -56,8 +55,9 @@ MAX_SERVERS, MAX_KEYS, NAMED, MANY, LANES = 4, 6, 8, 5, 8
 HEAD, TALL, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the distance to the workers
 #: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, PITCH, BAR, SIDE = 78, WIDTH - 82, 12, 7, 200
-#: The largest number of bins of the histogram, the width of all, and the height of the highest.
-MAX_BINS, ROOM, HIGH = 10, 200.0, 36
+#: The last bin of the histogram counts gradients of at least this staleness; width and height of
+#: the histogram [px].
+LATEST, ROOM, HIGH = 9, 200.0, 36
 NOTHING = "this trace has no requests to a parameter server"
 LEGEND: list[tuple[list[Shape], float, str]] = [
     (
@@ -341,8 +341,11 @@ class _Painter:
             size = 0 if r > 20 else 11.0
             below, look = cut(name, self.pitch, 12), "strong" if waits else "words"
             shapes.append(text(below, "name", y=r + 17, anchor="middle", size=size))
-            if told := _fitting(status.text, self.pitch, size or 13):
-                shapes.append(text(told, look, y=r + 33, anchor="middle", size=size))
+            words = status.text
+            if text_width(words, size or 13) > self.pitch:
+                words = cut(words.replace("worker ", ""), self.pitch, 11)
+            if words:
+                shapes.append(text(words, look, y=r + 33, anchor="middle", size=size))
         return shapes
 
     # -- messages in flight ------------------------------------------------------------------
@@ -449,12 +452,6 @@ class _Painter:
                 title(f"{run.names[w]}: full while it waits for others, pale while it computes"),
                 *(path(d, styles[kind], lane=self._lane(w)) for kind, d in bars.items()),
             )
-        for death in run.done("death"):
-            if death.src in workers and death.begin >= run.start:
-                x = LEFT + (RIGHT - LEFT) * (death.begin - run.start) / span
-                y = self.bars + PITCH * workers.index(death.src) + 2 + BAR / 2
-                cross = path("M-4 -4L4 4M4 -4L-4 4", "cross")
-                self.scene.add(x, y, cross, title(death.who), layer=WORKER)
         if workers:
             cursor = rect(1.4, PITCH * len(workers) + 1, "full", x=-0.7)
             a, b = (LEFT, self.bars - 2), (RIGHT, self.bars - 2)
@@ -483,9 +480,9 @@ class _Painter:
     def _staleness(self) -> None:
         """Draw a histogram of the gradients so far, with the bins of the whole run."""
         gradients, side, floor = self.run.history.gradients, self.side, 84 + HIGH
-        taken = sorted((g.taken, g.late) for g in gradients if g.late is not None)
+        taken = sorted((g.taken, min(g.late, LATEST)) for g in gradients if g.late is not None)
         bins = histogram(late for _, late in taken)
-        pitch, most = min(40.0, ROOM / len(bins)), max([1, *bins.values()])
+        pitch, most = min(40.0, ROOM / len(bins)), max(1, *bins)
         for begin, end, n in steps([end for end, _ in taken[:1]]):
             words = "gradients, by staleness" if n else "no gradient applied yet"
             side.add(0, 66, text(words, "small"), begin=begin, end=end)
@@ -495,43 +492,29 @@ class _Painter:
             (43, "and the use of its gradient"),
         ):
             side.add(0, floor + y, text(words, "small"))
-        for i, values in enumerate(bins):
-            label = brief(values.start)
-            side.add((i + 0.5) * pitch, floor + 14, text(label, "tick", anchor="middle"))
-            for begin, end, n in steps([time for time, late in taken if late in values]):
+        for i in range(len(bins)):
+            side.add((i + 0.5) * pitch, floor + 14, text(_named(i), "tick", anchor="middle"))
+            for begin, end, n in steps([time for time, late in taken if late == i]):
                 if n:
                     tall = max(2.0, HIGH * n / most)
-                    told = f"{count(n, 'gradient')} of staleness {_named(values)}"
+                    told = f"{count(n, 'gradient')} of staleness {_named(i)}"
                     bar = rect(pitch - 2, tall, "bad" if i else "gray", x=1, y=-tall, r=1)
-                    number = text(brief(n), "count", x=pitch / 2, y=-tall - 4, anchor="middle")
+                    number = text(f"{n:,}", "count", x=pitch / 2, y=-tall - 4, anchor="middle")
                     side.add(i * pitch, floor, title(told), bar, number, begin=begin, end=end)
 
 
-def histogram(late: Iterable[int]) -> dict[range, int]:
-    """Return the gradients' histogram, with one bin per value if there are few values.
+def histogram(late: Iterable[int]) -> list[int]:
+    """Count gradients by staleness, from 0; the last of ten bins includes all larger ones.
 
-    >>> histogram([0, 0, 1])
-    {range(0, 1): 2, range(1, 2): 1, range(2, 3): 0}
+    >>> histogram([0, 0, 1]), histogram([700])[-1]
+    ([2, 1, 0], 1)
     """
-    found = Counter(late)
-    most = max([2, *found])  # the axis has at least three values
-    widths = (k * 10**power for power in numbers() for k in (1, 2, 5))
-    width = next(w for w in widths if most // w < MAX_BINS)
-    bins = [range(a, a + width) for a in range(0, most + 1, width)]
-    return {values: sum(n for value, n in found.items() if value in values) for values in bins}
+    found = Counter(min(value, LATEST) for value in late)
+    return [found[n] for n in range(max([2, *found]) + 1)]  # the axis has at least three values
 
 
-def _named(values: range) -> str:
-    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,}–{values[-1]:,}"
-
-
-def brief(n: int) -> str:
-    """Return a short form of a count.
-
-    >>> brief(999), brief(123_458)
-    ('999', '123k')
-    """
-    return f"{n:,}" if n < 1_000 else f"{n // 1000:,}k"
+def _named(staleness: int) -> str:
+    return f"{staleness}+" if staleness == LATEST else str(staleness)
 
 
 def _slot_width(spot: Spot) -> float:
@@ -588,15 +571,6 @@ def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
     return path(f"M{x1:.1f} {low:.1f}C{bend} {x2:.1f} {low:.1f}", "arc"), head
 
 
-@cached_drawing
-def _fitting(words: str, room: float, size: float) -> str:
-    """Return the activity of a worker, shortened to fit."""
-    for short in (words, words.replace("worker ", "")):
-        if text_width(short, size) <= room:
-            return short
-    return cut(short.removeprefix("barrier: ").removeprefix("waits "), room, 0.9 * size)
-
-
 def _stripes(
     spent: Sequence[tuple[str, float, float]], start: float, span: float
 ) -> dict[str, str]:
@@ -638,7 +612,7 @@ def to_table(run: Serving) -> str:
         f"{count(len(pulls), 'pull')} ({sizes[1]}), {count(len(updates), 'update')}"
     )
     bins = histogram(g.late for g in history.gradients if g.late is not None)
-    late = ", ".join(f"{_named(values)}: {n:,}" for values, n in bins.items() if n)
+    late = ", ".join(f"{_named(i)}: {n:,}" for i, n in enumerate(bins) if n)
     lines.append(told + (f"; gradients of staleness {late}" if late else ""))
     noted = flagged({"notices": notices(run), "notes": notes(run)})
     return "\n".join([*lines, *(f"  {line}" for line in noted)])
