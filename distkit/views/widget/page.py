@@ -232,7 +232,6 @@ class _Run:
             f'<p class="note">{escape(note)}</p>' if note else "",
             *map(self._view, range(len(self.views))),
             _table(self.table),
-            _about(self.trace, self.table),
         ]
         return "\n".join(
             [
@@ -296,21 +295,6 @@ def _tabs(names: list[str]) -> str:
 
 def _selected(truth: bool) -> str:
     return f'aria-selected="{str(truth).lower()}" tabindex="{-1 + truth}"'
-
-
-def _about(trace: EventLog, picture: Json) -> str:
-    """Return a table of the run's ranks."""
-    ranks = trace.info.ranks
-    facts = "role", "host", "pid", "device"
-    keys = [k for k in facts if any(getattr(known, k) for known in ranks.values())]
-    if not keys:
-        return ""
-    names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
-    body = [
-        (str(r), names.get(r, f"rank {r}"), *(str(getattr(known, k) or "") for k in keys))
-        for r, known in sorted(ranks.items())
-    ]
-    return _details(f"The {len(body)} ranks", ("rank", "name", *keys), body)
 
 
 def _table(picture: Json) -> str:
