@@ -19,7 +19,7 @@ from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.waits import waits
 from distkit.views.timeline.columns import compact
-from distkit.views.widget.live import Moment, Steppable
+from distkit.views.widget.live import Steppable
 
 #: Maximum length of a source file shown [characters].
 MAX_SOURCE = 200_000
@@ -33,9 +33,6 @@ FAILURES = ("raised", "died", "unused_parameter")
 #: Start of the detailed parts of an error message.
 _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last words:)")
 _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were released:)")
-
-#: Number of earlier moments shown in the timeline.
-NEAR = 12
 
 
 def project(run: Steppable, trouble: str = "") -> Json:
@@ -72,8 +69,6 @@ def project(run: Steppable, trouble: str = "") -> Json:
             {"rank": s.rank, "doing": str(s.doing), "words": clean(str(s))}
             for s in moments[last].standings
         ],
-        "until": round(moments[last].time, 7),
-        "near": _near(moments, position),
         "playing": run.playing,
         "finished": run.finished,
         "stopped": stopped,
@@ -82,16 +77,6 @@ def project(run: Steppable, trouble: str = "") -> Json:
         "trouble": trouble,
         "sources": {clean(k): clean(text[:MAX_SOURCE]) for k, text in trace.info.sources.items()},
     }
-
-
-def _near(moments: Sequence[Moment], position: int) -> list[float] | None:
-    """Return the time range that the timeline of a long run shows; None for all."""
-    most = len(moments) - 1
-    if most < NEAR + 4:
-        return None
-    first = max(0, min(position, most - 2) - NEAR)
-    last = min(most, max(position + 2, NEAR + 2))
-    return [moments[i].time for i in (first, last)]
 
 
 def _rank(

@@ -96,14 +96,11 @@ export class Cockpit extends Follower {
   }
 
   #show(past) {
-    const { moment: old, state, timeline: { store } } = this;
-    const { moment, near, until } = state;
+    const { moment: old, state } = this;
+    const { moment } = state;
     Object.assign(this, { moment, told: null });
     this.cards.show(moment.ranks);
-    // no space for the time after the last moment
-    const { start, end } = store.frame;
-    const short = end - start > 1.1 * (until - start) ? [start, until] : null;
-    this.timeline.until(past ? moment.time : null, near ?? short);
+    this.timeline.until(past ? moment.time : null);
     this.parts.step.textContent = stepOf(state);
     this.parts.step.dataset.past = past ? "looking back" : "";
     this.chips.replaceChildren(...chips(moment));

@@ -47,17 +47,16 @@ class Gestures {
 const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);
 
 export class Viewport {
-  // all(): the first and the last time; rest(): the range until the reader chooses one,
-  // reset(): returns to it; the view has on() and later().
-  constructor(view, { all, rest, reset }) {
-    Object.assign(this, { view, all, rest, reset, zoomed: null, armed: false });
+  // all(): the first and the last time; the view has on() and later().
+  constructor(view, all) {
+    Object.assign(this, { view, all, zoomed: null, armed: false });
     view.on(window, "wheel", (e) => {
       if (!(e.target instanceof HTMLCanvasElement)) this.armed = false;
     }, { passive: true });
   }
 
   get shown() {
-    return this.zoomed ?? this.rest();
+    return this.zoomed ?? this.all();
   }
 
   show([from, to]) {
@@ -78,6 +77,10 @@ export class Viewport {
       if (t < 1) requestAnimationFrame(step);
     };
     requestAnimationFrame(step);
+  }
+
+  reset() {
+    this.glide(this.all());
   }
 
   zoom(factor) {

@@ -36,12 +36,11 @@ export class Timeline extends Follower {
     const picture = model.get("picture");
     super(model);
     Object.assign(this, { stepped, onlook, theme: picture.theme });
-    [this.veil, this.range, this.whole] = [null, null, false];
+    this.veil = null;
     this.store = new Data(picture);
     [this.updates, this.taken] = [picture.updates, performance.now()];
     [this.chosen, this.hovered, this.pointer] = [null, null, null];
-    this.viewport = new Viewport(this, { all: () => this.#all(),
-      rest: () => this.#followed() ?? this.#all(), reset: () => this.#reset() });
+    this.viewport = new Viewport(this, () => this.#all());
     this.#build(el);
     this.#listen();
     this.later();
@@ -95,9 +94,9 @@ export class Timeline extends Follower {
     this.words();
   }
 
-  // Later times are dimmed, null: none; range: the part to show by default.
-  until(time, range) {
-    [this.veil, this.range] = [time, range];
+  // Later times are dimmed, null: none.
+  until(time) {
+    this.veil = time;
     this.later();
   }
 
@@ -119,23 +118,6 @@ export class Timeline extends Follower {
     const span = Math.max(end - start, 1e-6);
     const margin = this.#runs() || !open.size ? 0.02 : this.stepped ? 0.3 : 0.12;
     return [start - 0.012 * span, start + (1 + margin) * span];
-  }
-
-  #followed() {
-    if (!this.range || this.whole) return null;
-    const [from, to] = this.range;
-    const span = Math.max(to - from, 1e-6);
-    const margin = this.veil === null && this.store.open.size ? 0.3 : 0.03;
-    return [from - 0.012 * span, from + (1 + margin) * span];
-  }
-
-  #reset() {
-    if (this.range) { // between the part and all of it
-      if (!this.viewport.zoomed) this.whole = !this.whole;
-      this.viewport.zoomed = null;
-      return this.later();
-    }
-    this.viewport.glide(this.#all());
   }
 
   // -- drawing ------------------------------------------------------------------------
@@ -178,7 +160,7 @@ export class Timeline extends Follower {
     this.lenses.hint(this.painter.summed ? SUMS : "");
     if (this.veil !== null) veil(this);
     if (this.pointer) cursor(this);
-    if (this.viewport.zoomed || this.#followed()) whereabouts(this, view, this.#all());
+    if (this.viewport.zoomed) whereabouts(this, view, this.#all());
     this.gestures.follow(this.layout, view, this.#all());
     if (!this.store.count) emptiness(this);
     this.root.dataset.drawn = this.store.frame.end ?? "";
