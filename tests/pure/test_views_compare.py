@@ -87,7 +87,7 @@ def test_a_barrier_after_which_somebody_computes_is_waiting() -> None:
 
 
 def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() -> None:
-    """A server that is asked seldom does not dilute them; a scheduler that is not has no lane."""
+    """A server that is asked seldom, and a scheduler that is not, do not dilute them."""
     s = Script()
     s.op(0, Op.PULL, 0, 10 * MS, peer=2, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
     s.op(2, Op.RECV, 0, 1 * MS, peer=0, attributes={"key": "w"}, match="kv:1:0:1", **CHUNK)
@@ -97,7 +97,7 @@ def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() ->
     trace = s.trace(world_size=2, ranks=roles)
     found = counted(trace)
     assert (found["busy"], found["waiting"]) == pytest.approx((0.5, 0.4), abs=1e-3)
-    assert [r["waiting"] for r in found["ranks"]] == pytest.approx([0.8, 0, 0], abs=1e-3)
+    assert [r["waiting"] for r in found["ranks"]] == pytest.approx([0.8, 0, 0, 0], abs=1e-3)
     told = project({"servers": trace, "ring": traces.ring()})["rows"]
     named = {row["key"]: (row["label"], row["hint"]) for row in told}
     assert named["waiting"][0] == "workers waiting"

@@ -77,7 +77,7 @@ def _rows(steps: Json, picture: Json) -> list[tuple[str, ...]]:
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
 
     def named(rank: int) -> str:
-        return names.get(rank, f"rank {rank}")
+        return str(names.get(rank, f"rank {rank}"))
 
     return [
         (

@@ -334,7 +334,7 @@ def table(told: Json, width: float) -> Scene:
 
 def _alike(row: Json) -> float:
     """Return the similarity of a row's values, from 0 to 1; the total time comes first."""
-    known = [v for v in row["values"] if v is not None]
+    known: list[float] = [v for v in row["values"] if v is not None]
     if row["key"] == "seconds" or len(known) < len(row["values"]):
         return -1.0 if row["key"] == "seconds" else 0.5
     return min(known) / (max(known) or 1.0)

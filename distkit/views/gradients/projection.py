@@ -70,7 +70,7 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
         head["facts"].append(count(weights[1].size, "weight"))
     rates = {told.lr for step in training.steps.values() for told in step.told.values()}
     if len(rates) == 1 and math.isfinite(*rates):
-        head["facts"].append(f"learning rate {number(*rates)}")
+        head["facts"].append(f"learning rate {number(rates.pop())}")
     return {
         **head,
         "live": live,

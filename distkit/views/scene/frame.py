@@ -1,10 +1,10 @@
-"""The frame around bars and arrows: lanes, totals and notices, shared by all projections."""
+"""Names, lanes, totals and notices around a picture, shared by all projections."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from distkit._format import count, human_bytes, human_seconds, joined
@@ -26,48 +26,6 @@ _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 Json = dict[str, Any]
 
 
-def frame(
-    info: RunInfo,
-    sums: Mapping[str, int],
-    drawn: int,
-    lane: Callable[[int], Json],
-    seen: Iterable[int],
-    named: Collection[int],
-    opened: Iterable[tuple[int, Look]],
-    live: bool,
-    found: Traffic | None = None,
-) -> Json:
-    """Return everything but bars and arrows: lanes, totals and notices.
-
-    Args:
-        info: metadata of the run.
-        sums: totals over the whole trace, drawn or not; sizes in bytes.
-        drawn: number of drawn operations.
-        lane: returns the totals of a rank.
-        seen: ranks with events.
-        named: these ranks, and the peers of their operations.
-        opened: rank and look of each operation that has not ended.
-        live: whether the run is still in progress.
-        found: traffic between hosts.
-    """
-    ranks = _ranks(info, seen)
-    unfinished = [] if live else _unfinished(opened, info)
-    idle = [] if live else [r for r in ranks if r not in named and _serves(info, r)]
-    note = [f"{joined([name(info, r) for r in idle])} did nothing: not drawn"] if idle else []
-    return {
-        "title": clean(info.name),
-        "facts": facts(info, len(ranks)),
-        "lanes": [{**_lane(info, r), **lane(r)} for r in ranks if r < MAX_LANES and r not in idle],
-        "groups": {g: list(r) for g, r in info.groups.items()},
-        "live": live,
-        **sums,
-        "compared": compared(info, found or {}),
-        "open": _open(info),
-        "notices": [*unfinished, *_left_out(info, sums["operations"], drawn, ranks), *note],
-        "notes": note,
-    }
-
-
 def flagged(picture: Json) -> list[str]:
     """Return the notices as lines of text; those that are not mere notes start with "! ".
 
@@ -78,27 +36,19 @@ def flagged(picture: Json) -> list[str]:
     return [words if words in notes else f"! {words}" for words in picture["notices"]]
 
 
-def _ranks(info: RunInfo, seen: Iterable[int]) -> list[int]:
-    return sorted({*range(info.world_size), *info.ranks, *seen})
-
-
 def name(info: RunInfo, rank: int) -> str:
     """Return the name of a rank."""
     return clean(info.rank(rank).name)
 
 
-def _serves(info: RunInfo, rank: int) -> bool:
-    """Return True if a rank is a server or the scheduler and has not died."""
-    return info.rank(rank).role in ("server", "scheduler") and not info.died(rank)
-
-
-def _lane(info: RunInfo, rank: int) -> Json:
+def lane(info: RunInfo, rank: int) -> Json:
+    """Return the name, role, device and host of a rank."""
     known, display_name = info.rank(rank), name(info, rank)
     host = several(info).get(rank)
     detail = [f"rank {rank}"] if display_name != f"rank {rank}" else []
     detail += [known.device] if known.device not in ("", "cpu") else []
-    lane = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
-    return lane if host is None else {**lane, "host": clean(host)}
+    found = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
+    return found if host is None else {**found, "host": clean(host)}
 
 
 def facts(info: RunInfo, ranks: int) -> list[str]:
@@ -147,7 +97,7 @@ def compared(info: RunInfo, found: Traffic) -> list[tuple[str, str, str]]:
     return totals
 
 
-def _left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
+def left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
     """Return notices about missing events, ranks and operations."""
     dropped, found = sum(info.dropped.values()), list[str]()
     if dropped:
@@ -169,20 +119,20 @@ def _left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> l
     return found
 
 
-def _unfinished(opened: Iterable[tuple[int, Look]], info: RunInfo) -> list[str]:
+def unfinished(opened: Iterable[tuple[int, Look]], info: RunInfo) -> list[str]:
     """Return a notice for a stopped run, and one per name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if info.interrupted else []
     for rank, look in sorted(opened, key=lambda item: item[0]):
         if look.op not in COMPUTATION:
-            open_ = "died in" if info.died(rank) else _open(info)
+            open_ = "died in" if info.died(rank) else verb_for_open(info)
             verb = "paused before" if look.state is State.SCHEDULED else open_
             stuck[f"{verb} {op_name(look)}"].append(name(info, rank))
     found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
     return [*stopped, *found]
 
 
-def _open(info: RunInfo) -> str:
+def verb_for_open(info: RunInfo) -> str:
     """Return the verb for operations that have not ended although the run has."""
     return "stopped in" if info.interrupted else "still in"
 

@@ -24,7 +24,17 @@ from distkit.trace.hosts import Traffic, several, traffic
 from distkit.trace.log import EventLog
 from distkit.trace.matching import Operations, Values
 from distkit.trace.training import is_note
-from distkit.views.scene.frame import MAX_LANES, Json, clean, frame
+from distkit.views.scene.frame import (
+    MAX_LANES,
+    Json,
+    clean,
+    compared,
+    facts,
+    lane,
+    left_out,
+    unfinished,
+    verb_for_open,
+)
 from distkit.views.scene.summaries import plain
 from distkit.views.timeline.causes import Causes, causes, unknown
 
@@ -201,23 +211,24 @@ class Columns:
             "collectives": int(members.sum()),
             "collective_bytes": int(sizes[members].sum()),
         }
-        stuck = [] if self._live else np.flatnonzero(~ops.ended).tolist()
-        around = frame(
-            self.info,
-            sums,
-            int(self._drawn.sum()),
-            self._lane,
-            np.unique(ops.rank).tolist(),
-            {
-                *np.unique(ops.rank).tolist(),
-                *(p for look in ops.looks if (p := look.peer) is not None),
-            },
-            [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck],
-            self._live,
-            self.traffic,
-        )
+        stuck = np.flatnonzero(~ops.ended).tolist()
+        opened = [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck]
+        info, seen = self.info, np.unique(ops.rank).tolist()
+        ranks = sorted({*range(info.world_size), *info.ranks, *seen})
+        notices = left_out(info, len(ops), int(self._drawn.sum()), ranks)
+        if not self._live:
+            notices = [*unfinished(opened, info), *notices]
         return {
-            **around,
+            "title": clean(info.name),
+            "facts": facts(info, len(ranks)),
+            "lanes": [{**lane(info, r), **self._totals(r)} for r in ranks if r < MAX_LANES],
+            "groups": {g: list(r) for g, r in info.groups.items()},
+            "live": self._live,
+            **sums,
+            "compared": compared(info, self.traffic),
+            "open": verb_for_open(info),
+            "notices": notices,
+            "notes": [],
             "start": rounded(ops.span[0] if ops.span else None),
             "end": rounded(self._until),
         }
@@ -278,7 +289,7 @@ class Columns:
         hosts = several(self.info)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
-    def _lane(self, rank: int) -> Json:
+    def _totals(self, rank: int) -> Json:
         """Return the totals of a rank: rows of bars, fractions of time, traffic sent."""
         mine, died = self.mine(rank), self._died(rank)
         mark, row = self.ops.mark[mine], self.row[mine]
