@@ -96,7 +96,6 @@ def finally_held(trace):
 PATTERNS = {
     "ring": (6, [(r, (r + 1) % 6) for r in range(6)]),
     "star": (5, [(2, r) for r in (0, 1, 3, 4)]),
-    "tree": (7, [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)]),
 }
 
 

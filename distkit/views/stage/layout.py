@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ Pair = tuple[int, int]
 Point = tuple[float, float]
 
 #: The arrangements, of which ``pattern`` chooses one.
-KINDS = ("circle", "ring", "star", "tree", "hosts")
+KINDS = ("circle", "ring", "star", "hosts")
 
 
 def pattern(
@@ -26,8 +26,8 @@ def pattern(
     """Return the arrangement that fits a run: one of ``KINDS``.
 
     The ranks of each of several hosts get a separate row. Otherwise the messages decide: a ring if
-    all messages are between neighbours, a star if one rank takes part in every message, a tree if
-    there is no cycle, else a circle.
+    all messages are between neighbours, a star if one rank takes part in every message, else a
+    circle.
 
     Args:
         ranks: all ranks.
@@ -46,21 +46,8 @@ def pattern(
         return "circle"
     if all((b - a) % len(at) in (1, len(at) - 1) for a, b in edges):
         return "ring"
-    if any(all(hub in edge for edge in edges) for hub in next(iter(edges))):
-        return "star"
-    return "tree" if _acyclic(edges) else "circle"
-
-
-def _acyclic(edges: Iterable[Pair]) -> bool:
-    """Return True if there is no cycle: leaves can be taken off until nothing is left."""
-    left = set(edges)
-    while left:
-        degree = Counter(chain.from_iterable(left))
-        inner = {(a, b) for a, b in left if degree[a] > 1 and degree[b] > 1}
-        if inner == left:
-            return False
-        left = inner
-    return True
+    hubs = [hub for hub in next(iter(edges)) if all(hub in edge for edge in edges)]
+    return "star" if hubs else "circle"
 
 
 def arrange(
@@ -76,9 +63,7 @@ def arrange(
     """
     if kind == "hosts":
         return _rows([*grouped(ranks, lambda r: (hosts or {}).get(r, "")).values()])
-    if kind == "star":
-        return _star(list(ranks), sent)
-    return _tree(list(ranks), sent) if kind == "tree" else _ring(ranks)
+    return _star(ranks, sent) if kind == "star" else _ring(ranks)
 
 
 def _ring(ranks: Sequence[int]) -> dict[int, Point]:
@@ -92,50 +77,12 @@ def _around(angle: float) -> Point:
     return (round(0.5 + x / 2, 4), round(0.5 + y / 2, 4))
 
 
-def _star(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
+def _star(ranks: Sequence[int], sent: Sequence[Pair]) -> dict[int, Point]:
     """Return the rank with the most messages in the middle, the others around it."""
     count = Counter(chain.from_iterable(sent))
     hub = max(ranks, key=lambda rank: (count[rank], -rank), default=None)
     others = _ring([rank for rank in ranks if rank != hub])
     return others if hub is None else {hub: (0.5, 0.5), **others}
-
-
-def _tree(ranks: list[int], sent: Sequence[Pair]) -> dict[int, Point]:
-    """Return the root on top, and every rank below it by its number of hops."""
-    joined: dict[int, dict[int, None]] = defaultdict(dict)
-    for a, b in sent:
-        joined[a][b] = joined[b][a] = None
-    root, above = root_of(ranks, sent), dict[int, int | None]()  # its parent by rank, as in a walk
-    stack: list[tuple[int, int | None]] = [(rank, None) for rank in reversed(ranks)]
-    stack.append((root, None))
-    while stack:
-        rank, parent = stack.pop()
-        if rank not in above and rank in ranks:
-            above[rank] = parent
-            stack += [(other, rank) for other in reversed(joined[rank])]
-    below = grouped(above, above.__getitem__)
-    depth: dict[int | None, int] = {None: -1}
-    for rank, parent in above.items():
-        depth[rank] = depth[parent] + 1
-    slots = {rank: float(i) for i, rank in enumerate(r for r in above if r not in below)}
-    for rank in (r for r in reversed(above) if r in below):
-        slots[rank] = sum(slots[child] for child in below[rank]) / len(below[rank])
-    deep, wide = (max([1, *places.values()]) for places in (depth, slots))
-    return {rank: (round(slots[rank] / wide, 4), round(depth[rank] / deep, 4)) for rank in above}
-
-
-def root_of(ranks: Sequence[int], sent: Sequence[Pair]) -> int:
-    """Return the root of a tree: the only rank that sends first, or the last sender."""
-    first: dict[int, int] = {}  # the sender of each rank's first message
-    for a, b in sent:
-        first.setdefault(a, a)
-        first.setdefault(b, a)
-    starters = [rank for rank in first if first[rank] == rank]
-    if len(starters) == 1:
-        return starters[0]
-    senders = [a for a, _ in sent]
-    when = {rank: senders.index(rank) if rank in senders else len(sent) for rank in first}
-    return max(when, key=lambda rank: (when[rank], -rank), default=min(ranks, default=0))
 
 
 def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
