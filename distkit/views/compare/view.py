@@ -5,7 +5,6 @@ projection.py compares the traces; the figures are drawn as marks beside the tim
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
@@ -197,16 +196,11 @@ def _named(
 
 def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
     """Name traces by their programs; number equal names."""
-    found: list[tuple[str, EventLog | Live]] = []
-    for source in traces:
-        trace, _ = trace_of(source, "Compare")
-        found.append((trace.info.name or "trace", source))
-    many, seen = Counter(name for name, _ in found), Counter[str]()
-    named = {}
-    for name, source in found:
-        seen[name] += 1
-        named[f"{name} {seen[name]}" if many[name] > 1 else name] = source
-    return named
+    names = [trace_of(source, "Compare")[0].info.name or "trace" for source in traces]
+    return {
+        f"{name} {names[:n].count(name)}" if names.count(name) > 1 else name: source
+        for n, (name, source) in enumerate(zip(names, traces, strict=True), 1)
+    }
 
 
 def relabelled(side: Side, n: int, sides: int) -> Table:
