@@ -28,8 +28,6 @@ from distkit.views.scene.theme import (
 MAX_BARS, MAX_LANES = 200, 48
 #: Width of the picture, right edge of the lanes, height of a host name above them [px].
 WIDTH, RIGHT, HEAD = 960, 926.0, 22
-#: Length by which an arrow extends into a bar that another row would hide [px].
-ARROW_OVERLAP = 10
 GAP, PAD = SIZES["gap"], SIZES["pad"]
 
 
@@ -115,11 +113,6 @@ class _Lane:
             top, high, rows = top + self.rows + GAP, self.marks - GAP, self.data["marks"]
         pitch = (high + GAP) / max(1, rows)
         return top + bar["row"] * pitch, pitch - min(GAP, pitch * 0.2)
-
-    def hides(self, bar: Json, *, above: bool) -> bool:
-        """Return True if another row lies between a bar and the lane's top or bottom edge."""
-        first, last = bar["row"] == 0, bar["row"] == self.data["rows"] - 1 and not self.marks
-        return not (first if above else last)
 
 
 class _Painter:
@@ -230,11 +223,6 @@ class _Painter:
         parts.append(human_seconds((p["end"] or 0) - (p["start"] or 0)))
         told = "   ·   ".join(parts)
         yield svg.text(24, y, told, INK, 'font-weight="700" xml:space="preserve"')
-        busy = [f"{lane['name']} {lane['busy']:.0%}" for lane in p["lanes"]]
-        x = 48 + text_width(told, 14)  # bold text is wider
-        rest = f"in communication: {', '.join(busy)}"
-        if busy and x + text_width(rest, 12) < WIDTH - 20:
-            yield svg.text(x, y, rest, GRAY)
         told = "   ·   ".join(f"{value} {label}" for value, label, _ in p["compared"])
         yield svg.text(24, y + 22, told, GRAY, 'xml:space="preserve"') if told else ""
 
@@ -327,8 +315,6 @@ class _Painter:
         down = order.index(arrow["dst"]) >= order.index(arrow["src"]) if len(order) == 2 else True
         y1 = self._edge(send, arrow["src"], bottom=down)
         y2 = self._edge(recv, arrow["dst"], bottom=not down)
-        if recv and self.lanes[recv["rank"]].hides(recv, above=down):
-            y2 += ARROW_OVERLAP if down else -ARROW_OVERLAP
         if arrow["sent"] is None or send is None:  # unmatched: draw a stub
             x1 = x2 = self.x(recv["start"] if recv else self.view[0]) + 4
         else:
