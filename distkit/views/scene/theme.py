@@ -228,7 +228,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     "dot": {"fill": "none", "stroke": "rank", "stroke-width": 7, "stroke-linecap": "round"},
     "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5, "pointer-events": "none"},
     "link": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5},
-    "dots": {"fill": "none", "stroke": "ink 17", "stroke-width": 1.5, "stroke-dasharray": "2 5"},
     "axis": {"fill": "none", "stroke": "muted"},
     "graph": {"fill": "none", "stroke": "rank", "stroke-width": 1.4, "stroke-linejoin": "round"},
     "mean": {"fill": "none", "stroke": "ink", "stroke-width": 2, "stroke-linejoin": "round"},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distkit._format import count, human_bytes, human_seconds, joined
-from distkit.events import Op, Span
+from distkit.events import Op
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import clean, name
 from distkit.views.scene.summaries import written
@@ -52,12 +52,12 @@ class Keyframe:
     ``who`` and ``more`` tell of it; ``lost``: a server refused its value or dropped it as late.
     """
 
-    kind: str  # push, pull, weights, init, optimizer, register, book, update, barrier or death
+    kind: str  # push, pull, weights, init, optimizer, register, book, update or death
     src: int
     dst: int
     begin: float
     end: float | None
-    subject: Any  # a request, an update, the spans of a barrier, or an ending
+    subject: Any  # a request, an update or an ending
     who: str
     more: str = ""
     nbytes: int = 0
@@ -219,7 +219,7 @@ def _more(r: Request, history: ServerHistory, names: dict[int, str]) -> str:
 def _others(
     history: ServerHistory, ended: list[Ending], names: dict[int, str]
 ) -> Iterator[Keyframe]:
-    """Updates, deaths and barriers."""
+    """Yield the updates and deaths."""
     for u in history.updates:
         yield _update(u, names)
     for ending in ended:
@@ -228,8 +228,6 @@ def _others(
             more = "this is its last heartbeat" if again is None else "another takes its place"
             who = f"{names.get(node, f'rank {node}')} dies"
             yield Keyframe("death", node, node, time, time, ending, who, more)
-    for members in history.barriers:
-        yield _barrier(members, history.of("worker"), names)
 
 
 def _update(u: Update, names: dict[int, str]) -> Keyframe:
@@ -240,17 +238,6 @@ def _update(u: Update, names: dict[int, str]) -> Keyframe:
     who = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
     more = _line([told and f"with {told}", written(u.value)])
     return Keyframe("update", server, server, u.begin, u.end, u, who, more)
-
-
-def _barrier(members: list[Span], workers: list[int], names: dict[int, str]) -> Keyframe:
-    first = min(members, key=lambda s: s.start)
-    ends = [s.end for s in members if s.end is not None]
-    where = first.rank, first.rank, first.start
-    if len(ends) == len(members):
-        return Keyframe("barrier", *where, max(ends), members, "all have passed the barrier")
-    missing = sorted({*workers} - {s.rank for s in members})
-    more = f"waits for {listed(missing, names)}" if missing else ""
-    return Keyframe("barrier", *where, None, members, "barrier", more)
 
 
 def opening(run: Serving) -> float:
@@ -325,7 +312,7 @@ def notices(run: Serving) -> list[str]:
     history, names, info = run.history, run.names, run.trace.info
     refused = sum(r.refused for r in history.requests)
     stuck = sum(r.held and r.left is None and r.back is None for r in history.requests)
-    lost = sum(not b.arrived and b.kind not in ("update", "barrier") for b in run.keyframes)
+    lost = sum(not b.arrived and b.kind != "update" for b in run.keyframes)
     dropped = run.trace.dropped
     dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
     again = [one.name for one in info.replaced]

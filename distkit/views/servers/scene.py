@@ -227,10 +227,6 @@ class _Painter:
             told = f"all {all_} registered" if n >= all_ else f"{n} of {all_} registered"
             words = text(told, "words", y=16, anchor="middle")
             self.scene.add(*self.scheduler, words, begin=begin, end=end, layer=CARD)
-        left, y = self.scheduler[0] - 62, self.scheduler[1]
-        for node, begin in registered.items():
-            if node in (*self.workers, *self.servers):
-                self.scene.add(0, 0, line(self.point[node], (left, y), "dots"), begin=begin)
 
     def _row(self, row: Row, spot: Spot) -> None:
         """Draw the fixed marks of a key: name, size and empty inbox."""
