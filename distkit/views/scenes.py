@@ -81,9 +81,9 @@ class Tensors(SceneView):
 class Gradients(SceneView):
     """Shows gradients, replicas and loss of a watched training loop.
 
-    Per layer and rank: norm, histogram, heat map, cosine between ranks, and the result of the
-    all-reduce, next to the gradient of a single process if it was recorded; the drift between
-    replicas; loss and learning rate, live.
+    Per layer and rank: norm, histogram, heat map, and the result of the all-reduce, next to the
+    gradient of a single process if it was recorded; per layer the agreement, which is the mean
+    cosine of two ranks' gradients; the drift between replicas; the loss, live.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one, of a program whose loop is

@@ -14,7 +14,7 @@ from distkit.events import Event, Op, State, Summary
 from distkit.trace.trace import Trace
 from distkit.views import Tensors
 from distkit.views.scene.painter import to_svg
-from distkit.views.scene.summaries import columns, cosine, in_columns
+from distkit.views.scene.summaries import columns, in_columns
 from distkit.views.tensors import MAX_RANKS, draw, project
 from distkit.views.timeline.columns import Columns
 
@@ -125,14 +125,6 @@ def test_columns(n: int, shape: tuple[int, ...], expected: int) -> None:
 
 def test_a_sample_of_a_matrix_is_not_drawn_in_its_shape() -> None:
     assert in_columns(summary([1.0] * 60, 600), (60, 10))["columns"] == 8
-
-
-@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=64))
-def test_the_cosine_of_a_tensor_with_itself_is_one(values: list[float]) -> None:
-    s = summary(values)
-    c = cosine(s, s)
-    assert math.isnan(c) or c == pytest.approx(1)
-    assert math.isnan(c) == (not any(values))
 
 
 numbers = st.floats(width=32)

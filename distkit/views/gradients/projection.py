@@ -1,8 +1,7 @@
 """Gradients of a watched training loop as plain data: before and after the all-reduce, drift, loss.
 
-The agreement of all ranks is exact, computed from the norms of the gradients and of their sum. The
-cosine of two ranks' gradients is computed from the values in their summaries: exact up to 64
-elements, otherwise an estimate.
+The agreement of all ranks, the mean cosine of their gradients, is exact: it follows from the norms
+of the gradients and of their sum.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 from distkit._format import count
 from distkit.events import Summary
@@ -20,7 +18,6 @@ from distkit.views.scene.frame import Json, clean, name
 from distkit.views.scene.painter import thinned
 from distkit.views.scene.summaries import (
     average,
-    cosine,
     distance,
     headline,
     in_columns,
@@ -126,7 +123,6 @@ def _layer(step: Step, layer: str, ranks: list[int]) -> Json:
         "kind": found.kind,
         "same": found.same,
         "most": rounded(largest(values)),
-        "cosines": [_short(cosine(a, b)) if a and b else None for a, b in combinations(shown, 2)],
         "agreement": _short(agreed),
     }
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 from distkit._format import count
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import (
     Scene,
-    circle,
     line,
     path,
     picture,
@@ -20,10 +18,10 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.scene.painter import cut
 from distkit.views.scene.summaries import figure
-from distkit.views.scene.values import Cell, Head, Table, norm, shade
+from distkit.views.scene.values import Cell, Head, Table, norm
 
-#: Widths of the scene, layer names and cosines; height of a tensor [px].
-WIDTH, LEFT, RIGHT, HIGH = 720, 112, 104, 32
+#: Widths of the scene and of layer names; height of a tensor [px].
+WIDTH, LEFT, HIGH = 720, 112, 32
 #: Widths of curves and axis; height and pitch of a curve [px].
 SIDE, AXIS, CURVE, PITCH = 200, 32, 30, 57
 HINT = "put the loop into with dk.watch_gradients(model) as watch, and call watch.step()"
@@ -105,20 +103,16 @@ def _step(scene: Scene, k: int, step: Json, found: Json) -> float:
     heads: list[Head] = [(r["name"], "", r["lane"]) for r in ranks]
     heads.append((names.pop() if len(names) == 1 else "after", "", None))
     heads += [("one process", "", None)] * alone
-    pairs = any(c is not None for cell in cells for c in cell["cosines"])
-    table = Table(scene, k, heads, LEFT, WIDTH - RIGHT * pairs, HIGH)
-    if pairs:
-        table.add(WIDTH - RIGHT + 18, 13.5, title(AGREEMENT), text("cosines", "strong"))
+    table = Table(scene, k, heads, LEFT, WIDTH, HIGH)
     for layer, cell in zip(found["layers"], cells, strict=True):
-        top = table.bottom + 4
         one = next(filter(None, cell["before"]), None)
         sampled = one and len(one["values"]) < one["size"]
         notes = [" × ".join(map(str, layer["shape"])), f"colours: ±{figure(cell['most'])}"]
         notes += [f"{len(one['values'])} of {one['size']:,} values"] if one and sampled else []
-        notes += [f"agreement {cosine(cell['agreement'])}"] if cell["agreement"] is not None else []
+        if cell["agreement"] is not None:
+            notes.append(f"agreement {figure(cell['agreement'])}")
+            table.add(0, table.bottom + 4, title(AGREEMENT), rect(LEFT, HIGH + 24, "hover"))
         table.row(layer["name"], notes, [*_cells(cell, len(ranks), alone)], cell["most"] or 0.0)
-        if pairs:
-            _cosines(table, WIDTH - RIGHT + 22, top, cell, ranks, bool(sampled))
     return table.bottom
 
 
@@ -139,40 +133,6 @@ def _cells(cell: Json, ranks: int, alone: bool) -> Iterator[Cell]:
         s, off = cell["alone"], figure(cell["apart"])
         far = [] if cell["apart"] is None else [("small", [f"up to {off} off", f"± {off}"])]
         yield Cell(s, [norm(s), *far] if s else [])
-
-
-def _cosines(table: Table, x: float, y: float, cell: Json, ranks: list[Json], rough: bool) -> None:
-    """Draw the cosine of each pair of ranks' gradients."""
-    side = min(20.0, (RIGHT - 24) / len(ranks))
-    known = dict(zip(combinations(range(len(ranks)), 2), cell["cosines"], strict=True))
-    dots = (circle(3, "own", x=(j + 0.5) * side, lane=r["lane"]) for j, r in enumerate(ranks))
-    table.add(x, y + 4, *dots, text("≈" if rough else "", "small", x=-10, y=5))
-    for i, r in enumerate(ranks):
-        told = ["cosines, estimated from the values shown" if rough else "cosines"]
-        shapes = [circle(3, "own", x=-7, y=side / 2, lane=r["lane"])]
-        for j, other in enumerate(ranks):
-            c = known.get((min(i, j), max(i, j)))
-            if c is None:
-                continue
-            told.append(f"{r['name']} and {other['name']}: {cosine(c, rough)}")
-            style, part = shade(c, 1.0) or ("now", 0.5)
-            shapes.append(rect(side - 1, side - 1, style, x=j * side, opacity=part))
-            if side > 16:
-                words, middle = f"{c:.1f}".replace("-", "−").replace("0.", "."), (j + 0.5) * side
-                shapes.append(text(words, "cell", x=middle, y=13, anchor="middle", size=8.5))
-        table.add(x, y + 10 + i * side, title("\n".join(told)), *shapes)
-    table.bottom = max(table.bottom, y + 16 + len(ranks) * side)
-
-
-def cosine(c: float, rough: bool = False) -> str:
-    """Format a cosine with its known digits.
-
-    >>> cosine(-0.126), cosine(0.126, rough=True), cosine(0.001)
-    ('−0.13', '≈0.1', '0')
-    """
-    digits = 1 if rough else 2
-    words = "0" if abs(c) < 0.5 / 10**digits else f"{c:.{digits}f}".replace("-", "−")
-    return f"≈{words}" if rough else words
 
 
 # -- the whole loop -------------------------------------------------------------------------

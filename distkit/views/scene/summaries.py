@@ -72,19 +72,6 @@ def distance(a: Summary, b: Summary) -> float:
     return max(found, default=math.nan)
 
 
-def cosine(a: Summary, b: Summary) -> float:
-    """Return the cosine of the angle between two tensors, from the summaries' values.
-
-    It is exact up to 64 elements, otherwise an estimate with an error of about 1/8.
-
-    >>> round(cosine(Summary((1.0, 0.0), 1, 0, 1, 2), Summary((1.0, 1.0), 1, 1, 1, 2)), 3)
-    0.707
-    """
-    dot = sum(x * y for x, y in zip(a.values, b.values, strict=False))
-    lengths = math.hypot(*a.values) * math.hypot(*b.values)
-    return dot / lengths if 0 < lengths < math.inf else math.nan
-
-
 def average(summaries: Sequence[Summary]) -> list[float]:
     """Return the mean of the values at each position."""
     return [
