@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
@@ -20,9 +20,8 @@ from distkit.events import COMPUTATION, REQUESTS
 from distkit.trace.log import EventLog
 from distkit.views.gradients.projection import project as gradients
 from distkit.views.gradients.scene import draw as gradient_scene
-from distkit.views.scene.frame import Json
+from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.painter import to_svg as scene_svg
-from distkit.views.scene.text import COLUMNS, headline, rows
 from distkit.views.servers.projection import project as servers
 from distkit.views.servers.scene import draw as server_scene
 from distkit.views.stage.projection import project as stage
@@ -145,9 +144,6 @@ def left_out(trace: EventLog) -> str:
     )
 
 
-#: Maximum number of table rows.
-MAX_ROWS = 100
-
 _PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
 
@@ -189,7 +185,7 @@ def to_html(
 
 def _page(runs: list[_Run], title: str) -> str:
     shown = dict.fromkeys(view.painter for run in runs for view in run.views)
-    titles = [run.name or run.table["title"] for run in runs]
+    titles = [run.name or clean(run.trace.info.name) for run in runs]
     return _PAGE.substitute(
         title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
         heading=f"<h1>{escape(title)}</h1>" if title else "",
@@ -208,14 +204,12 @@ def _page(runs: list[_Run], title: str) -> str:
 
 
 class _Run:
-    """One trace of a page: its drawn views and tables."""
+    """One trace of a page, with its drawn views."""
 
     def __init__(self, number: int, name: str, trace: EventLog, about: str, first: str) -> None:
         self.number, self.name, self.trace, self.about = number, name, trace, about
         self.views = sorted(fitting(trace), key=lambda view: view.name != first)
         self.drawn = [view.draw(trace) for view in self.views]
-        columns = Columns(trace, MAX_OPERATIONS)
-        self.table = columns.picture(MAX_ROWS * max(2, len(columns.frame["lanes"])))
 
     def place(self, view: PageView) -> str:
         """Return the element id of a view, which is also the name of its picture."""
@@ -231,7 +225,6 @@ class _Run:
             self._tabs() if len(self.views) > 1 else "",
             f'<p class="note">{escape(note)}</p>' if note else "",
             *map(self._view, range(len(self.views))),
-            _table(self.table),
         ]
         return "\n".join(
             [
@@ -295,27 +288,3 @@ def _tabs(names: list[str]) -> str:
 
 def _selected(truth: bool) -> str:
     return f'aria-selected="{str(truth).lower()}" tabindex="{-1 + truth}"'
-
-
-def _table(picture: Json) -> str:
-    found = rows(picture)
-    if not found:
-        return ""
-    entries = picture["entries"]
-    more = f" (the first {MAX_ROWS} of {entries:,} rows)" if entries > MAX_ROWS else ""
-    body = [astuple(row) for row in found[:MAX_ROWS]]
-    return _details(f"Messages and collectives{more}", COLUMNS, body, headline(picture))
-
-
-def _details(
-    summary: str, head: tuple[str, ...], body: list[tuple[str, ...]], caption: str = ""
-) -> str:
-    cells = "".join(f'<th scope="col">{escape(c)}</th>' for c in head)
-    lines = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in body
-    )
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return (
-        f'<details open><summary>{escape(summary)}</summary><div class="scroll"><table>{title}'
-        f"<thead><tr>{cells}</tr></thead>\n<tbody>{lines}</tbody></table></div></details>"
-    )
