@@ -80,7 +80,6 @@ def project(trace: EventLog, *, live: bool = False) -> Json:
         "verdicts": _verdicts(trace, training, looked),
         "notices": _notices(trace, training),
         "total": len(training.steps),
-        "whole": len(trace.ranks) <= MAX_RANKS,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from distkit.views.scene.theme import DEEP, GRAY, INK, WARNING_LIGHT, channels, darkened, mixed
@@ -22,12 +22,6 @@ def fitting(drawings: Iterable[str]) -> str:
         if len(drawn.encode()) <= MAX_BYTES:
             break
     return drawn
-
-
-def opening(title: str, facts: str, lines: Sequence[str]) -> tuple[list[str], float]:
-    """Return the heading and notices of a picture, and the y coordinate below them."""
-    notices = [text(24, 58 + 20 * n, line, notice_color(line)) for n, line in enumerate(lines)]
-    return [heading(24, 32, title, facts), *notices], 58.0 + 20 * len(lines)
 
 
 def notice_color(line: str) -> str:

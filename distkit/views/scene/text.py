@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import astuple, dataclass
 
 from distkit._format import aligned, count, human_bytes, human_seconds
 from distkit.views.scene.frame import Json
@@ -11,21 +10,9 @@ from distkit.views.scene.frame import Json
 COLUMNS = ("time", "what", "who", "tensor", "size", "took", "line")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A message or collective as text.
-
-    ``took`` is its total time: of a message from the send to the end at the receiver, of a
-    collective from the first rank's start to the last rank's end. A bar covers one rank only.
-    """
-
-    time: str
-    what: str
-    who: str
-    tensor: str
-    size: str
-    took: str
-    line: str
+#: A message or collective as text, by column. It took the time from the send to the end at the
+#: receiver, or from the first rank's start to the last rank's end; a bar covers one rank only.
+Row = tuple[str, str, str, str, str, str, str]
 
 
 def rows(picture: Json) -> list[Row]:
@@ -60,8 +47,7 @@ def headline(picture: Json) -> str:
 def table(picture: Json, limit: int = 20) -> str:
     """Return a table for terminals: headline, first rows, notices."""
     all_rows = rows(picture)
-    shown = [COLUMNS, *(astuple(row) for row in all_rows[:limit])]
-    lines = aligned(shown) if all_rows else []
+    lines = aligned([COLUMNS, *all_rows[:limit]]) if all_rows else []
     parts = [headline(picture), *(f"  {line}" for line in lines)]
     more = picture.get("entries", len(all_rows)) - limit
     if more > 0:
@@ -82,7 +68,7 @@ def _message(
     begin = bar["start"] if sent is None else sent
     who = f"{_name(names, arrow['src'])} → {_name(names, arrow['dst'])}"
     what = f"{arrow['op']} {arrow.get('label', '')}".rstrip()
-    return begin, Row(
+    return begin, (
         human_seconds(begin - zero),
         what,
         who,
@@ -108,7 +94,7 @@ def _collective(members: list[Json], names: dict[int, str], zero: float) -> tupl
         else (f"{_name(names, ranks[0])} … {_name(names, ranks[-1])} ({len(ranks)})")
     )
     what = " / ".join(sorted({bar["op"] for bar in members}))
-    return begin, Row(
+    return begin, (
         human_seconds(begin - zero),
         what,
         who,

@@ -220,10 +220,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     "bins": {"fill": "rank", "fill-opacity": 0.28, "stroke": "rank", "stroke-width": 1.4},
     "total": {"fill": "ink", "fill-opacity": 0.22, "stroke": "ink", "stroke-width": 1.4},
     "alarm": {"fill": "none", "stroke": "warning", "stroke-width": 1.6},
-    # areas drawn as thick lines
-    "solid": {"fill": "none", "stroke": "rank"},
-    "toned": {"fill": "none", "stroke": "rank", "stroke-opacity": 0.22},
-    "inked": {"fill": "none", "stroke": "ink"},
     # lines
     "dot": {"fill": "none", "stroke": "rank", "stroke-width": 7, "stroke-linecap": "round"},
     "cut": {"fill": "none", "stroke": "paper", "stroke-width": 1.5, "pointer-events": "none"},
@@ -252,7 +248,6 @@ MARKS: dict[str, dict[str, str | float]] = {
     "key": {"fill": "ink", "font-size": 13, "font-weight": 700, "font-family": "code", **_HALO},
     "words": {"fill": "muted", "font-size": 12},
     "said": {"fill": "ink", "font-size": 12},
-    "alert": {"fill": "warning", "font-size": 12},
     "small": {"fill": "muted", "font-size": 11},
     "worth": {"fill": "ink", "font-size": 11, "font-family": "code", **_HALO},
     "size": {"fill": "muted", "font-size": 11, **_HALO},
