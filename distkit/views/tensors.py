@@ -115,8 +115,6 @@ def _title(trace: EventLog, group: list[Span]) -> str:
 
 def _rank(trace: EventLog, s: Span, off: list[int]) -> Json:
     after = None if s.op is Op.SEND else s.after
-    both = s.before is not None and after is not None and s.before.size == after.size
-    changed = unequal(s.before, after) if both and s.before and after else []
     return {
         "rank": s.rank,
         "lane": trace.ranks.index(s.rank),
@@ -124,8 +122,6 @@ def _rank(trace: EventLog, s: Span, off: list[int]) -> Json:
         "role": _role(trace, s),
         "before": in_columns(s.before, s.shape) if s.before else None,
         "after": in_columns(after, s.shape) if after else None,
-        "changed": changed,
-        "compared": both,
         "off": off,
     }
 
@@ -192,7 +188,6 @@ def _different(trace: EventLog, what: str, kinds: int, differ: list[int], by: fl
 #: Widths of the scene and of row names, height of a tensor [px].
 WIDTH, LEFT, HIGH = 720, 84, 120
 STILLS = 12  # operations in the table; the static picture has fewer
-CHANGED = 0.35  # fraction of changed values above which none are marked
 
 
 def draw(found: Json) -> Json:
@@ -262,9 +257,8 @@ def _table(scene: Scene, n: int, op: Json) -> float:
     """Draw the table of an operation; return its bottom edge."""
     ranks, most = op["ranks"], op["most"] or 0.0
     table = Table(scene, n, [(r["name"], r["role"], r["lane"]) for r in ranks], LEFT, WIDTH, HIGH)
-    few = all(len(r["changed"]) <= CHANGED * len(r["after"]["values"]) for r in ranks if r["after"])
     before = [Cell(r["before"], _lines(r["before"])) for r in ranks]
-    after = [_after(r, few) for r in ranks]
+    after = [_after(r) for r in ranks]
     rows = {"before": before, "after": after}
     if op["message"]:  # sent and received tensors
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
@@ -277,15 +271,10 @@ def _table(scene: Scene, n: int, op: Json) -> float:
     return table.bottom
 
 
-def _after(r: Json, few: bool) -> Cell:
-    """Return a rank's tensor after a call; wrong or changed cells have a frame."""
-    lines, changed = _lines(r["after"]), r["changed"]
-    beside: Sequence[float | str] = ()
-    if r["compared"]:
-        lines.append(("small", [f"{len(changed) or 'none'} changed"]))
-        beside = r["before"]["values"]
-    marked = r["off"] or (changed if few else ())
-    return Cell(r["after"], lines, beside, marked, wrong=bool(r["off"]))
+def _after(r: Json) -> Cell:
+    """Return a rank's tensor after a call; cells that differ from other ranks' have a frame."""
+    beside = r["before"]["values"] if r["before"] else ()
+    return Cell(r["after"], _lines(r["after"]), beside, r["off"], wrong=bool(r["off"]))
 
 
 def _lines(s: Json | None) -> list[tuple[str, Sequence[str]]]:
