@@ -8,9 +8,9 @@ import { Runs } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
 const SMALL = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
-const LARGE = 1.2; // times their own size
-const [MOST_BESIDE, WIDE] = [3, 820]; // so many runs have their figures beside them, if so wide
-const [ROOM, HEAD] = [440, 20]; // pixels of all lanes then, and of the name above some
+const LARGE = 1.2; // maximum scale of the figures
+const [MOST_BESIDE, WIDE] = [3, 820]; // runs, and width [px], with figures beside the lanes
+const [ROOM, HEAD] = [440, 20]; // heights of all lanes beside figures, and of a heading [px]
 
 export class Compare extends Timeline {
   constructor(model, el) {

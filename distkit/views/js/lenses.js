@@ -13,9 +13,9 @@ const LENSES = [
 
 const LATER = { light: null, told: "known once the run has ended" };
 
-const NAMED = 3; // a critical path of so many operations is told one by one
+const NAMED = 3; // maximum number of operations of a critical path listed one by one
 
-// "rank 0: work (4 ms), send (1 ms); rank 1: work (2 ms)"; arrows tell to whom
+// Lists operations: "rank 0: work (4 ms), send (1 ms); rank 1: work (2 ms)".
 function named(bars, store) {
   const sorted = [...bars].map((i) => store.bar(i)).sort((a, b) => a.start - b.start);
   return sorted.map((bar, n) => {

@@ -28,7 +28,7 @@ export class Script {
 }
 
 export class Player {
-  // show(moving): time or keyframe have changed; told(): it has begun or ended to play.
+  // show(moving): time or keyframe have changed; told(): it has started or stopped playing.
   // pace(script): the time reached after a number of milliseconds at speed 1.
   constructor(pace, show, told) {
     Object.assign(this, { pace, show, told, speed: 1, playing: false, chosen: null, target: null });

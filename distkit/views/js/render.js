@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 const KERNEL_ENDED = "the kernel has ended";
-const LIVE = ".dk-live, .dk-status"; // what a view says of what goes on
+const LIVE = ".dk-live, .dk-status"; // elements that describe a running program
 const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // a kernel, says JupyterLab
 
 // known: the newest picture format that these painters support.
@@ -45,7 +45,7 @@ function onEnd(model, el, view) {
   };
   const heard = (_, status) => ENDS.includes(status) && ended();
   const kernel = model.widget_manager?.kernel;
-  model.on("comm_live_update", ended); // what a widget hears when its kernel is restarted
+  model.on("comm_live_update", ended); // sent to a widget when its kernel restarts
   kernel?.statusChanged?.connect(heard);
   kernel?.disposed?.connect(ended);
   return () => {

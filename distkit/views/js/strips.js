@@ -8,7 +8,7 @@ const WIDE = 12; // from this many pixels on a bar is an object with words
 const CROWD = 500; // failures and unfinished operations beyond this number have no words
 const EACH_BAR = 7; // pixels: where bars have less each, their row is a sum
 const BIN = 6; // pixels of a step of the sum
-const DENSE = 0.25; // of the time: what is less is better seen as strips, a pixel wide
+const DENSE = 0.25; // fraction of time; less is drawn as strips that are a pixel wide
 const FAINT = 0.3; // what touches a pixel at all colours it so much
 
 // Fill strength of bars that are too small for details.

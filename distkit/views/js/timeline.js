@@ -20,17 +20,17 @@ const KEYS = "Arrow left and right pan, plus and minus zoom, 0 shows all, " +
   "slash finds, c shows the " +
   "critical path, w waiting time.";
 
-// While a run goes on the ranks need the processor as well: open bars grow so often by themselves,
-const GROWTH = 250; // milliseconds
-const RETELL = 500; // and the words around the picture change so often
-const MANY_BARS = 150; // in a row, on average: then rows are higher, for their sums
+// Minimum times between updates during a run, when the ranks need the processor [ms].
+const GROWTH = 250; // of open bars
+const RETELL = 500; // of the text around the picture
+const MANY_BARS = 150; // average number in a row from which rows are higher, for their sums
 const HIGHER = 36; // pixels
 const SUMS = "the share of time in operations, waiting hatched; zoom in to see each one";
 const BARE = { height: 240, min_gap: 8, tallest: 240 }; // pixels: questions stand below it
 const PATIENCE = 600_000; // milliseconds without news
 
 export class Timeline extends Follower {
-  // stepped: time stands still between two moments of the run; onlook: told of new colours;
+  // stepped: time stands still between two moments of the run; onlook: called with new colours;
   // Data: the class of its store.
   constructor(model, el, { stepped = false, onlook = null, Data = Store } = {}) {
     const picture = model.get("picture");
@@ -252,7 +252,7 @@ export class Timeline extends Follower {
     return sentence(item, this.store);
   }
 
-  // What is told of an item besides.
+  // Further elements of an item's card.
   more() {
     return [];
   }

@@ -155,7 +155,7 @@ _SAYS = {
 }
 
 
-#: Requests whose replies are drawn: these carry something, and not the requests.
+#: Requests whose replies are drawn, because the reply carries the data.
 _ANSWERED = (Op.PULL, Op.REGISTER)
 
 
@@ -262,7 +262,7 @@ def opening(run: Serving) -> float:
 
 
 def facts(run: Serving) -> list[str]:
-    """Facts beside the title."""
+    """Return the facts beside the title."""
     history = run.history
     modes = (clean(r.place[1]) for r in history.requests if r.span.op is Op.REGISTER)
     roles = [(len(history.of(role)), role) for role in ("worker", "server")]
@@ -297,7 +297,7 @@ def rule_sentence(history: ServerHistory) -> str:
 
 
 def notes(run: Serving) -> list[str]:
-    """Notices that report no problem."""
+    """Return the notices that report no problem."""
     late = sum(r.dropped for r in run.history.requests)
     whole = len(run.keyframes)
     found = [
@@ -308,7 +308,7 @@ def notes(run: Serving) -> list[str]:
 
 
 def notices(run: Serving) -> list[str]:
-    """Warnings and notes for the reader."""
+    """Return warnings and notes for the reader."""
     history, names, info = run.history, run.names, run.trace.info
     refused = sum(r.refused for r in history.requests)
     stuck = sum(r.held and r.left is None and r.back is None for r in history.requests)

@@ -49,8 +49,8 @@ Point = tuple[float, float]
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
 #: Widths of the picture, and of the field to the left of a scheduler and servers not drawn [px].
 WIDTH, FIELD = 720, 580
-#: The largest numbers that are drawn of servers, of keys of each, of workers of an update, and of
-#: waiting pulls and wait bars.
+#: Maximum numbers of drawn servers, keys per server, workers of an update, waiting pulls and wait
+#: bars.
 MAX_SERVERS, MAX_KEYS, NAMED, MANY, LANES = 4, 6, 8, 5, 8
 HEAD, TALL, GAP, MARGIN, AISLE = 36, 50, 20, 8, 136  # heights, and the distance to the workers
 #: Position, distance and height of the wait bars; width of the side panel [px].
@@ -110,7 +110,7 @@ class _Painter:
         self.lanes = {rank: lane for lane, rank in enumerate(run.trace.ranks)}
         servers, self.workers, scheduler = map(history.of, ("server", "worker", "scheduler"))
         self.quorum, all_ = history.quorum, len(self.workers)
-        #: Whose slots are in an inbox, if each worker has its own.
+        #: The workers with a slot in each inbox; none if slots are shared.
         self.owners = self.workers if self.quorum == all_ > 1 else []
         self.field = FIELD if scheduler or len(servers) > MAX_SERVERS else WIDTH
         self.point: dict[int, Point] = {}  # where messages end, by rank

@@ -18,7 +18,7 @@ from distkit.trace.log import EventLog, grouped
 
 Key = tuple[int, int]
 Values = tuple[float, ...]
-#: The largest number of ranks to follow, and of tensors to remember for each.
+#: Maximum number of ranks to follow, and of tensors to remember for each.
 MAX_RANKS, MEMORY = 64, 16
 
 
@@ -43,7 +43,7 @@ class Ring:
 def find_rings(trace: EventLog) -> list[Ring]:
     """Return every ring all-reduce of a run, among the members of each group.
 
-    The messages of a group form ring all-reduces if each member sends what the schedule says; if a
+    The messages of a group form ring all-reduces if each member follows the schedule; if a
     chunk has the same size everywhere; if no member passes a chunk on before receiving it; and if
     in the all-gather each message has the values of the previous one, as far as values are
     recorded. Two members cannot be distinguished from ranks that exchange tensors.

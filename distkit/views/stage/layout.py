@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]
 Point = tuple[float, float]
 
-#: The arrangements, of which ``pattern`` chooses one.
+#: The arrangements; ``pattern`` chooses one.
 KINDS = ("circle", "ring", "star", "hosts")
 
 
@@ -67,7 +67,7 @@ def arrange(
 
 
 def _ring(ranks: Sequence[int]) -> dict[int, Point]:
-    """Clockwise from the top; two ranks side by side."""
+    """Place the ranks clockwise from the top, and two ranks side by side."""
     n, first = len(ranks), math.pi if len(ranks) == 2 else -math.pi / 2
     return {rank: _around(first + 2 * math.pi * i / n) for i, rank in enumerate(ranks)}
 
@@ -86,7 +86,7 @@ def _star(ranks: Sequence[int], sent: Sequence[Pair]) -> dict[int, Point]:
 
 
 def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
-    """Centered rows from top to bottom, with equal distances between ranks."""
+    """Place centered rows from top to bottom, with equal distances between ranks."""
     wide, deep = max(map(len, rows), default=1), len(rows)
     return {
         rank: (
@@ -98,7 +98,7 @@ def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
     }
 
 
-#: The largest numbers of ranks with a strip, and with a number.
+#: Maximum numbers of ranks that have strips, and numbers.
 STRIPS, NUMBERS = 12, 40
 #: Pixels between two cards, side by side, at least, and one below the other; at the edge, between
 #: a badge and its strip; the widest field.
@@ -188,7 +188,7 @@ class Field:
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
     def _spread(self, stage: Stage) -> tuple[float, float]:
-        """Return the distances of the outermost cards, such that none overlap."""
+        """Return the distances of the outermost cards at which no cards overlap."""
         places, n = [*stage.places.values()], len(stage.places)
         _, h = self.card
         levels = len({y for _, y in places})

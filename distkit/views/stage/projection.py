@@ -40,7 +40,7 @@ PANELS = 6
 
 @dataclass(frozen=True, slots=True)
 class Keyframe:
-    """A message or a collective: who sends from when on, and who has received when [s].
+    """A message or a collective: its senders with their starts, its receivers with their ends [s].
 
     ``meet`` is when members of a collective meet, and None for a message; it ``gives`` members an
     outcome, or only its ``root``, if it has one. ``calls``: the calls that take part.
