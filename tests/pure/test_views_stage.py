@@ -8,18 +8,21 @@ import pytest
 import traces
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from traces import DEMOS, MS, Script, big, hang, names, odd_values, parameter_server, ring, summary
 
+from distkit.algorithms import ALL_REDUCES
 from distkit.algorithms.all_reduce.ring import schedule
 from distkit.algorithms.rounds import held as contributions
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views.scene.painter import drawing_of, to_svg
 from distkit.views.scenes import Stage
-from distkit.views.stage.contributions import find_rings
+from distkit.views.stage.contributions import find_all_reduces
 from distkit.views.stage.layout import KINDS, arrange, pattern
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import DOT, draw, table
+from distkit_simulation import Link, Network, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -77,13 +80,13 @@ def held_at(picture, time, by="time"):
     strips = {}
     timed = [(step if by == "step" else change.time, change) for step, change in picture.changes]
     for when, change in sorted(timed, key=lambda c: c[0]):
-        at, rank = change.at, change.by[0]
+        at, rank = change.at, change.rank
         if when > time:
             break
         if at is None:
             strips[rank] = list(change.pieces)
         elif at < len(strips.get(rank, ())):
-            strips[rank][at] = change.pieces[0]
+            strips[rank][at : at + len(change.pieces)] = change.pieces
     return strips
 
 
@@ -137,7 +140,7 @@ def test_everybody_has_a_place_of_its_own(kind, n, data):
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_ring_all_reduce_is_recognised_and_fills_every_chunk(n, recorded):
     trace = all_reduce_ring(n, recorded=recorded)
-    (found,) = find_rings(trace)
+    (found,) = find_all_reduces(trace)
     assert len(found.rounds) == 2 * (n - 1)
     for rank, pieces in finally_held(trace).items():
         assert [piece.sure for piece in pieces] == [set(range(n))] * n, rank
@@ -165,10 +168,29 @@ def test_in_rounds_nobody_is_ahead():
         assert got == wanted.tolist()
 
 
+@pytest.mark.parametrize("simulated", [True, False])
+@pytest.mark.parametrize("n", [2, 4, 6])
+@pytest.mark.parametrize("name", ALL_REDUCES)
+def test_every_all_reduce_is_shown_as_its_schedule(name, n, simulated):
+    algorithm = ALL_REDUCES[name]
+    trace = simulate(name, n, 4 * 96, Network(Link(1e-6, 1e-9)))
+    if not simulated:  # as recorded in the reference implementation
+        where = f"distkit/algorithms/all_reduce/{name}.py:40"
+        events = [replace(e, where=where) for e in trace.events]
+        trace = Trace(events, structs.replace(trace.info, simulated=False))
+    picture, chunks = stage(trace), algorithm.chunks(n)
+    rounds = list(algorithm.schedule(n))
+    for k in range(1, len(rounds) + 1):
+        held = held_at(picture, k, "step")
+        wanted = contributions(rounds[:k], n, chunks) > 0
+        got = [[[c in piece.sure for c in range(n)] for piece in held[r]] for r in range(n)]
+        assert got == wanted.tolist()
+
+
 def test_several_rings_and_rings_of_a_part():
-    assert len(find_rings(all_reduce_ring(4, calls=3))) == 3
+    assert len(find_all_reduces(all_reduce_ring(4, calls=3))) == 3
     part = all_reduce_ring(3, group="odd", members=[1, 3, 5])
-    (found,) = find_rings(part)
+    (found,) = find_all_reduces(part)
     assert found.members == (1, 3, 5)
     assert [piece.sure for piece in finally_held(part)[3]] == [{1, 3, 5}] * 3
 
@@ -181,10 +203,10 @@ def test_a_ring_that_forgets_to_add_is_not_drawn_as_if_it_did():
 
 
 def test_what_only_looks_like_a_ring_is_none():
-    assert find_rings(ring()) == []  # its values are arbitrary
-    assert find_rings(all_reduce_ring(2)) == []  # two ranks may as well exchange tensors
+    assert find_all_reduces(ring()) == []  # its values are arbitrary
+    assert find_all_reduces(all_reduce_ring(2)) == []  # two ranks may as well exchange tensors
     whole = all_reduce_ring(4)
-    assert find_rings(Trace(whole.events[:-40], whole.info)) == []
+    assert find_all_reduces(Trace(whole.events[:-40], whole.info)) == []
     assert "schedule" not in stage(ring()).said
 
 

@@ -1,7 +1,7 @@
 """The contributions in each rank's tensor, as far as a trace shows them. Pure.
 
-Three sources are used: the semantics of collectives; runs whose messages equal the schedule of the
-ring all-reduce, round by round; and values. A tensor with the values of a received one is the same
+Three sources are used: the semantics of collectives; the schedules of all-reduces, for messages
+that follow one; and values. A tensor with the values of a received one is the same
 piece. Otherwise it may contain everything that its rank has received: then the content has a
 *maybe*.
 """
@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 
-from distkit.algorithms.rounds import ring_trip
+import numpy as np
+
+from distkit.algorithms.rounds import Round, ring_trip
 from distkit.events import COLLECTIVES, P2P, REQUESTS, Message, Op, Span, Summary
 from distkit.trace.log import EventLog, grouped
 
@@ -24,81 +28,116 @@ MAX_RANKS, MEMORY = 64, 16
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A message of a ring, and its chunk in the schedule."""
+    """A message of an all-reduce, and its chunks in the schedule."""
 
     message: Message
     chunk: int
+    count: int
     reduce: bool
     values: Values
 
 
 @dataclass(frozen=True)
-class Ring:
-    """A ring all-reduce: its members, and the transfers of each round."""
+class AllReduce:
+    """An all-reduce made of messages: its members and chunks, and the transfers of each round."""
 
     members: tuple[int, ...]
+    chunks: int
     rounds: list[list[Transfer]]
 
 
-def find_rings(trace: EventLog) -> list[Ring]:
-    """Return every ring all-reduce of a run, among the members of each group.
+def find_all_reduces(trace: EventLog) -> list[AllReduce]:
+    """Return every all-reduce whose messages follow a schedule, among the members of each group.
 
-    The messages of a group form ring all-reduces if each member follows the schedule; if a
-    chunk has the same size everywhere; if no member passes a chunk on before receiving it; and if
-    in the all-gather each message has the values of the previous one, as far as values are
-    recorded. Two members cannot be distinguished from ranks that exchange tensors.
+    Messages of a reference implementation, or of a simulation, follow its schedule. The others of a
+    group are a ring all-reduce if each member sends what the schedule says; if a chunk has the same
+    size everywhere; if no member passes a chunk on before receiving it; and if in the all-gather
+    each message has the values of the previous one, as far as values are recorded. Two members
+    cannot be distinguished from ranks that exchange tensors.
 
-    >>> find_rings(EventLog())
+    >>> find_all_reduces(EventLog())
     []
     """
     groups = {"world": list(trace.ranks), **trace.info.groups}
     spans = {(s.rank, s.seq): s for s in trace.spans}
+    sends = [(m, spans[m.send]) for m in trace.messages if m.op is Op.SEND and m.send and m.recv]
     found = []
-    messages = [m for m in trace.messages if m.op is Op.SEND and m.send and m.recv]
-    for group, some in grouped(messages, lambda m: m.group).items():
-        lanes = grouped(sorted(some, key=lambda m: m.send or (0, 0)), lambda m: m.src)
-        found += _rings([int(r) for r in groups.get(group, ())], lanes, spans)
+    for (group, name), some in grouped(sends, lambda send: _origin(trace, *send)).items():
+        members = tuple(int(r) for r in groups.get(group, ()))
+        schedule, chunks = _schedule(name, len(members))
+        all_reduces = _match(members, schedule, chunks, some)
+        if name or (len(members) > 2 and all(map(_fits_ring, all_reduces))):
+            found += all_reduces
     return found
 
 
-def _rings(
-    members: list[int], lanes: dict[int, list[Message]], spans: dict[Key, Span]
-) -> list[Ring]:
-    """Return the messages of a group as rings, or [] if they do not fit."""
-    n, size = len(members), 2 * len(members) - 2
-    lengths = {len(lane) for lane in lanes.values()}
-    if n < 3 or lanes.keys() != set(members) or len(lengths) > 1 or min(lengths) % size:
-        return []
-    schedule = [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)]
-    found = [Ring(tuple(members), []) for _ in range(min(lengths) // size)]
-    for number, moves in enumerate(len(found) * schedule):
-        row = [lanes[rank][number] for rank in members]
-        if [m.dst for m in row] != [members[i] for i in moves.dst]:
+def _origin(trace: EventLog, message: Message, send: Span) -> tuple[str, str]:
+    """Return the group of a message, and the algorithm of distkit that sends it; "" for others."""
+    file = Path(send.where.rpartition(":")[0])
+    name = file.stem if file.parent.name == "all_reduce" else ""
+    return message.group, trace.info.name if trace.info.simulated else name
+
+
+def _schedule(name: str, n: int) -> tuple[list[Round], int]:
+    """Return the rounds and the number of chunks of an algorithm, by default those of a ring.
+
+    The catalogue imports torch; without torch only the ring is known.
+    """
+    if name and find_spec("torch"):
+        from distkit.algorithms import ALL_REDUCES
+
+        if name in ALL_REDUCES:
+            return list(ALL_REDUCES[name].schedule(n)), ALL_REDUCES[name].chunks(n)
+    return [*ring_trip(n, 0, reduce=True), *ring_trip(n, 1, reduce=False)], n
+
+
+def _match(
+    members: tuple[int, ...], schedule: list[Round], chunks: int, sends: list[tuple[Message, Span]]
+) -> list[AllReduce]:
+    """Return the messages of a group as all-reduces, or [] if they do not follow the schedule."""
+    ordered = sorted(sends, key=lambda send: send[1].seq, reverse=True)
+    waiting = grouped(ordered, lambda send: (send[0].src, send[0].dst))
+    found = []
+    while any(waiting.values()):
+        rounds = [list(_take(members, moves, waiting)) for moves in schedule]
+        transfers = [t for row in rounds for t in row]
+        sizes = {(t.chunk, t.count): t.message.nbytes for t in transfers}
+        if sum(len(moves.src) for moves in schedule) > len(transfers) or any(
+            sizes[t.chunk, t.count] != t.message.nbytes for t in transfers
+        ):
             return []
-        values = [_of(spans[m.send or (0, 0)].before) for m in row]
-        facts = zip(row, moves.chunk.tolist(), values, strict=True)
-        transfers = [Transfer(m, chunk, bool(moves.reduce), sent) for m, chunk, sent in facts]
-        found[number // size].rounds.append(transfers)
-    return found if all(map(_fits, found)) else []
+        found.append(AllReduce(members, chunks, rounds))
+    return found
 
 
-def _fits(ring: Ring) -> bool:
-    """Return True if these can be the transfers of a ring all-reduce."""
-    last: dict[tuple[int, int], Transfer] = {}  # by receiver and chunk
+def _take(
+    members: tuple[int, ...],
+    moves: Round,
+    waiting: dict[tuple[int, int], list[tuple[Message, Span]]],
+) -> Iterator[Transfer]:
+    """Take the messages of a round; fewer if they are missing or incomplete."""
+    columns = np.broadcast_arrays(moves.src, moves.dst, moves.chunk, moves.count, moves.reduce)
+    for src, dst, chunk, count, reduce in zip(*(c.tolist() for c in columns), strict=True):
+        if some := waiting.get((members[src], members[dst])):
+            message, send = some.pop()
+            if message.received is not None:
+                yield Transfer(message, chunk, count, reduce, _of(send.before))
+
+
+def _fits_ring(found: AllReduce) -> bool:
+    """Return whether these can be the transfers of a ring all-reduce."""
+    last: dict[Key, Transfer] = {}  # by receiver and chunk
     same: dict[bool, list[bool]] = {True: [], False: []}  # values as received; to be reduced or not
-    transfers = [t for row in ring.rounds for t in row]
-    for t in transfers:
+    for t in (t for row in found.rounds for t in row):
         m, came = t.message, last.get((t.message.src, t.chunk))
-        if m.sent is None or m.received is None or m.send is None:
-            return False
+        assert m.send is not None
         if came and came.message.recv and came.message.recv[1] > m.send[1]:
             return False  # passed on before it came
         if came and came.values and t.values:
             same[came.reduce].append(came.values == t.values)
         last[m.dst, t.chunk] = t
-    sizes = {(t.chunk, t.message.nbytes) for t in transfers}
     adds = not (same[True] and all(same[True]))
-    return len(sizes) == len(ring.members) and all(same[False]) and adds
+    return all(same[False]) and adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +154,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a rank's tensor at ``time``: to these pieces, or of piece ``at`` to pieces[0].
+    """A change of the tensor of ``rank``: to these pieces, or of those from ``at`` on.
 
     It happens when the call ``by`` begins, or has ended if it is ``after`` it.
     """
 
     time: float
-    by: Key
+    rank: int
+    by: Key | None
     after: bool
     pieces: tuple[Piece, ...]
     at: int | None = None
@@ -129,17 +169,24 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """The piece that a message carries, with its number and count if known.
+    """The piece that a message carries: ``count`` chunks from ``at`` on, if known.
 
-    ``ring`` and ``round``: the numbers of its ring and round.
+    ``all_reduce`` and ``round``: the numbers of its all-reduce and round.
     """
 
     piece: Piece = Piece()
     at: int | None = None
+    count: int = 1
     of: int = 1
-    ring: int | None = None
+    all_reduce: int | None = None
     round: int = 0
     reduce: bool | None = None
+
+    @property
+    def chunks(self) -> str:
+        """The chunks' numbers, such as "2" or "2–3"; "" if unknown."""
+        last = "" if self.at is None or self.count == 1 else f"–{self.at + self.count - 1}"
+        return "" if self.at is None else f"{self.at}{last}"
 
 
 @dataclass(slots=True)
@@ -148,7 +195,7 @@ class Contributions:
 
     changes: list[Change] = field(default_factory=list)
     cargo: dict[Key, Cargo] = field(default_factory=dict)
-    rings: list[Ring] = field(default_factory=list)
+    all_reduces: list[AllReduce] = field(default_factory=list)
 
     @property
     def known(self) -> bool:
@@ -170,53 +217,68 @@ def follow(trace: EventLog) -> Contributions:
     """
     if len(trace.ranks) > MAX_RANKS:
         return Contributions()
-    found = Contributions(rings=find_rings(trace))
-    for i, ring in enumerate(found.rings):
-        _apply_ring(i, ring, found)
+    found = Contributions(all_reduces=find_all_reduces(trace))
+    for i, all_reduce in enumerate(found.all_reduces):
+        _apply(i, all_reduce, found)
     _Follower(trace, found).run()
     found.changes.sort(key=lambda c: c.time)
     return found
 
 
-# -- the ring all-reduce -----------------------------------------------------------------
+# -- all-reduces with a known schedule --------------------------------------------------------
 
 
-def _apply_ring(which: int, ring: Ring, found: Contributions) -> None:
-    """Apply the schedule to the recorded values.
-
-    A rank's own values are those with which it first passes a chunk on, less those that came.
-    """
-    n, first, came = len(ring.members), dict[Key, Values](), dict[Key, Values]()
-    for t in (t for row in ring.rounds for t in row):
-        first.setdefault((t.message.src, t.chunk), t.values)
-        if t.reduce:
-            came[t.message.dst, t.chunk] = t.values
-    begin = min(t.message.sent or 0.0 for t in ring.rounds[0])
-    have: dict[Key, Piece] = {}
-    for t in ring.rounds[0]:
-        rank = t.message.src
-        for place in [(rank, chunk) for chunk in range(n)]:
-            pairs = zip(first[place], came.get(place, ()), strict=False)
-            values = tuple(a - b for a, b in pairs) if place in came else first[place]
-            have[place] = Piece(frozenset({rank}), values=values)
-        pieces = tuple(have[rank, chunk] for chunk in range(n))
-        found.changes.append(Change(begin, t.message.send or (rank, 0), False, pieces))
-    for number, row in enumerate(ring.rounds):
-        for t in row:
-            m, piece, old = t.message, have[t.message.src, t.chunk], have[t.message.dst, t.chunk]
+def _apply(which: int, found: AllReduce, result: Contributions) -> None:
+    """Apply the schedule to the recorded values."""
+    sent = _sent_values(found)
+    have = {
+        (rank, chunk): Piece(frozenset({rank}), values=_own(sent, found, (rank, chunk)))
+        for rank in found.members
+        for chunk in range(found.chunks)
+    }
+    first = min((t.message for t in found.rounds[0]), key=lambda m: m.sent or 0.0)
+    for rank in found.members:
+        pieces = tuple(have[rank, chunk] for chunk in range(found.chunks))
+        result.changes.append(Change(first.sent or 0.0, rank, first.send, False, pieces))
+    for number, row in enumerate(found.rounds):
+        before = dict(have)
+        for t in sorted(row, key=lambda t: t.message.received or 0.0):
+            m, chunks = t.message, range(t.chunk, t.chunk + t.count)
             assert m.send is not None and m.recv is not None and m.received is not None
-            found.cargo[m.send] = Cargo(piece, t.chunk, n, which, number, t.reduce)
-            new = _added(old, piece, first[m.dst, t.chunk]) if t.reduce else piece
-            have[m.dst, t.chunk] = new
-            found.changes.append(Change(m.received, m.recv, True, (new,), t.chunk))
+            piece = before[m.src, t.chunk]
+            result.cargo[m.send] = Cargo(
+                piece, t.chunk, t.count, found.chunks, which, number, t.reduce
+            )
+            for chunk in chunks:
+                came, own = before[m.src, chunk], have[m.dst, chunk]
+                values = next((v for when, v in sent[m.dst, chunk] if when > number), ())
+                have[m.dst, chunk] = (
+                    Piece(own.sure | came.sure, values=values) if t.reduce else came
+                )
+            pieces = tuple(have[m.dst, chunk] for chunk in chunks)
+            result.changes.append(Change(m.received, m.dst, m.recv, True, pieces, t.chunk))
 
 
-def _added(own: Piece, came: Piece, result: Values) -> Piece:
-    """Return the sum of two pieces; if it equals the received piece, it is uncertain."""
-    if result and result == came.values:
-        doubt = own.sure | own.maybe | came.maybe
-        return Piece(came.sure, doubt - came.sure, result)
-    return Piece(own.sure | came.sure, own.maybe | came.maybe, result)
+def _sent_values(found: AllReduce) -> dict[Key, list[tuple[int, Values]]]:
+    """Return round and values of each message of a single chunk, by sender and chunk."""
+    sent: dict[Key, list[tuple[int, Values]]] = defaultdict(list)
+    for number, row in enumerate(found.rounds):
+        for t in row:
+            if t.count == 1:
+                sent[t.message.src, t.chunk].append((number, t.values))
+    return sent
+
+
+def _own(sent: Mapping[Key, list[tuple[int, Values]]], found: AllReduce, place: Key) -> Values:
+    """Return a rank's own values of a chunk: those first sent, less those received before."""
+    if not sent[place]:
+        return ()
+    first, values = sent[place][0]
+    for row in found.rounds[:first]:
+        for t in row:
+            if (t.message.dst, t.chunk) == place:
+                values = tuple(a - b for a, b in zip(values, t.values, strict=False))
+    return values
 
 
 # -- everything else ------------------------------------------------------------------------
@@ -240,9 +302,9 @@ class _Follower:
                 self._point_to_point(spans[0], time)
 
     def _messages(self) -> Iterator[tuple[float, list[Span]]]:
-        """Yield all calls for messages but those of rings."""
-        rings = [t.message for ring in self.found.rings for row in ring.rounds for t in row]
-        done = {key for m in rings for key in (m.send, m.recv)}
+        """Yield all calls for messages but those of known all-reduces."""
+        rows = [row for found in self.found.all_reduces for row in found.rounds]
+        done = {key for row in rows for t in row for key in (t.message.send, t.message.recv)}
         for s in self.trace.spans:
             time = s.end if s.op is Op.RECV else s.start
             if s.op in P2P | REQUESTS and (s.rank, s.seq) not in done and time is not None:
@@ -281,7 +343,7 @@ class _Follower:
         self.known[s.rank] = [*self.known[s.rank], (s.nbytes, piece)][-MEMORY:]
 
     def _show(self, time: float, s: Span, *pieces: Piece, after: bool = False) -> None:
-        self.found.changes.append(Change(time, (s.rank, s.seq), after, pieces))
+        self.found.changes.append(Change(time, s.rank, (s.rank, s.seq), after, pieces))
 
     def _collective(self, members: list[Span]) -> None:
         """Apply the semantics of a collective; known values continue a known piece."""

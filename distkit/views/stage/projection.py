@@ -214,9 +214,9 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
 def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
     """Return the keyframes by end, numbered by rounds: a round follows its senders' previous ones.
 
-    Messages of a ring have the rounds of its schedule.
+    Messages of an all-reduce have the rounds of its schedule.
     """
-    first: dict[int, int] = {}  # round of each ring
+    first: dict[int, int] = {}  # first round of each all-reduce
     latest: dict[int, int] = defaultdict(lambda: -1)  # round of each rank
     numbers: dict[int, int] = {}
     begins = [(keyframe.begin, True, i) for i, keyframe in enumerate(keyframes)]
@@ -224,10 +224,11 @@ def _number(keyframes: list[Keyframe], found: Contributions) -> list[Keyframe]:
     for time, begins_now, i in sorted([*begins, *ends]):
         keyframe, cargo = keyframes[i], keyframes[i].cargo
         if begins_now:
-            senders = keyframe.senders if cargo.ring is None else found.rings[cargo.ring].members
+            which = cargo.all_reduce
+            senders = keyframe.senders if which is None else found.all_reduces[which].members
             number = 1 + max(latest[r] for r in senders)
-            if cargo.ring is not None:
-                number = first.setdefault(cargo.ring, number) + cargo.round
+            if which is not None:
+                number = first.setdefault(which, number) + cargo.round
             numbers[i] = number
             latest |= dict.fromkeys(keyframe.senders, number)
         if keyframe.end == time:
@@ -270,9 +271,9 @@ def _certainty(trace: EventLog, found: Contributions) -> str:
         "contribution it contains, or shows its first values. "
     )
     why = (
-        "These are the messages of a ring all-reduce, so distkit knows which chunk each one "
-        "carries, and whether it is added."
-        if found.rings
+        "The messages follow the schedule of an all-reduce, so distkit knows which chunks each one "
+        "carries, and whether they are added."
+        if found.all_reduces
         else "The contributions follow from the meaning of the collectives and from equal values."
     )
     doubt = (
@@ -321,7 +322,7 @@ def what(keyframe: Keyframe) -> list[str]:
     """Return the payload of a keyframe, its effect, and whether it is missing."""
     cargo, missing = keyframe.cargo, "not received" if keyframe.sent else "not sent"
     found = [
-        (f"chunk {cargo.at}", cargo.at is not None),
+        (f"{'chunk' if cargo.count == 1 else 'chunks'} {cargo.chunks}", cargo.at is not None),
         ("added" if cargo.reduce else "replaces", cargo.reduce is not None),
         (f"root {keyframe.root}", keyframe.root is not None),
         (human_bytes(keyframe.nbytes), keyframe.nbytes),

@@ -146,7 +146,7 @@ class _Painter:
 
     def _tensors(self) -> None:
         """Draw each piece of each tensor between changes."""
-        changes = grouped(self.stage.changes, lambda change: change[1].by[0])
+        changes = grouped(self.stage.changes, lambda change: change[1].rank)
         for rank in self.lanes:
             states: list[tuple[float, tuple[Piece, ...]]] = []
             now: tuple[Piece, ...] = ()
@@ -224,7 +224,7 @@ class _Painter:
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
         if self.strips and cargo.at is not None and self.cut.get(dst) == cargo.of:
             x, y, w = self.field.cell(dst, cargo.at, cargo.of)
-            outline = rect(w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
+            outline = rect(cargo.count * w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3)
             self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
     def _move_piece(self, keyframe: Keyframe, a: Point, b: Point) -> None:
@@ -235,9 +235,10 @@ class _Painter:
         if not (self.strips and any(known.values())):
             self._fly(keyframe, a, b, dot, DOT)
             return
-        w, h = min(self.field.strip[0] / cargo.of - 2, 46), self.field.strip[1]
+        w, h = self.field.strip
+        w = min(w * cargo.count / cargo.of - 2, 46)
         a, b = self._spot(keyframe, src, a), self._spot(keyframe, dst, b)
-        digits = str(cargo.at) if cargo.at is not None and cargo.of <= 10 else ""
+        digits = cargo.chunks if cargo.of <= 10 else ""
         for layer, inside in self._layers(piece, cargo.of, w).items():
             over = TOKEN if layer == CELL else CARGO
             if not known[layer]:
@@ -256,7 +257,7 @@ class _Painter:
         if cargo.at is None or self.cut.get(rank) != cargo.of:
             return edge
         x, y, w = self.field.cell(rank, cargo.at, cargo.of)
-        return x + w / 2, y + self.field.strip[1] / 2
+        return x + cargo.count * w / 2, y + self.field.strip[1] / 2
 
     def _fly(
         self, keyframe: Keyframe, a: Point, b: Point, drawing: Sequence[Shape], layer: int
@@ -313,7 +314,9 @@ def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
     """Return the pieces of a tensor after a change."""
     if change.at is None:
         return change.pieces
-    return (*now[: change.at], *change.pieces, *now[change.at + 1 :]) if now else now
+    return (
+        (*now[: change.at], *change.pieces, *now[change.at + len(change.pieces) :]) if now else now
+    )
 
 
 @cached_drawing
