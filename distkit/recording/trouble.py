@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
 
 from distkit._format import count, ordinal
-from distkit.errors import CommunicationWarning
 from distkit.events import Op
+from distkit.recording import recorder
 
 _current: list[Trouble] = []
 
@@ -94,10 +92,6 @@ def trouble(
 ) -> Iterator[None]:
     """Inject faults into every run that starts inside the ``with`` block.
 
-    In a program started by torchrun or another launcher, under ``dk.hosts.record()`` or
-    ``distkit trace``, the faults affect the rank's communication inside the block, and a dropped
-    rank leaves the block.
-
     The sender, and every member of a collective, pays the cost of a link: the rank is
     busy for ``latency + nbytes / bandwidth`` seconds before the real communication begins.
 
@@ -114,11 +108,17 @@ def trouble(
 
     Raises:
         ValueError: a value is negative or not a number.
+        RuntimeError: it is called on a rank.
 
     Example:
         >>> with trouble(delay={2: 0.2}):
         ...     pass                                 # cluster.run(train)
     """
+    if recorder.current() is not None:
+        raise RuntimeError(
+            "dk.trouble was called on a rank, whose run has begun. Put its with block around "
+            "cluster.run(...) in the notebook."
+        )
     drop = {} if drop_rank is None else drop_rank
     for name, given in (("delay", delay), ("kill", kill)):
         if given is not None and not isinstance(given, Mapping):
@@ -133,34 +133,9 @@ def trouble(
     _check(plan)
     _current.append(plan)
     try:
-        with _inject_here(plan):
-            yield
+        yield
     finally:
         _current.remove(plan)
-
-
-@contextmanager
-def _inject_here(plan: Trouble) -> Iterator[None]:
-    """Inject the faults in this process if it is a recorded rank."""
-    recorder = sys.modules.get("distkit.recording.recorder")  # importing it would import torch
-    if recorder is None or (current_recorder := recorder.current()) is None:
-        yield
-        return
-    import torch.distributed as dist
-
-    from distkit.recording.tap import tap
-
-    if dist.is_initialized():
-        plan.check(dist.get_world_size())
-    injector = OnRank(plan, current_recorder.rank)
-    tap.before.append(injector)
-    try:
-        with suppress(Dropped):
-            yield
-        for text in injector.missed():
-            warnings.warn(text, CommunicationWarning, stacklevel=4)
-    finally:
-        tap.before.remove(injector)
 
 
 def current() -> Trouble | None:

@@ -80,14 +80,12 @@ else:
     dist.barrier()
 """
 
-DISTURBED = """
-import torch, torch.distributed as dist
-import distkit as dk
+BARRIERS = """
+import torch.distributed as dist
 
 dist.init_process_group("gloo")
 dist.barrier()
-with dk.trouble(delay={1: 0.5}):
-    dist.barrier()
+dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -292,7 +290,7 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
     running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(word)])
     try:
         run = dk.hosts.follow(timeout=LONG)
-        with dk.trouble(latency=1.0), pytest.raises(StepError, match="into the program"):
+        with dk.trouble(latency=1.0), pytest.raises(StepError, match="of a cluster only"):
             run.step()
         stepper = run.step()
         calls = [len(stepper.next().trace.spans) for _ in range(3)]
@@ -379,8 +377,8 @@ def test_a_traceback_begins_in_the_script() -> None:
     assert Trace.load("trace").info.ends[0].text == "SystemExit: 3"
 
 
-def test_two_nodes_that_a_script_disturbs_write_into_one_folder() -> None:
-    Path("train.py").write_text(DISTURBED)
+def test_two_nodes_write_into_one_folder() -> None:
+    Path("train.py").write_text(BARRIERS)
     nodes = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
     with reserved_port() as port:
         rendezvous = f"--rdzv-endpoint=127.0.0.1:{port}"
@@ -401,9 +399,6 @@ def test_two_nodes_that_a_script_disturbs_write_into_one_folder() -> None:
     assert trace.ranks == [0, 1]
     assert not trace.info.clocks  # they are of one machine
     assert len(trace.collectives) == 2
-    first, second = [s for s in trace.spans if s.rank == 0 and s.op is Op.BARRIER]
-    assert first.end is not None and second.end is not None
-    assert second.end - second.start > 0.4
     assert Path("shared.gz").exists()
 
 

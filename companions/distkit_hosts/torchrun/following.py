@@ -194,8 +194,8 @@ class Following:
         """
         if trouble.current() is not None:
             raise StepError(
-                f"dk.trouble has no effect on {self._name} from here: its ranks have begun. Put "
-                "the with block into the program, around what is to be disturbed."
+                f"dk.trouble has no effect on {self._name}: it injects faults into runs of a "
+                "cluster only. Leave the with block out."
             )
         self._look()
         ranks, away = self._ranks(), defaultdict[str, list[int]](list)
