@@ -13,9 +13,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
@@ -38,13 +41,13 @@ Tensors = Iterable[torch.Tensor]
 class _Call:
     """An asynchronous call that its program has not waited for.
 
-    ``memory`` has the first and last byte of each buffer, and whether the call writes it;
-    ``versions`` the tensors that only the program changes, with torch's count of changes.
+    ``memory`` has the layout of each buffer, and whether the call writes it; ``versions`` the
+    tensors that only the program changes, with torch's count of changes.
     """
 
     recorder: Recorder
     seq: int
-    memory: list[tuple[int, int, bool]]
+    memory: list[tuple[NDArray[Any], bool]]
     versions: list[tuple[torch.Tensor, int]]
 
 
@@ -74,7 +77,7 @@ class OpenBuffers(TorchFunctionMode):
             counts: the tensors whose version only the program increments.
         """
         with DisableTorchFunction():  # invisible to other modes
-            memory = [(*_bytes(t), False) for t in reads] + [(*_bytes(t), True) for t in writes]
+            memory = [(layout(t), False) for t in reads] + [(layout(t), True) for t in writes]
             versions = [(t, t._version) for t in counts if _is_counted(t)]
         key = id(work)
         call = _Call(pending.recorder, pending.seq, memory, versions)
@@ -123,15 +126,15 @@ class OpenBuffers(TorchFunctionMode):
 
     def look(self, name: str, reads: Tensors, writes: Tensors) -> None:
         """Record the open operations with which these reads and writes conflict."""
-        found = [*((t, False) for t in reads), *((t, True) for t in writes)]
+        with DisableTorchFunction():
+            found = [(layout(t), False) for t in reads] + [(layout(t), True) for t in writes]
         for key, (_, call) in list(self._open.items()):
-            with DisableTorchFunction():
-                hits = [
-                    changes
-                    for first, last, written in call.memory
-                    for t, changes in found
-                    if (changes or written) and overlaps(t, first, last)
-                ]
+            hits = [
+                changes
+                for buffer, written in call.memory
+                for memory, changes in found
+                if (changes or written) and np.shares_memory(memory, buffer)
+            ]
             if hits:
                 self._open.pop(key, None)  # report once
                 _record_use(call, name, writes=any(hits))
@@ -163,14 +166,12 @@ class OpenBuffers(TorchFunctionMode):
     def _overlaps(self, values: Any) -> bool:
         """Return whether a tensor among these may overlap an open buffer."""
         with DisableTorchFunction():
-            covered = [*map(_bytes, _tensors(values))]
-        if not covered:
-            return False
+            covered = [*map(layout, _tensors(values))]
         return any(
-            begin < last and first < end
+            np.may_share_memory(memory, buffer)
+            for memory in covered
             for _, call in list(self._open.values())
-            for first, last, _ in call.memory
-            for begin, end in covered
+            for buffer, _ in call.memory
         )
 
 
@@ -236,47 +237,24 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
-# -- memory -------------------------------------------------------------------------------
+def layout(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return an array over a tensor's memory, on whichever device; its values are never read.
 
-
-def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the begin and end addresses of the memory that a tensor spans."""
-    try:
-        begin = tensor.data_ptr()
-    except RuntimeError:  # a wrapper without storage
-        return 0, 0
-    if not begin or not tensor.numel():
-        return 0, 0
-    if tensor.is_contiguous():
-        return begin, begin + tensor.nbytes
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return begin, begin + (sum((n - 1) * s for n, s in sizes) + 1) * tensor.element_size()
-
-
-def overlaps(tensor: torch.Tensor, begin: int, end: int) -> bool:
-    """Return whether an element of a tensor lies between two addresses.
-
-    >>> even = torch.zeros(4, 2)[::2]
-    >>> at = even.data_ptr()
-    >>> overlaps(even, at, at + 8), overlaps(even, at + 8, at + 16)
-    (True, False)
+    >>> pairs = torch.zeros(4, 2)
+    >>> np.shares_memory(layout(pairs[::2]), layout(pairs[1]))
+    False
     """
-    first, last = _bytes(tensor)
-    if last <= begin or end <= first:
-        return False
     size = tensor.element_size()
-    strides = zip(tensor.stride(), tensor.shape, strict=True)
-    rows = sorted(((s * size, n) for s, n in strides if s and n > 1), reverse=True)
-    return _overlaps_rows(first, rows, size, begin, end)
-
-
-def _overlaps_rows(at: int, rows: list[tuple[int, int]], size: int, begin: int, end: int) -> bool:
-    if not rows:
-        return at < end and begin < at + size
-    (stride, n), *inner = rows
-    if sum(s * (m - 1) for s, m in inner) + size > stride:  # overlapping rows count as one block
-        return True
-    row = min(max((begin - at) // stride, 0), n - 1)  # last row that starts before ``begin``
-    return any(
-        _overlaps_rows(at + i * stride, inner, size, begin, end) for i in (row, row + 1) if i < n
-    )
+    try:
+        if not tensor.data_ptr() or not tensor.numel():
+            return np.empty(0)
+        facts = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "typestr": f"|V{size}",
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * step for step in tensor.stride()),
+        }
+    except RuntimeError:  # it has no storage of its own, or is nested
+        return np.empty(0)
+    return np.asarray(SimpleNamespace(__array_interface__=facts))
