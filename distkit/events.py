@@ -157,8 +157,8 @@ def label_of(operation: Any) -> str:
             return f"step {step}/{facts['steps']}" if "steps" in facts else f"step {step}"
         case {"mode": mode}:
             return " ".join([mode, *(f"{k}={v}" for k, v in facts.items() if k != "mode")])
-        case {"method": method, "keys": keys, **ranks}:
-            return f"{method} {_format_value((*keys, *ranks.values()))}"
+        case {"method": method, "keys": keys}:
+            return f"{method} {_format_value(keys)}"
         case {"watched": _}:
             values = (facts.get(name) for name in ("watched", "name", "checksum"))
             return " ".join(map(str, filter(None, values)))
@@ -211,7 +211,7 @@ class Event:
     new_group                        ``members`` (unless all); ``lost``: number of groups of the
                                      same line and members left unreferenced but not destroyed
     touch                            ``function``: what used the buffer; ``writes``, if it wrote
-    store_wait, store_set            ``method``, ``keys``, and for a barrier ``ranks``
+    store_wait, store_set            ``method``, ``keys``
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
                                      differ from the defaults
     init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a

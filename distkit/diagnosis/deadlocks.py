@@ -304,8 +304,6 @@ def without_key(facts: Evidence, stuck: Stuck) -> Cause | None:
         return None
     here = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (mine.op, mine.attributes)}
     others = [r for r in facts.graph.ranks if r not in here]
-    if "ranks" in mine.attributes:
-        return _not_at_barrier(facts, here, others), {*here}
     wanted = facts.graph.keys.missing(mine)
     meant = [similar(key, facts.graph.keys.set) for key in wanted]
     near = [facts.graph.keys.set[key] for key in meant if key]
@@ -330,18 +328,6 @@ def _activity_of(facts: Evidence, ranks: list[int]) -> str:
     gone = [f"rank {r} has {facts.over([r])}" for r in ranks if facts.is_gone(r)]
     said = [clauses([s], "wait in", facts.call) for s in stuck]
     return "".join(f"; {words}" for words in (*gone, *said))
-
-
-def _not_at_barrier(facts: Evidence, here: Stuck, others: list[int]) -> Finding:
-    away = [r for r in others if r not in facts.graph.keys.at_barrier(here[min(here)])]
-    return rules.store_barrier.finding(
-        *here.values(),
-        culprits=away or sorted(here),
-        missing=away,
-        here=Calls(here.values()),
-        away=away or [*here],
-        others=_activity_of(facts, away),
-    )
 
 
 # -- all wait for each other --------------------------------------------------------------

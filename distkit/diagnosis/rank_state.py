@@ -270,7 +270,7 @@ class WaitForGraph:
 
     def _possible_setters(self, e: Event | Span) -> tuple[int, ...]:
         """Return the ranks that could end a wait on a store; preferably those not in it."""
-        if self.keys.has(e):
+        if not self.keys.missing(e):
             return ()
         others = [r for r in self.ranks if r != e.rank]
         same_wait = {
@@ -331,7 +331,7 @@ class WaitForGraph:
         if e.op is Op.RECV and e.peer is None:
             return "nobody has sent"
         if e.op is Op.STORE_WAIT:
-            return self.keys.describe_wait(e)
+            return f"no rank has set {keys(self.keys.missing(e))}"
         if len(waits_for) == 1:
             return f"rank {waits_for[0]} {self._why_missing(e, waits_for[0])}"
         missing = "have not received" if e.op is Op.SEND else "have not called it"

@@ -650,12 +650,6 @@ missing_barrier = Rule(
 )
 
 
-store_barrier = missing_barrier.variant(
-    message="{here:wait in} for {away}{others}.",
-    remedy="Call it on as many ranks as its second argument says, with the same key.",
-)
-
-
 # -- DK3xx: messages and requests ------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """Recording of ``dist.Store``, whose calls do not pass through ``c10d`` operators.
 
-``store.get``, ``wait``, ``multi_get`` and ``barrier`` block until another rank has set a key, so
-they can hang like a receive.
+``store.get``, ``wait`` and ``multi_get`` block until another rank has set a key, so they can hang
+like a receive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from distkit.recording.pending import Pending, hook, is_limit
 from distkit.recording.recorder import MACHINERY, Recorder, user_line
 
 #: The methods of a store that wait for keys, and those that set one.
-_WAITS = ("get", "wait", "multi_get", "barrier")
+_WAITS = ("get", "wait", "multi_get")
 _SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
 
 #: Records the start of a call, as the tap does.
@@ -72,8 +72,6 @@ class Stores:
         given = (*args, *kwargs.values())
         keys = given[:1] if given and isinstance(given[0], str) else tuple(given[0])
         facts = {"method": name, "keys": tuple(keys)}
-        if name == "barrier":
-            facts["ranks"] = given[1]
         waits = name in _WAITS
         fields = (None, WORLD, 0, (), "", None, user_line(3), facts, None)
         op = Op.STORE_WAIT if waits else Op.STORE_SET

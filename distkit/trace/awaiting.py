@@ -34,7 +34,6 @@ from typing import Any
 
 from distkit.consistency import Asynchronous, Rule, rule_of
 from distkit.events import NO_ATTRIBUTES, REQUESTS, Event, Op, Span, State
-from distkit.trace.calls import keys as shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ def _awaited_topic(it: Event | Span) -> object:
 
 
 class Keys:
-    """Tracks the keys set in stores, and the ranks at barriers of stores.
+    """Tracks the keys set in stores.
 
     A store is shared by all processes that know its address, and a prefix store renames keys. Two
     keys are treated as the same if one ends with the other, to avoid false reports.
@@ -196,36 +195,16 @@ class Keys:
 
     def __init__(self) -> None:
         self.set: dict[str, Event] = {}  # the first event that set each key
-        self._at_barrier: dict[object, set[int]] = defaultdict(set)
 
     def feed(self, e: Event) -> None:
-        """Process a call that sets keys or arrives at a barrier."""
+        """Process a call that sets keys."""
         if e.op is Op.STORE_SET:
             for key in _keys(e):
                 self.set.setdefault(key, e)
-        elif "ranks" in e.attributes:
-            self._at_barrier[e.attributes].add(e.rank)
 
     def missing(self, it: Event | Span) -> list[str]:
         """Return the keys that a call waits for and no rank has set."""
         return [key for key in _keys(it) if not any(map(partial(_same_key, key), self.set))]
-
-    def has(self, it: Event | Span) -> bool:
-        """Return whether a call's condition is fulfilled."""
-        facts = it.attributes
-        if "ranks" in facts:
-            return len(self._at_barrier[facts]) >= int(facts["ranks"])
-        return not self.missing(it)
-
-    def at_barrier(self, it: Event | Span) -> set[int]:
-        """Return the ranks that have arrived at a store's barrier."""
-        return self._at_barrier[it.attributes] if "ranks" in it.attributes else set()
-
-    def describe_wait(self, it: Event | Span) -> str:
-        """Return as text why a call is still waiting."""
-        if "ranks" in it.attributes:
-            return f"{len(self.at_barrier(it))} have called it"
-        return f"no rank has set {shown(self.missing(it))}"
 
 
 def _keys(it: Event | Span) -> tuple[str, ...]:

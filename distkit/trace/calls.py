@@ -72,8 +72,7 @@ def call(it: Called) -> str:
     if it.op in REQUESTS:
         return _request(it)
     if it.op in STORES:
-        ranks = f", {facts['ranks']}" if "ranks" in facts else ""
-        return f"store.{facts.get('method', '')}({keys(facts.get('keys', ()))}{ranks})"
+        return f"store.{facts.get('method', '')}({keys(facts.get('keys', ()))})"
     name = facts.get("function", it.op)
     given = [facts["reduction"]] if "reduction" in facts else []
     if "members" in facts:

@@ -179,7 +179,6 @@ def test_nan_survives_as_plain_json(tmp_path: Path) -> None:
     [
         (Op.STORE_WAIT, "get ready", {"method": "get", "keys": ("ready",)}),
         (Op.STORE_SET, "multi_set a, b", {"method": "multi_set", "keys": ("a", "b")}),
-        (Op.STORE_WAIT, "barrier x, 4", {"method": "barrier", "keys": ("x",), "ranks": 4}),
         (
             Op.REGISTER,
             "dist_sync backup=1 on_crash=continue",

@@ -90,7 +90,6 @@ def shared_keys() -> list[Any]:
         keys.add("count", 2)
     else:
         keys.wait(["word", "count"])
-    keys.barrier("all here", 2)
     return [keys.get("word"), keys.multi_get(["word"]), keys.check(["nobody's"])]
 
 
@@ -98,7 +97,6 @@ def test_a_store_is_recorded_and_works_as_ever() -> None:
     run = dk.run_ranks(shared_keys, 2)
     assert run.results == dk.run_ranks(shared_keys, 2, record=False).results
     last = [
-        (Op.STORE_WAIT, "barrier all here, 2"),
         (Op.STORE_WAIT, "get word"),
         (Op.STORE_WAIT, "multi_get word"),
     ]
@@ -175,17 +173,6 @@ def test_a_key_that_nobody_sets(
     assert finding.kind == "missing_key"
     assert finding.culprits == culprits
     assert said in finding.message
-
-
-def too_few_at_a_barrier() -> None:
-    if dist.get_rank() < 2:
-        store().barrier("here", 3)
-
-
-def test_a_barrier_of_a_store() -> None:
-    finding = explained(too_few_at_a_barrier, 3)
-    assert (finding.kind, finding.culprits) == ("missing_barrier", (2,))
-    assert "store.barrier('here', 3)" in finding.message
 
 
 # -- threads ----------------------------------------------------------------------------

@@ -368,7 +368,7 @@ def hang() -> Trace:
 
 
 def stores(rounds: int = 1) -> Trace:
-    """Rank 0 sets keys, rank 1 gets them and meets it at a barrier, and waits for one in vain."""
+    """Rank 0 sets keys, rank 1 gets them and waits for one in vain."""
     s = Script()
 
     def at(rank: int, op: Op, begin: float, end: float | None, **facts: object) -> None:
@@ -378,9 +378,6 @@ def stores(rounds: int = 1) -> Trace:
     for n in range(rounds):
         at(0, Op.STORE_SET, 3 * n + 0.2, 3 * n + 0.9, method="set", keys=("ready",))
         at(1, Op.STORE_WAIT, 3 * n + 0.1, 3 * n + 1.0, method="get", keys=("ready",))
-        for rank in (0, 1):
-            facts = {"method": "barrier", "keys": ("met",), "ranks": 2}
-            at(rank, Op.STORE_WAIT, 3 * n + 1.1, 3 * n + 2.7, **facts)
     at(1, Op.STORE_WAIT, 3 * rounds, None, method="wait", keys=("a", "late"))
     until = s.start + (3 * rounds + 2) * MS
     return s.trace(name="stores", world_size=2, backend="gloo", until=until)
