@@ -10,7 +10,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count, named, ordinal, times
-from distkit.events import Span
+from distkit.events import P2P, Span
 from distkit.trace.calls import at, call
 from distkit.trace.log import grouped
 
@@ -144,6 +144,11 @@ def tensor(span: Span) -> str:
 def with_tensor(span: Span) -> str:
     """Return a call with its tensor: "all_reduce() of float32[3]"."""
     return f"{call(span)} of {tensor(span)}" if span.dtype else call(span)
+
+
+def request_name(span: Span) -> str:
+    """Return the name of the function that made an asynchronous call."""
+    return f"i{span.op}" if span.op in P2P else str(span.op)
 
 
 def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = call) -> str:

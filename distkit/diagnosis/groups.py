@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distkit.diagnosis import requests, rules
+from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, by_line
+from distkit.diagnosis.findings import Calls, Finding, by_line, request_name
 from distkit.events import COMPUTATION, WORLD, Op, Span
 from distkit.trace.calls import at, call
 
@@ -104,7 +104,7 @@ def _unfinished(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Fi
             culprits=ranks,
             ranks=ranks,
             where=where,
-            name=requests.name(pairs[0][1]),
+            name=request_name(pairs[0][1]),
             call=pairs[0][1],
         )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from distkit._format import ordinal, times
 from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import outliers
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, listed, verb
-from distkit.events import Op, Span, State
-from distkit.trace.calls import at, keys
+from distkit.events import Op, Span
+from distkit.trace.calls import at
 from distkit.trace.log import grouped
 
 #: Order of examination: workers that omit a push often wait at a barrier.
@@ -112,39 +112,8 @@ _RULES_BY_OP: dict[Op, rules.Rule] = {
 }
 
 
-def incomplete(facts: Evidence) -> Iterator[Finding]:
-    """Find gradients in rounds that were never complete when all workers had finished."""
-    awaiting = facts.graph.awaiting
-    if not awaiting.rounds or not all(facts.returned(w) for w in awaiting.workers):
-        return
-    pushes = [s for s in facts.asked if s.op is Op.PUSH and s.state is State.COMPLETED]
-    last = {(_key(s), s.rank): s for s in pushes}
-    for key in dict.fromkeys(map(_key, pushes)):
-        mine = {w: last[key, w] for w in awaiting.workers if (key, w) in last}
-        counts = {w: awaiting.done(w, next(iter(mine.values()))) for w in awaiting.workers}
-        more = {w: s for w, s in mine.items() if counts[w] > min(counts.values())}
-        if more:
-            yield _surplus_pushes(key, counts, more)
-
-
 def _key(s: Span) -> object:
     return s.attributes.get("key")
-
-
-def _surplus_pushes(key: object, counts: Mapping[int, int], more: Mapping[int, Span]) -> Finding:
-    alike = grouped(counts, lambda w: counts[w])
-    phrases = [
-        f"{verb(ws, 'have')} pushed {keys([key])} {times(n)}"
-        if n
-        else f"{verb(ws, 'have')} not pushed it"
-        for n, ws in sorted(alike.items(), reverse=True)
-    ]
-    return rules.incomplete_round.finding(
-        *more.values(),
-        culprits=outliers([*alike.values()]),
-        pushes=listed(phrases),
-        where=next(iter(more.values())).where,
-    )
 
 
 def remedy_for_waiting(failure: Finding, waiting: Iterable[Span]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import combinations, product
 from typing import Any
 
 from distkit.diagnosis import rules
@@ -18,7 +18,6 @@ from distkit.diagnosis.divergence import (
     Column,
     diverged,
     left_out,
-    one_more,
     outliers,
     shifted,
 )
@@ -92,11 +91,7 @@ def _compare(
             return found
     if _reordered_calls(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
-    return (
-        diverged(facts, calls, nth, column)
-        or _uneven(facts, calls, nth, column)
-        or _FINDERS[what](facts, column)
-    )
+    return diverged(facts, calls, nth, column) or _FINDERS[what](facts, column)
 
 
 def _exchanged(facts: Evidence, column: Column) -> Finding | None:
@@ -261,8 +256,6 @@ def _same_tensor(facts: Evidence, column: Column) -> str:
     cause = ""
     if one_call and facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
         cause = rule.say("last_batch")
-    elif one_call and (names := facts.program.unordered(path)) is not None:
-        cause = rule.say("unordered", loop=names)
     return fill(rule.remedy, cause=cause)
 
 
@@ -295,32 +288,6 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
 
 
 # -- lines ------------------------------------------------------------------------
-
-
-def _uneven(
-    facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
-) -> Finding | None:
-    """Find a rank that repeats a line while another has continued to the next."""
-    for a, b in ((a, b) for a in column for b in column if a != b):
-        one, other = column[a].where, column[b].where
-        rows = [s.where for s in calls[a][:nth]], [s.where for s in calls[b][:nth]]
-        before = rows[0].count(one)
-        if not one or one == other or not before or before != rows[1].count(one):
-            continue
-        if _stays_in_loop(rows[0], one, other):
-            more = [r for r, s in column.items() if s.where == one]
-            rest = [r for r in column if r not in more]
-            return one_more(facts, column, [more, rest], [before, before])
-    return None
-
-
-def _stays_in_loop(before: list[str], again: str, other: str) -> bool:
-    """Return whether calling ``again`` stays in a loop that calling ``other`` leaves."""
-    if other not in before:
-        return True
-    steps = set(pairwise(before))
-    usual, leaving = (before[-1], again) in steps, (before[-1], other) in steps
-    return before[::-1].index(again) < before[::-1].index(other) and (usual or not leaving)
 
 
 def _key(span: Span, where: bool) -> tuple[object, ...]:

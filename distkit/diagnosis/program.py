@@ -261,13 +261,6 @@ class Program:
                     return _place(frame.file, node)
         return None
 
-    def unordered(self, path: Path) -> Place | None:
-        """Return the innermost loop around a line if it is a ``for`` without ``range``."""
-        for place in self.loops(path)[:1]:
-            if place.words.startswith("for ") and " in range(" not in place.words:
-                return place
-        return None
-
     # -- finding a line ---------------------------------------------------------
 
     def _guards(self, path: Path) -> list[Guard]:

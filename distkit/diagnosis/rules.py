@@ -461,7 +461,6 @@ different_tensor = Rule(
     last_batch=(
         "; usual causes: a smaller last batch (use drop_last=True), or calls in a different order"
     ),
-    unordered="; or sort what {loop} goes through, if its order differs among the ranks",
     reordered=" {loop} takes its items in another order on some ranks.",
     one_call=" If it is one call, pass the same shape and dtype.",
 )
@@ -1235,14 +1234,6 @@ missing_push = Rule(
     late=(
         "With backup workers a late worker's last rounds come when the others may have finished: "
         "do not pull after the last push, or use dist_async."
-    ),
-)
-
-
-incomplete_round = missing_push.variant(
-    message=(
-        "{pushes}: a round that lacks a gradient never completes, so the last push{where:at} had "
-        "no effect."
     ),
 )
 

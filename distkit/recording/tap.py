@@ -571,12 +571,7 @@ class Tap:
             op = max(candidates, key=len)  # "all_reduce_coalesced" also contains "reduce"
             fields = (None, "", 0, (), "", None, user_line(2), None, None)
             Pending(recorder, recorder.next_seq(), op, fields, [], False).fail()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            warn(name)
-        file, _, line = user_line(2).rpartition(":")
-        for warning in caught:  # replaces the line of this file by the user's
-            warnings.warn_explicit(warning.message, warning.category, file, int(line or 0))
+        warn(name)
 
 
 def _hook_operator(undo: ExitStack, operator: Any, instead: Callable[..., Any]) -> None:

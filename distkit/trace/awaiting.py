@@ -81,11 +81,6 @@ class PendingRequests:
         self._clocks: dict[object, Counter[int]] = defaultdict(Counter)
         self._rounds: dict[object, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
 
-    @property
-    def rounds(self) -> bool:
-        """Whether every round needs every worker's gradient."""
-        return self.rule.halts and not (self.rule.backup or self._changed)
-
     def feed(self, e: Event) -> None:
         """Process a worker's event; each worker's events must come in order."""
         topic = _topic(e)

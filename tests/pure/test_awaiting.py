@@ -194,22 +194,6 @@ def test_workers_that_push_different_keys(mode) -> None:
     assert f.kind == "cycle" and "the same keys in the same order" in f.remedy
 
 
-def test_a_push_too_many_at_the_end_changes_nothing() -> None:
-    even, more = worker(0, 2), worker(1, 2, Op.PUSH, Op.PUSH)
-    more = [e for e in more if e.state is not State.BLOCKED]
-    more += [e for e in asked(1, 101, Op.PUSH, "completed")]
-    (f,) = diagnose(trace(even, more, worker(2, 2)))
-    assert (f.kind, f.culprits, f.hang) == ("missing_push", (1,), False)
-    assert "rank 1 has pushed 'w' 4 times, ranks 0 and 2 have pushed 'w' 2 times" in f.message
-    assert f.lines == {1: "In[3]:7"}
-    for mode in ("dist_async", "dist_sync backup=1"):
-        kept = [
-            replace(e, attributes=terms(mode)) if e.op is Op.REGISTER else e
-            for e in (*even, *more, *worker(2, 2))
-        ]
-        assert diagnose(Trace(kept, trace(even, more, worker(2, 2)).info)) == []
-
-
 @pytest.mark.parametrize("mode", ["dist_async", "dist_async staleness=9"])
 def test_nobody_is_accused_who_may_be_answered(mode) -> None:
     assert diagnose(trace(worker(0, 3, *MORE, mode=mode), worker(1, 1, mode=mode))) == []

@@ -214,30 +214,6 @@ HANGS = {
         {},
         ("rank 2", "at a.py:3 for the 4th time"),
     ),
-    "an iteration less, and a barrier": (
-        "uneven",
-        (0,),
-        [[*[all_reduce(3)] * n, barrier(9)] for n in (2, 3, 3)],
-        {},
-        (),
-    ),
-    "an iteration more, and another all-reduce": (
-        "uneven",
-        (2,),
-        [[*[all_reduce(3)] * n, all_reduce(9, nbytes=4, shape=(1,))] for n in (3, 3, 4)],
-        {},
-        (),
-    ),
-    "an iteration less in a later epoch": (
-        "uneven",
-        (1,),
-        [
-            [s for m in (3, n) for s in [*[all_reduce(3), barrier(4)] * m, broadcast(0, 6)]]
-            for n in (3, 2, 3)
-        ],
-        {},
-        (),
-    ),
     "a missing barrier": (
         "missing_barrier",
         (1,),

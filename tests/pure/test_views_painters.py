@@ -84,7 +84,7 @@ def test_the_band_of_a_group_leaves_the_lanes_of_others_free():
 
 def test_a_call_of_a_store_is_named_as_the_program_writes_it():
     words = texts(stores())
-    assert {"store.get('ready')", "store.barrier('met', 2)", "store"} <= set(words)
+    assert {"store.get('ready')", "store"} <= set(words)
     assert "still in store.wait(['a', 'late'])" in words
     assert "! still in store.wait: rank 1" in words
     assert not any("store_" in word for word in words)

@@ -189,9 +189,7 @@ def test_a_call_of_a_store_has_the_method_s_name_and_its_arguments():
     picture = project(stores())
     assert [(b["kind"], b["op"], b["label"]) for b in picture["bars"]] == [
         ("store", "store.set", "'ready'"),
-        ("store", "store.barrier", "'met', 2"),
         ("store", "store.get", "'ready'"),
-        ("store", "store.barrier", "'met', 2"),
         ("store", "store.wait", "['a', 'late']"),
     ]
     assert picture["notices"] == ["still in store.wait: rank 1"]
