@@ -222,8 +222,7 @@ class Event:
                                      ``stack``: the call stack as source lines, innermost first
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
                                      bytes that the rank's tensors occupy there; once completed
-                                     ``device_seconds``: the time that the GPU took;
-                                     ``unread``, if the program might have changed its tensors
+                                     ``device_seconds``: the time that the GPU took
     ===============================  ============================================================
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))

@@ -173,10 +173,9 @@ def describe(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
         return (), "", 0
     first = touched[0]
     dtype = _dtype(first.dtype)
-    if first.layout is not torch.strided:
+    if first.is_sparse:
         dtype = f"{SPARSE}{dtype}"
-    nbytes = _nbytes(first) if len(touched) == 1 else sum(map(_nbytes, touched))
-    return tuple(first.shape), dtype, nbytes
+    return tuple(first.shape), dtype, sum(map(_nbytes, touched))
 
 
 @cache
@@ -185,8 +184,6 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
     return sum(part.nbytes for part in dense_parts(tensor))
 
 

@@ -122,22 +122,20 @@ class Pending:
                 self.work = self.in_flight = None  # this object may live as long as its work
             return at is not None
 
-    def synchronize_stream(self, *, read: bool = True) -> None:
-        """Make the program's stream wait for it; without ``read``, an unknown stream waits.
+    def synchronize_stream(self) -> None:
+        """Make the program's stream wait for it."""
+        with self._lock:
+            if self.in_flight is not None:
+                self.in_flight[0].synchronize_stream()
 
-        Its values are read in a stream of the backend. If the program may change the tensors
-        before, values that have not arrived are discarded.
+    def discard_values(self) -> None:
+        """Discard values that have not arrived: the program may change the tensors before.
+
+        They are read in a stream of the backend, and an unknown stream of the program waits for it.
         """
         with self._lock:
-            if self.done or self.in_flight is None:
-                return
-            in_flight, _ = self.in_flight
-            if read:
-                in_flight.synchronize_stream()
-            elif self.look:
-                self.in_flight = in_flight, None
-                *call, where, known, match = self.fields
-                self.fields = (*call, where, (*known, ("unread", True)), match)
+            if self.in_flight is not None:
+                self.in_flight = self.in_flight[0], None
 
     def is_in_this_stream(self) -> bool:
         """Return whether this thread's current stream waits for it."""

@@ -396,9 +396,7 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     """
     import numpy as np  # lazy: the notebook's kernel summarizes no values
 
-    strided = sys.modules["torch"].strided
-    if any(t.layout is not strided for t in tensors):
-        tensors = tuple(dense_parts(t)[-1] for t in tensors)
+    tensors = tuple(dense_parts(t)[-1] for t in tensors)
     size = sum(t.numel() for t in tensors)
     if size == 0:
         return None
@@ -421,15 +419,10 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     """Return a dense tensor itself, or a sparse tensor's indices and (last) its values."""
-    torch = sys.modules["torch"]
-    if tensor.layout is torch.strided:
+    if not tensor.is_sparse:
         return (tensor,)
     t = tensor.detach()
-    if t.layout is torch.sparse_coo:
-        return t._indices(), t._values()
-    by_row = t.layout in (torch.sparse_csr, torch.sparse_bsr)
-    index = (t.crow_indices(), t.col_indices()) if by_row else (t.ccol_indices(), t.row_indices())
-    return *index, t.values()
+    return t._indices(), t._values()
 
 
 def _summarize_without_modes(*tensors: Tensor) -> Values | DeferredSummary | None:

@@ -409,7 +409,7 @@ class Tap:
     def _get_future_hook(self, get_future: Callable[..., Any], work: Any) -> Any:
         """Get a work's future; its holder may then change the tensors in any stream."""
         if (pending := self._on_device.pop(work, None)) is not None:
-            pending.synchronize_stream(read=False)
+            pending.discard_values()
         return get_future(work)
 
     def _wait_for(
