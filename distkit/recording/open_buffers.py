@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distkit.events import Op, State
+from distkit.recording.operators import tensors_in
 from distkit.recording.pending import Pending
 from distkit.recording.recorder import Recorder, user_line
 
@@ -146,10 +147,11 @@ class OpenBuffers(TorchFunctionMode):
         if torch.compiler.is_compiling():  # hides this function from the compiler
             return func(*args, **(kwargs or {}))
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if not self._open or name == "__get__" or not self._overlaps((args, kwargs.values())):
+        given = [*args, *kwargs.values()]
+        if not self._open or name == "__get__" or not self._overlaps(given):
             return self._call(func, args, kwargs)
         if name in _READ_WITHOUT_OPERATOR:
-            self.look(name, _tensors((args, kwargs.values())), ())
+            self.look(name, tensors_in(given), ())
         if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
             return self._call(func, args, kwargs)  # checked by the tap
         with _Operators(self, name):
@@ -166,7 +168,7 @@ class OpenBuffers(TorchFunctionMode):
     def _overlaps(self, values: Any) -> bool:
         """Return whether a tensor among these may overlap an open buffer."""
         with DisableTorchFunction():
-            covered = [*map(layout, _tensors(values))]
+            covered = [*map(layout, tensors_in(values))]
         return any(
             np.may_share_memory(memory, buffer)
             for memory in covered
@@ -197,9 +199,9 @@ class _Operators(TorchDispatchMode):
                 value = args[i] if i < len(args) else kwargs.get(argument.name)
                 alias = argument.alias_info
                 if alias is None:
-                    reads += _tensors(value)
+                    reads += tensors_in(value)
                 elif alias.is_write:
-                    writes += _tensors(value)
+                    writes += tensors_in(value)
             self._buffers.look(self._name, reads, writes)
         return func(*args, **kwargs)
 
@@ -227,14 +229,6 @@ def _is_counted(tensor: torch.Tensor) -> bool:
     """Return whether the version counter covers exactly this tensor's memory."""
     whole = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
     return whole and tensor.nbytes == tensor.untyped_storage().nbytes()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, type({}.values()))):
-        for each in value:
-            yield from _tensors(each)
 
 
 def layout(tensor: torch.Tensor) -> NDArray[Any]:

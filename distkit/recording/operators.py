@@ -156,15 +156,21 @@ def is_async(call: Call, args: tuple[Any, ...]) -> bool:
 
 
 def tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
-    """Return the tensors of an argument: a tensor, a list, or a list of lists."""
-    if position is None:
-        return []
-    found = args[position]
-    if isinstance(found, torch.Tensor):
-        return [found]
-    if found and isinstance(found[0], (list, tuple)):
-        return [t for row in found for t in row]
-    return list(found)
+    """Return the tensors of an argument."""
+    return [] if position is None else tensors_in(args[position])
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested lists and tuples.
+
+    >>> len(tensors_in([torch.ones(2), ([torch.ones(3)], "sum")]))
+    2
+    """
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    return []
 
 
 def describe(touched: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
