@@ -86,7 +86,6 @@ def assigned(name: str, scope: ast.AST) -> Iterator[ast.AST]:
 # -- the same items in a different order ------------------------------------------------
 
 _SORTS = "sorted", "reversed", "list", "tuple", "enumerate", "iter"
-_VIEWS = "items", "keys", "values"
 
 
 def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = frozenset()) -> bool:
@@ -101,15 +100,11 @@ def reorders(value: ast.AST, scopes: Sequence[ast.AST], seen: frozenset[str] = f
             ordering = [k.value for k in value.keywords if k.arg in ("reverse", "key")]
             by_rank = any(depends_on_rank(argument, scopes) for argument in ordering)
             return by_rank or reorders(first, scopes, seen)
-        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _VIEWS:
-            return reorders(inner, scopes, seen)
         case ast.IfExp() if depends_on_rank(value.test, scopes):
             one, other = value.body, value.orelse
             return _without_order(one) == _without_order(other) and ast.unparse(one) != ast.unparse(
                 other
             )
-        case ast.Subscript(slice=ast.Slice(lower=None, upper=None, step=ast.AST() as step)):
-            return depends_on_rank(step, scopes) or reorders(value.value, scopes, seen)
         case ast.Name(id=name) if name not in seen:
             return any(reorders(v, scopes, seen | {name}) for v in _sources(name, scopes))
     return False

@@ -14,6 +14,7 @@ from distkit.diagnosis.findings import Calls, Finding, request_name
 from distkit.diagnosis.rank_state import RankStatus
 from distkit.events import P2P, Op, Span, State
 from distkit.trace.calls import at, call
+from distkit.trace.hosts import several
 from distkit.trace.log import grouped
 
 #: Thresholds for a straggler: time for which others waited for it [s], and fraction of the run;
@@ -253,6 +254,7 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
 def _in_backend(facts: Evidence) -> Iterator[Finding]:
     """Find operations that do not complete although all partners have arrived."""
     by_match: dict[str, list[Span]] = defaultdict(list)
+    hosts = sorted({*several(facts.trace.info).values()})
     for rank in facts.ranks:
         span = _current_operation(facts, rank)
         if span is not None and span.match is None and rank not in facts.stuck:
@@ -265,7 +267,7 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
             waiting=[s.rank for s in spans],
             here=Calls(spans, facts.call),
             seconds=max(_waited(facts, s) for s in spans),
-            network=_network_hint(facts, spans),
+            network=rules.in_backend.say("network", hosts=",".join(hosts)) if hosts else "",
         )
 
 
@@ -273,16 +275,6 @@ def _current_operation(facts: Evidence, rank: int) -> Span | None:
     """Return the operation that a rank waits in, or else its latest."""
     spans = [s for s in facts.by_key.values() if s.rank == rank]
     return max(spans, key=lambda s: (s.state is State.BLOCKED, s.seq), default=None)
-
-
-def _network_hint(facts: Evidence, spans: list[Span]) -> str:
-    """Return a hint about the network if ranks of several hosts take part."""
-    peers = {r for s in spans for r in ([s.peer] if s.peer is not None else facts.members(s.group))}
-    known = facts.trace.hosts
-    hosts = sorted({known[rank] for rank in peers | {s.rank for s in spans} if rank in known})
-    if len(hosts) < 2:
-        return ""
-    return rules.in_backend.say("network", hosts=",".join(hosts))
 
 
 def _waits_long(facts: Evidence, span: Span) -> bool:

@@ -101,9 +101,7 @@ class Pending:
             if peer is not None:
                 self.fields = peer, *self.fields[1:]
             values = self.recorder.look(*self.outputs) if self.look else None
-            if self.device is None:
-                self._end(now, values)
-            elif self.begin is None:
+            if self.device is None or self.begin is None:
                 self._end(now, values, *self._memory(values))
             else:
                 self.in_flight = InFlight(self.device, self.work, self.begin, self.called), values

@@ -110,8 +110,6 @@ def _names(trace: EventLog, threads: dict[Key, int]) -> Iterator[Json]:
         number = thread if marks else thread - _COMMUNICATION
         name = "computation" if marks else "communication"
         yield _meta(rank, thread, "thread_name", name=f"{name} {number + 1}" if number else name)
-        order = thread + _THREADS if marks else thread
-        yield _meta(rank, thread, "thread_sort_index", sort_index=order)
 
 
 def _meta(rank: int, thread: int, kind: str, **args: Any) -> Json:
