@@ -35,11 +35,11 @@ _ADVICE = {
     "group: [torch.empty_like(x) for _ in range(dist.get_world_size(group))].",
     r"invalid input tensor list": "Give it one tensor for each rank of the group.",
     r"invalid tensor size at index|tensor size must be equal|tensor must be .* times": (
-        "Let the sizes fit: what gathers from all ranks, or scatters to all, has as many elements "
+        "The tensor that gathers from all ranks, or scatters to all, must have as many elements "
         "as the tensor of one rank times the group's size."
     ),
     r"in->size == out->size": "Without splits, the output of all_to_all_single has as many "
-    "elements as its input: pass output_split_sizes and input_split_sizes if it has not.",
+    "elements as its input: pass output_split_sizes and input_split_sizes otherwise.",
     r"[Ss]plit.* match": "input_split_sizes add up to the rows of the input, output_split_sizes to "
     "those of the output.",
     r"Cannot use ReduceOp\.(BAND|BOR|BXOR) with non-integral": "Bitwise reductions take integers: "
@@ -57,7 +57,7 @@ _ADVICE = {
     "x.grad.",
     r"connectFullMesh failed": "It could not connect to another rank's address. If torchrun has "
     "started the ranks anew, they may have read the addresses of those before them "
-    "(pytorch#135712): set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Else look at GLOO_SOCKET_IFNAME.",
+    "(pytorch#135712): set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. If not, check GLOO_SOCKET_IFNAME.",
     r"DDP expects same model across all ranks": "Build the same model on every rank, with the same "
     "parameters and the same requires_grad.",
 }

@@ -1,8 +1,8 @@
-"""Every kind of mistake that a diagnosis finds: one row each, with its page and its sentences.
+"""Every kind of mistake that a diagnosis finds: one rule each, with its page and its sentences.
 
-To add one, write its row here and make its findings where they are discovered. A variant of a rule
-is the same mistake in another situation. ``docs/findings`` and ``distkit explain`` are made from
-the pages, and from the programs of :mod:`distkit.hangs`.
+To add one, write its rule here and create its findings where they are discovered. A variant of a
+rule is the same mistake in another situation. ``docs/findings`` and ``distkit explain`` are made
+from the pages, and from the programs of :mod:`distkit.hangs`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Rule:
             RULES.setdefault(code, self)  # its variants come later
 
     def variant(self, *, message: str = "", remedy: str = "", **sentences: str) -> Rule:
-        """The same mistake in other sentences."""
+        """Return a rule for the same mistake in another situation."""
         return Rule(
             self.code,
             self.name,
@@ -60,11 +60,11 @@ class Rule:
         )
 
     def title(self) -> str:
-        """The first line of its page."""
+        """Return the first line of the page."""
         return self.page.partition("\n")[0]
 
     def say(self, sentence: str, **words: object) -> str:
-        """One of its other sentences, filled."""
+        """Fill one of the other sentences."""
         return fill(self.sentences[sentence], **words)
 
     def finding(
@@ -79,18 +79,18 @@ class Rule:
         lines: Mapping[int, str] | None = None,
         **words: object,
     ) -> Finding:
-        """A finding of this kind.
+        """Return a finding of this kind.
 
         Args:
-            spans: the operations concerned, whose lines it names.
-            message: a template instead of the rule's own.
-            remedy: a sentence instead of the rule's own.
+            spans: the operations whose lines the finding names.
+            message: a template that replaces the rule's message.
+            remedy: a sentence that replaces the rule's remedy.
             culprits: see :class:`Finding`.
             waiting: see :class:`Finding`.
             missing: see :class:`Finding`.
             hang: see :class:`Finding`.
-            lines: instead of those of ``spans``.
-            words: what stands in the braces of the rule's sentences.
+            lines: the line of each rank, in place of those of ``spans``.
+            words: values for the braces in the rule's sentences.
         """
         return Finding(
             self,
@@ -104,10 +104,10 @@ class Rule:
         )
 
 
-#: Those of calls that are matched with each other, and differ.
+#: The rules about calls that are matched with each other, and differ.
 MISMATCHES = frozenset("DK201 DK202 DK203 DK204 DK205 DK206 DK306".split())
 
-#: The remedies for a process that has ended, by words that tell how.
+#: Remedies for a process that has ended, by words in the cause.
 ENDINGS = {
     "gloo": "What it received is larger than its tensor: compare the shapes, dtypes and splits "
     "that the ranks pass to this call, and the order of their calls.",
@@ -118,7 +118,7 @@ ENDINGS = {
 }
 
 
-# -- DK1xx: ranks that wait for ever, or that end --------------------------------------------
+# -- DK1xx: ranks that wait forever, or that end --------------------------------------------
 
 
 recv_cycle = Rule(
@@ -212,11 +212,11 @@ raised = Rule(
 
 raised_in_flight = raised.variant(
     message=(
-        "rank {rank} raised {raised}, and with this exception under way waits in {call}{where:at}."
+        "rank {rank} raised {raised}, and waits in {call}{where:at} while the exception propagates."
     ),
     remedy=(
-        "Fix the exception first. The call at {where} stands in a `finally`, an `except` or an "
-        "`__exit__`: without the exception rank {rank} would not have come to it yet."
+        "Fix the exception first. The call at {where} is in a `finally`, an `except` or an "
+        "`__exit__`: without the exception rank {rank} would not have reached it yet."
     ),
 )
 
@@ -316,10 +316,10 @@ in_backend = Rule(
 mismatch = Rule(
     "",
     "mismatch",
-    """What the ranks call is matched with each other, and differs.""",
+    """The ranks' calls are matched with each other, and they differ.""",
     shifts=True,
     threads=(
-        "Several threads of {ranks} call collectives on this group, in no certain order: give "
+        "Several threads of {ranks} call collectives on this group, in an undefined order: give "
         "each thread a group of its own, made by new_group, or call them all from one thread."
     ),
 )
@@ -335,12 +335,12 @@ divergence = Rule(
     same_calls="Every rank of the group has to make the same calls: ",
     all_or_none="move this one out of the condition {guard}, or let no rank make it.",
     alike="make {guard} give the same result on every rank, or move this one out of it.",
-    keeps_away="some ranks do not come to this one because of {guard}.",
-    hides="{handler} hides the exception of a rank that raises before it comes here.",
+    keeps_away="some ranks do not reach this one because of {guard}.",
+    hides="{handler} hides the exception of a rank that raises before it gets here.",
     reach="Make every rank reach it{exits}.",
     may_keep_away=": {exits} may keep some away",
     same_number="Give every rank the same number of {what}",
-    agree="what decides there has to be the same everywhere, so all_reduce it first.",
+    agree="the condition must have the same value on every rank, so all_reduce it first.",
     same_branch="Make all ranks take the same branch at {exits}: ",
     batches=" (for batches, use DistributedSampler and drop_last=True)",
     stream=(
@@ -562,13 +562,13 @@ skipped = Rule(
 
 skipped_function = skipped.variant(
     message=(
-        "{here:wait in|a backward pass} for {gone}, but {gone:have} {over} without coming to it"
+        "{here:wait in|a backward pass} for {gone}, but {gone:have} {over} without reaching it"
         "{known}."
     ),
     remedy=(
-        "Autograd comes only to functions that the loss depends on: a new tensor, such as "
-        "torch.empty for want of data, cuts the graph. Let the loss depend on the same functions "
-        "on every rank, if only times zero."
+        "Autograd reaches only functions that the loss depends on: a new tensor, such as "
+        "torch.empty for an empty batch, cuts the graph. Let the loss depend on the same functions "
+        "on every rank, times zero if it does not need them."
     ),
 )
 
@@ -633,7 +633,7 @@ missing_barrier = Rule(
     """A rank does not call a barrier that the others wait in.
 
     `barrier` returns when every rank of the group has called it. If it is inside a condition,
-    the others wait for ever.
+    the others wait forever.
 
     ```python
     if rank == 0:
@@ -1215,7 +1215,7 @@ missing_push = Rule(
         kv.pull("w", out=w)
     ```
 
-    or create the store as `dist_async`. MXNet's server waits for ever.
+    or create the store as `dist_async`. MXNet's server waits forever.
     """,
     message=unanswered.message,
     remedy=(
@@ -1250,7 +1250,7 @@ missing_init = Rule(
     kv.init("w", w)  # on every worker, outside of any `if`
     ```
 
-    MXNet's workers wait for ever.
+    MXNet's workers wait forever.
     """,
     message=unanswered.message,
     remedy=(
@@ -1270,7 +1270,7 @@ missing_worker = Rule(
     kv = kvstore.create("dist_sync")  # on every worker, outside of any `if`
     ```
 
-    MXNet's workers wait for ever.
+    MXNet's workers wait forever.
     """,
     message=unanswered.message,
     remedy="Create the store on every worker: the servers begin when all are there.",

@@ -180,9 +180,9 @@ SILENT = "missed heartbeats"
 
 #: Remedy for a process that hung.
 STOPPED = (
-    "Look for what stopped it: SIGSTOP, a debugger, or swapping for want of memory; a process that "
-    "computes, however long, sends heartbeats. If it may be stopped for so long, give dk.Cluster a "
-    "longer heartbeat_timeout."
+    "Look for what stopped it: SIGSTOP, a debugger, or swapping because memory is full; a process "
+    "that computes sends heartbeats, however long it takes. If such a pause is expected, give "
+    "dk.Cluster a longer heartbeat_timeout."
 )
 
 
