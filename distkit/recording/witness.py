@@ -65,8 +65,9 @@ class CollectiveFingerprint:
 
     def __init__(self, folder: Path, run: int, rank: int) -> None:
         self._folder, self._run, self._rank = folder, run & 0xFFFFFFFF, rank
-        self._maps: dict[str, tuple[mmap.mmap, int, list[int]]] = {}
-        self._count: dict[str, Iterator[int]] = {}  # threads may share a group
+        # by group: its memory, this rank's place and those of the others, and a counter of calls,
+        # which is an iterator because threads may share a group
+        self._maps: dict[str, tuple[mmap.mmap, int, list[int], Iterator[int]]] = {}
 
     def add_group(self, group: str, members: Sequence[int]) -> None:
         """Map the file of a group; only mapped groups are compared."""
@@ -79,8 +80,7 @@ class CollectiveFingerprint:
             return
         position = members.index(self._rank)
         others = [i * SLOTS * SIZE for i in range(len(members)) if i != position]
-        self._count[group] = itertools.count()
-        self._maps[group] = memory, position * SLOTS * SIZE, others
+        self._maps[group] = memory, position * SLOTS * SIZE, others, itertools.count()
 
     def check(self, op: Op, fields: tuple[Any, ...]) -> bool:
         """Publish this rank's next collective on a group; return False if another rank's differs.
@@ -93,8 +93,8 @@ class CollectiveFingerprint:
         found = self._maps.get(group)
         if found is None:
             return True
-        memory, own, others = found
-        number = next(self._count[group])
+        memory, own, others, numbers = found
+        number = next(numbers)
         body = _BODY.pack(self._run, number, _checksum(op, fields))
         entry = body + _CRC.pack(zlib.crc32(body))
         at = number % SLOTS * SIZE
@@ -241,7 +241,7 @@ def _uses_gloo(group: str) -> bool:
     for candidate, (backend, _) in c10d._world.pg_map.items():
         if candidate.group_name == group or (group == WORLD and candidate is default):
             return "gloo" in str(backend)
-    return False
+    return False  # it is destroyed
 
 
 def _without_gradient(model: DistributedDataParallel) -> list[str]:
