@@ -18,6 +18,8 @@ _ADVICE = {
     r"^(ProcessRaisedException|ProcessExitedException|ChildFailedError|CalledProcessError: .*\b"
     r"(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b)": OWN_PROCESSES,
     r"StopIteration": "Its iterator had no more items: give every rank the same number of batches.",
+    r"process group (specified|has not been initialized)|world group map": "Make the call after "
+    "init_process_group, and before destroy_process_group.",
     r"is not part of group": "In a group, src and dst are ranks of the whole world; a rank of the "
     "group is passed as group_src or group_dst.",
     r"is not registered, please create group": "This rank is not a member of the group: make "

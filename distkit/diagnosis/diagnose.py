@@ -155,7 +155,7 @@ class _Diagnosis:
             text = _ADDRESS.sub("", ends[ranks[0]].text)
             waiting = self._mark_explained(set(ranks))
             failure = deadlocks.failure(self.facts, ranks, how, text, where)
-            yield self._with_waiting(groups.with_cause(self.facts, failure), waiting)
+            yield self._with_waiting(failure, waiting)
 
     def _with_waiting(
         self, finding: Finding, waiting: list[int], also: Iterable[int] = ()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, by_line, request_name
 from distkit.events import COMPUTATION, WORLD, Op, Span
-from distkit.trace.calls import at, call
+from distkit.trace.calls import call
 
 
 def remarks(
@@ -132,22 +131,3 @@ def destroyed(facts: Evidence, stuck: dict[int, Span]) -> tuple[Finding, set[int
             )
             return finding, set(here)
     return None
-
-
-def with_cause(facts: Evidence, failure: Finding) -> Finding:
-    """Add the cause to a failure of ranks that used a group they have destroyed."""
-    ends = _destroy_marks(facts)
-    texts = {facts.ends[r].text for r in failure.culprits if r in facts.ends}
-    marks = [s for (r, _), s in ends.items() if r in failure.culprits]
-    if not marks or not all(any(words in text for words in _DESTROYED_ERRORS) for text in texts):
-        return failure
-    message = f"{failure.message[:-1]}: the group was destroyed{at(marks[-1].where)}."
-    return replace(failure, message=message, remedy=rules.used_after_destroy.remedy)
-
-
-#: Torch's errors for a group that was destroyed.
-_DESTROYED_ERRORS = (
-    "not initialized in the world group map",
-    "Invalid process group specified",
-    "Default process group has not been initialized",
-)
