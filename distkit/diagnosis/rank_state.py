@@ -7,7 +7,7 @@ blocked rank waits for which. It matches operations as :attr:`distkit.Trace.matc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +112,6 @@ class WaitForGraph:
         self._at: dict[int, Event] = {}  # the call that a rank is paused before or blocked in
         #: The calls that each side of a channel has started, in order.
         self._calls: dict[Channel, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
-        self._sent = Counter[Channel]()  # completed sends
         #: The open receives from any source, by receiver and tag.
         self._any_source: dict[Channel, list[Event]] = defaultdict(list)
         #: The keys that the ranks have set in stores.
@@ -184,7 +183,6 @@ class WaitForGraph:
                 _remove(self._any_source[_inbox(e)], e)  # its sender is known by now
             channel, side = channel_of(e.rank, e)
             _add(self._calls[channel][side], e)
-            self._sent[channel] += e.op is Op.SEND and e.state is State.COMPLETED
 
     # -- questions --------------------------------------------------------------
 
@@ -287,20 +285,12 @@ class WaitForGraph:
         channel, side = channel_of(e.rank, e)
         calls = self._calls[channel]
         met = len(calls[1 - side]) > _nth(calls[side], e.seq)
-        return met or (e.op is Op.SEND and bool(self._any_source) and self._is_open(_inbox(e)))
+        return met or (e.op is Op.SEND and bool(self._any_source.get(_inbox(e))))
 
     def _surplus_messages(self, e: Event | Span) -> int:
         """Return the number of messages left for receives from any source at this point."""
         ways = (calls for way, calls in self._calls.items() if way._replace(src=None) == _inbox(e))
         return sum(max(0, len(calls[1]) - _nth(calls[0], e.seq)) for calls in ways)
-
-    def _is_open(self, inbox: Channel) -> bool:
-        """Return whether a receive from any source may still match a message."""
-        left = len(self._any_source[inbox])
-        if left:
-            ways = [way for way in self._calls if way._replace(src=None) == inbox]
-            left -= sum(max(0, self._sent[way] - len(self._calls[way][0])) for way in ways)
-        return left > 0
 
     def _not_participating(self, e: Event | Span) -> Iterator[int]:
         """Yield the members of a group that do not take part in a collective."""
@@ -329,7 +319,7 @@ class WaitForGraph:
         if is_server_request(e):
             return self._reason_of_server(e, waits_for)
         if e.op is Op.RECV and e.peer is None:
-            return "nobody has sent"
+            return "no rank has sent"
         if e.op is Op.STORE_WAIT:
             return f"no rank has set {keys(self.keys.missing(e))}"
         if len(waits_for) == 1:
