@@ -179,8 +179,9 @@ class WaitForGraph:
         elif e.op is Op.RECV and e.peer is None:
             _add(self._any_source[_inbox(e)], e)
         elif e.op in COLLECTIVES or (e.op in P2P and e.peer is not None):
-            if e.op is Op.RECV and self._any_source:
-                _remove(self._any_source[_inbox(e)], e)  # its sender is known by now
+            if e.op is Op.RECV and self._any_source:  # its sender is known by now
+                inbox = self._any_source[_inbox(e)]
+                inbox[:] = [receive for receive in inbox if receive.seq != e.seq]
             channel, side = channel_of(e.rank, e)
             _add(self._calls[channel][side], e)
 
@@ -397,8 +398,6 @@ def _inbox(e: Event | Span) -> Channel:
 
 def _nth(calls: list[Event], seq: int) -> int:
     """Return the index of an operation among those of its side."""
-    if calls and calls[-1].seq < seq:
-        return len(calls)  # the common case
     return bisect_left(calls, seq, key=lambda e: e.seq)
 
 
@@ -407,9 +406,3 @@ def _add(calls: list[Event], e: Event) -> None:
     nth = _nth(calls, e.seq)
     if nth == len(calls) or calls[nth].seq != e.seq:
         calls.insert(nth, e)
-
-
-def _remove(calls: list[Event], e: Event) -> None:
-    nth = _nth(calls, e.seq)
-    if nth < len(calls) and calls[nth].seq == e.seq:
-        del calls[nth]
