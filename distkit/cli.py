@@ -239,8 +239,7 @@ def add_replay(commands: Any) -> None:
         metavar="FILE",
         nargs="+",
         help="written by trace.save(path) or distkit trace; or PyTorch's flight-recorder dumps or "
-        "profiler traces of one run, a file per rank, or their folder; or logs of NCCL, which "
-        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL writes; or ring_16, hosts_12, "
+        "profiler traces of one run, a file per rank, or their folder; or ring_16, hosts_12, "
         "sync_sgd_8, servers_6, simulated_64 or h100_4, which come with distkit",
     )
     replay.add_argument(

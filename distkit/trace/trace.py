@@ -60,11 +60,9 @@ class Trace(EventLog):
         PyTorch's flight-recorder dumps (JSON or pickle, of which only plain values are read)
         and the Chrome traces of ``torch.profiler`` have one file per rank: pass a list of files or
         their folder. The rank is read from the file's content, or else from a number in its name;
-        ``info.ranks`` contains the file of each. Logs of NCCL
-        (``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL``) are one file for all ranks, or one per
-        rank. Recorded steps of pipelines, as published with ByteDance's what-if analysis, are one
-        file. The format is detected from the content, not from the name. :meth:`diagnose` reports
-        what cannot be judged from such files.
+        ``info.ranks`` contains the file of each. Recorded steps of pipelines, as published with
+        ByteDance's what-if analysis, are one file. The format is detected from the content, not
+        from the name. :meth:`diagnose` reports what cannot be judged from such files.
 
         A folder written by :func:`distkit_hosts.record` is merged into one trace, even while the
         ranks run; if it contains several runs, the latest is read.

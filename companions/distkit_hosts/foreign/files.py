@@ -1,4 +1,4 @@
-"""Files of other programs as a trace: dumps, profiler traces, steps of pipelines, NCCL's logs.
+"""Files of other programs as a trace: dumps, profiler traces, steps of pipelines.
 
 What a file is, its content decides, not its name. Nothing in it is executed. A pickled dump is
 read by an unpickler that knows plain values only: numbers, text, truth values, None, and lists,
@@ -29,7 +29,7 @@ from distkit.trace import file
 from distkit.trace.file import unpacked
 from distkit.trace.info import MAX_RANKS, RankInfo, RunInfo
 from distkit.trace.log import Log
-from distkit_hosts.foreign import flight_recorder, kineto, nccl_log, pipeline_steps
+from distkit_hosts.foreign import flight_recorder, kineto, pipeline_steps
 
 Json = dict[str, Any]
 
@@ -49,10 +49,10 @@ _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
 #: What follows the rank's number: suffixes without a digit.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
 _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
-_KINDS = flight_recorder, pipeline_steps, kineto, nccl_log
+_KINDS = flight_recorder, pipeline_steps, kineto
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle), "
-    "traces of torch.profiler, recorded steps of pipelines, and logs of NCCL (NCCL_DEBUG=INFO)."
+    "traces of torch.profiler, and recorded steps of pipelines."
 )
 
 
@@ -71,7 +71,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def load(paths: Sequence[Path], kind: type[Log]) -> Log:
-    """Read the dumps or traces of the ranks of one run: a file each; or logs of NCCL.
+    """Read the dumps or traces of the ranks of one run: a file each.
 
     Args:
         paths: files, or one folder of them. The rank of each is what it says, or a number in its
@@ -106,7 +106,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _parsed(path: Path) -> Any:
-    """What is in a file: JSON's values, or the text of a log."""
+    """Return the content of a file as JSON's values."""
     content = unpacked(path)
     for beginning, what in _PACKED.items():
         if content.startswith(beginning):
@@ -130,8 +130,6 @@ def _plain(content: bytearray) -> Any:
     try:
         return json.loads(text, strict=False)
     except ValueError as error:
-        if nccl_log.is_one(text):
-            return text
         with suppress(ValueError):
             return json.loads(_NAME.sub(_escaped, text), strict=False)
         raise error
@@ -217,8 +215,6 @@ def _reader(read: Mapping[Path, Any]) -> ModuleType:
 
 def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], RunInfo]:
     """The events in some files of one kind, and what is known of their run."""
-    if reader is nccl_log:
-        return nccl_log.read({label: read[path] for path, label in _labels([*read]).items()})
     if reader is pipeline_steps:
         return pipeline_steps.read(next(iter(read.values())))
     ranks = _by_rank(read)
