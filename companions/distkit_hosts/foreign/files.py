@@ -1,9 +1,8 @@
-"""Files of other programs as a trace: dumps, profiler traces, steps of pipelines.
+"""Read files of other programs: flight-recorder dumps, profiler traces and pipeline steps.
 
-What a file is, its content decides, not its name. Nothing in it is executed. A pickled dump is
+The content of a file decides its kind, not its name. Nothing in it is executed. A pickled dump is
 read by an unpickler that knows plain values only: numbers, text, truth values, None, and lists,
-tuples and dicts of them. A small file cannot take much memory, and what is read is checked as a
-saved trace is: it can be saved, and loaded again.
+tuples and dicts of them. The result is checked like a saved trace, so it can be saved again.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import errno
 import io
 import json
 import pickle
-import pickletools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,8 +33,6 @@ Json = dict[str, Any]
 
 #: What a pickle of protocol 2 and later begins with.
 _PICKLE = b"\x80"
-#: A pickle holds no more values than this, and no more of them for each of its bytes.
-MOST_VALUES, MOST_PER_BYTE = 10_000_000, 16
 #: How files begin that have to be unpacked first.
 _PACKED = {
     b"PK\x03\x04": "a zip archive",
@@ -123,9 +119,7 @@ def _parsed(path: Path) -> Any:
 
 def _plain(content: bytearray) -> Any:
     if content[:1] == _PICKLE:
-        _screen(content)
-        most = min(MOST_VALUES, MOST_PER_BYTE * len(content))
-        return _listed(PlainUnpickler(io.BytesIO(content)).load(), iter(range(most)))
+        return PlainUnpickler(io.BytesIO(content)).load()
     text = content.decode(json.detect_encoding(content), "replace").lstrip("\ufeff")
     try:
         return json.loads(text, strict=False)
@@ -137,35 +131,6 @@ def _plain(content: bytearray) -> Any:
 
 def _escaped(name: re.Match[str]) -> str:
     return re.sub(r'(?<!\\)"', r"\"", name[0])
-
-
-def _screen(content: bytearray) -> None:
-    """Raise ValueError at a number for which the unpickler would reserve memory.
-
-    A pickle numbers what it refers to again, in its order.
-    """
-    for n, (code, number, at) in enumerate(pickletools.genops(content)):
-        if number is not None and code.name in ("PUT", "LONG_BINPUT") and number > n:
-            raise ValueError(f"{code.name} at byte {at} has the number {number}, out of order")
-
-
-def _listed(value: Any, left: Iterator[int]) -> Any:
-    """The same with lists for tuples; ``left``: an element for each value that there may be.
-
-    A pickle may refer to one list many times: what is small there can be large to walk through.
-    """
-    if next(left, None) is None:
-        raise ValueError(
-            f"it holds more than {MOST_PER_BYTE} values for each of its bytes, or more than "
-            f"{MOST_VALUES:,}"
-        )
-    if isinstance(value, (list, tuple)):
-        return [_listed(one, left) for one in value]
-    if isinstance(value, dict):
-        return {name: _listed(one, left) for name, one in value.items()}
-    if value is not None and not isinstance(value, (str, int, float)):
-        raise TypeError(f"{type(value).__name__} is not JSON serializable")
-    return value
 
 
 def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
