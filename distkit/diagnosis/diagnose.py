@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from distkit._format import named
 from distkit.diagnosis import deadlocks, groups, kvstore, mismatches, rules
-from distkit.diagnosis.behind import behind, not_judged_findings
 from distkit.diagnosis.divergence import raised_in_flight
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
@@ -53,12 +52,10 @@ class _Diagnosis:
     def findings(self) -> list[Finding]:
         """Return the causes, and what cannot be judged from the record."""
         limits = self.facts.trace.info.limits
-        if "completions" not in limits:
-            found = self._causes("matching" not in limits)
-        else:
-            found = [f for f, _ in mismatches.collectives(self.facts) if "matching" not in limits]
-            found += behind(self.facts)
-        return [*found, *not_judged_findings(self.facts, found)]
+        found = self._causes("matching" not in limits)
+        for limit in limits.values():
+            found.append(rules.not_judged.finding(text=limit.text, advice=limit.remedy))
+        return found
 
     def _causes(self, may_compare: bool) -> list[Finding]:
         if self.facts.trace.dropped or not may_compare:

@@ -1312,42 +1312,6 @@ late_again = straggler.variant(
 )
 
 
-behind = Rule(
-    "DK902",
-    "behind",
-    """At the end of the record a rank has made fewer calls than others.
-
-    Flight-recorder dumps and NCCL's logs have the beginnings of calls, not always their ends. That
-    a rank is behind is a fact of the record, not yet a mistake: in a running job, some rank is
-    always the last.
-
-    If the job hangs, look at what that rank does after its last call:
-
-    ```shell
-    py-spy dump --pid PID
-    ```
-
-    torch's own analyzer of the dumps compares the same records.
-    """,
-    message="{ranks:are} behind: {last}, and {ahead:have} gone on to {then}{group}{where:at}.",
-    remedy=(
-        "If the job hangs, look at what rank {first} does after that call{dump}. If it does not, "
-        "only the record ends there."
-    ),
-    made="{its} {n:th} and last call is {call}{where:at}",
-    made_none="{have} made none of the calls",
-    dump=" (py-spy dump --pid {pid} on {host})",
-)
-
-
-message_behind = behind.variant(
-    message=(
-        "rank {first} is behind: it has not {done} what rank {rank} has called {call} for"
-        "{where:at}."
-    ),
-)
-
-
 not_judged = Rule(
     "DK903",
     "not_judged",
@@ -1364,5 +1328,4 @@ not_judged = Rule(
     """,
     message="{text}",
     remedy="{advice}",
-    even="no rank is behind: all have made the same calls; {text}",
 )

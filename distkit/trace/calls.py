@@ -172,9 +172,6 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
     return max(calls, key=lambda s: s.seq, default=None)
 
 
-#: Reason for missing calls if a rank's log ends within a line.
-CUT = "calls whose line in the log is cut off"
-
 #: Marks the end of a process that hung.
 SILENT = "missed heartbeats"
 

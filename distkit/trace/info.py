@@ -83,11 +83,10 @@ class ClockOffset(Struct, frozen=True, omit_defaults=True):
 
 
 class Limit(Struct, frozen=True, omit_defaults=True):
-    """A limit of the record, its remedy, and the number of ``calls`` lost."""
+    """A limit of the record, and its remedy."""
 
     text: str
     remedy: str
-    calls: Count = 0
 
 
 class Raising(Struct, frozen=True):
@@ -139,7 +138,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         without_values: number of operations whose values were too expensive to record.
         threads: the groups on which several threads of a rank call collectives.
         unseen: number of records missing or not checked, by rank and reason.
-        limits: the limits of the record, by topic, such as "matching" or "completions".
+        limits: the limits of the record, by topic, such as "matching".
         replaced: the processes that were replaced.
         sources: the source text of the program's files.
         stopped: the signal by which each stopped process was stopped.

@@ -110,7 +110,7 @@ def test_the_catalogue_explains_itself() -> None:
     shown = {case.kind for case in ALL.values()}
     # a signal stops a rank, a backend does not end what all have called: no mistake of a program
     others = {"in_backend", "stopped"}
-    others |= {"behind", "not_judged"}  # of records that other programs made
+    others |= {"not_judged"}  # of records that other programs made
     assert shown == {rule.name for rule in RULES.values()} - others, (
         "every kind of finding has its example"
     )
