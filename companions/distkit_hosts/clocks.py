@@ -12,9 +12,11 @@ unequal the two directions are. For one round trip it is Cristian's and NTP's es
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from distkit.cluster.process_host import DRIFT, Offset
+from distkit.trace.info import ClockOffset
 
 
 class RoundTrip(NamedTuple):
@@ -63,3 +65,40 @@ class PeerClock:
             self._low, self._high = low, high
         middle, error = (self._high + self._low) / 2, (self._high - self._low) / 2
         self.offset = Offset(middle, error, self._at)
+
+
+class LiveClocks:
+    """Converts the times of a run's ranks, while comparisons with their clocks get surer."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, Offset] = {}  # by which each rank's times are read
+        self._reached: dict[int, float] = {}  # the last of these, by this machine's clock
+        self._errors: dict[int, float] = {}  # the largest by which they may be wrong [s]
+
+    def reader(
+        self, rank: int, offset: Offset, first: float, last: float
+    ) -> Callable[[float], float]:
+        """Return what converts a rank's times from ``first`` to ``last`` to this machine's clock.
+
+        A rank keeps its first offset until the error of a later one is below half of its own. The
+        two differ a little, so times never go back.
+        """
+
+        def error(clock: Offset) -> float:
+            return max(clock.error_at(first), clock.error_at(last))
+
+        known = self._clocks.get(rank, offset)
+        known = self._clocks[rank] = offset if error(offset) < error(known) / 2 else known
+        self._errors[rank] = max(error(known), self._errors.get(rank, 0.0))
+        reached = self._reached.get(rank, -math.inf)
+        self._reached[rank] = max(reached, known.to_here(last))
+        return lambda there: max(reached, known.to_here(there))
+
+    def compared(self, hosts: dict[int, str]) -> dict[str, ClockOffset]:
+        """Return the offsets of other machines' clocks, given the host of each rank."""
+        clocks, errors = dict[str, ClockOffset](), dict[str, float]()
+        for rank, offset in sorted(self._clocks.items()):
+            host = hosts[rank]
+            errors[host] = max(self._errors[rank], errors.get(host, 0.0))
+            clocks[host] = ClockOffset(offset.seconds, errors[host])
+        return clocks

@@ -237,7 +237,7 @@ class Following:
         stepper.run.interrupt()
 
     def _ranks(self) -> dict[int, rankfile.Record]:
-        return merge.generations_of(self._records)[-1]
+        return merge.starts_of(self._records)[-1]
 
     def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[TheirRanks, Stepper]:
         """Take the lines of these ranks up, if that has not been done."""
@@ -335,7 +335,7 @@ class Following:
     def _watch(self) -> None:
         """See whether the ranks wait for each other for ever."""
         info = self._trace.info
-        generation = len(merge.generations_of(self._records))
+        generation = len(merge.starts_of(self._records))
         if generation != self._generation:
             if self._generation:  # a view shows one start
                 for callback in self._listeners:

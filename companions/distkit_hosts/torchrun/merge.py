@@ -1,17 +1,14 @@
-"""The files of ranks, of one host or of several, as one trace. Pure but for reading them.
+"""Merge the files of ranks, of one host or of several, into one trace. Pure but for reading them.
 
-The monotonic clock of a host is common to its processes. Those of several hosts are put right by
-the messages between them, and where these do not tell, by their wall clocks.
+The processes of a host share a monotonic clock. The clocks of several hosts are aligned by the
+messages between them and, where these give no bound, by their wall clocks.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import PurePath
 from typing import Any
@@ -25,7 +22,7 @@ from distkit.recording.recorder import is_users, to_event
 from distkit.trace import file
 from distkit.trace.info import ClockOffset, Limit, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
-from distkit_hosts.causality import ClocksDisagree, Correction, Crossing, align, crossings
+from distkit_hosts.causality import ClocksDisagree, Crossing, align, crossings
 from distkit_hosts.foreign.files import checked
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
@@ -35,11 +32,11 @@ RECENT = 2.0
 
 
 def of(records: Sequence[Record], kind: type[Log]) -> Log:
-    """Merge the files of the ranks of a run; of several runs in a folder, the latest.
+    """Merge the files of the ranks of a run; if there are several runs, the latest.
 
     Args:
         records: what :func:`distkit_hosts.torchrun.rankfile.read` has read.
-        kind: what to make of their events.
+        kind: the class of the result.
 
     Raises:
         TraceFileError: a file is damaged.
@@ -50,66 +47,68 @@ def of(records: Sequence[Record], kind: type[Log]) -> Log:
 
 
 def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
-    """The events of a run, and what is known of it; of ranks started anew, the latest start."""
-    generations = generations_of(records)
-    last = generations[-1][min(generations[-1])]
-    clocks = _Clocks(generations, reference=last.about["clock"])
-    part = _part(generations[-1], clocks)
+    """Return the events and the metadata of the latest start of a run."""
+    *earlier, ranks = starts_of(records)
+    clocks = _Clocks(ranks)
+    part = _part(ranks, clocks)
     return list(part.events), structs.replace(
         part.info,
-        name=last.about["program"],
-        limits=_earlier(generations[:-1], clocks),
+        name=next(iter(ranks.values())).about["program"],
+        limits=_earlier(earlier, clocks),
         clocks=clocks.offsets,
         clocks_disagree=clocks.disagreement,
     )
 
 
-def _earlier(generations: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limit]:
-    """That the ranks were started anew, and what ended the start before the latest."""
-    if not generations:
+def _earlier(starts: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limit]:
+    """Say that the ranks were started several times, and what ended the start before the latest."""
+    if not starts:
         return {}
-    found = diagnose(_part(generations[-1], clocks, over=True))
+    found = diagnose(_part(starts[-1], clocks, over=True))
     why = f"; before it, {found[0].message}" if found else "."
-    text = f"the ranks were started {len(generations) + 1} times, and this is the latest{why}"
+    text = f"the ranks were started {len(starts) + 1} times, and this is the latest{why}"
     return {"starts": Limit(text, "To see an earlier start, load its ranks' files alone.")}
-
-
-def generations_of(records: Iterable[Record]) -> list[dict[int, Record]]:
-    """The ranks of each generation of the latest run, by their numbers."""
-    run = _latest_run(list(records))
-    ranks = [r for r in run if r.rows or r.about["launcher"] != "none"]  # others may spawn ranks
-    return _generations(ranks or run)
 
 
 # -- which files belong together -----------------------------------------------------------------
 
 
-def _latest_run(records: list[Record]) -> list[Record]:
-    """The files of the latest run: its launchers, one on each host, were there together."""
+def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
+    """Return the ranks of each start of the latest run, by their numbers.
+
+    torchrun starts all ranks of a run again when one of them fails or a host joins.
+    """
+    records = list(records)
     if not records:
         raise TraceFileError("There are no files of ranks. Give a folder with some.")
-    launchers = _by_launcher(records).values()
-    lives = sorted(launchers, key=lambda some: max(map(_ended, some)), reverse=True)
-    run, began = list[Record](), float("inf")
-    for some in lives:
-        if run and max(map(_ended, some)) < began:
-            break
-        run += some
-        began = min(began, *map(_began, some))
-    return run
+    # a process without a launcher may be one that only starts ranks
+    ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
+    starts: list[dict[int, Record]] = []
+    for record in sorted(ranks, key=_began):
+        if not starts or not _belongs(record, starts[-1]):
+            starts.append({})
+        starts[-1][record.rank] = record
+    latest = _launchers(starts[-1])
+    return [dict(sorted(start.items())) for start in starts if latest & _launchers(start)]
 
 
-def _by_launcher(records: Iterable[Record]) -> dict[tuple[Any, ...], list[Record]]:
-    """The ranks that each process has started: torchrun's anew when one has ended, others once.
+def _belongs(record: Record, start: Mapping[int, Record]) -> bool:
+    """Return whether a rank is of this start, none of whose ranks began later."""
+    if record.rank in start or _began(record) > max(map(_ended, start.values())):
+        return False
+    return all(other.world_size == record.world_size for other in start.values())
+
+
+def _launchers(start: Mapping[int, Record]) -> set[tuple[Any, ...]]:
+    """Return the processes that have started these ranks; only torchrun starts ranks again.
 
     Hosts that share a kernel share its clock, and their pids may coincide.
     """
-    found: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        its = record.about
-        pid = its["parent" if its["launcher"] == "torchrun" else "pid"]
-        found[its["clock"], its["host"], its["pid_namespace"], pid].append(record)
-    return found
+    return {
+        (r.about["clock"], r.about["host"], r.about["pid_namespace"], r.about[pid])
+        for r in start.values()
+        for pid in ["parent" if r.about["launcher"] == "torchrun" else "pid"]
+    }
 
 
 def _began(record: Record) -> float:
@@ -123,112 +122,54 @@ def _ended(record: Record) -> float:
     return float(wall + record.until - monotonic)
 
 
-def _generations(records: list[Record]) -> list[dict[int, Record]]:
-    """The ranks of each generation: those that were there together.
-
-    Each launcher starts its ranks again and again; clocks of several hosts need not agree on the
-    order, and launchers need not have counted equally far.
-    """
-    batches = [list(_batches(some)) for some in _by_launcher(records).values()]
-    if len({*map(len, batches)}) == 1:
-        found = [_of_one(some) for some in zip(*batches, strict=True)]
-        if None not in found:
-            return [ranks for ranks in found if ranks is not None]
-    together: list[dict[int, Record]] = []
-    for batch in sorted(itertools.chain(*batches), key=lambda batch: min(map(_began, batch))):
-        joined = _of_one([[*together[-1].values()], batch]) if together else None
-        if joined is None:
-            together.append({record.rank: record for record in batch})
-        else:
-            together[-1] = joined
-    return together
-
-
-def _batches(records: list[Record]) -> Iterator[list[Record]]:
-    """The ranks that a launcher has started, each time."""
-    batch: list[Record] = []
-    for record in sorted(records, key=lambda r: r.about["began"][0]):
-        if any(other.about["local_rank"] == record.about["local_rank"] for other in batch):
-            yield batch
-            batch = []
-        batch.append(record)
-    yield batch
-
-
-def _of_one(batches: Iterable[list[Record]]) -> dict[int, Record] | None:
-    """The ranks of some batches; None if they cannot be of one generation."""
-    records = list(itertools.chain(*batches))
-    ranks = {record.rank: record for record in records}
-    sizes = {record.world_size for record in records}
-    return dict(sorted(ranks.items())) if len(ranks) == len(records) and len(sizes) == 1 else None
-
-
 # -- clocks --------------------------------------------------------------------------------------
 
 
 class _Clocks:
-    """The clocks of the hosts, put right."""
+    """The offsets of the hosts' clocks from that of the first rank."""
 
-    def __init__(self, generations: list[dict[int, Record]], reference: str) -> None:
-        records = [record for ranks in generations for record in ranks.values()]
-        self._hosts: dict[str, str] = {}
-        assumed: dict[str, float] = {}
-        for record in sorted(records, key=lambda r: r.about["clock"] != reference):
-            monotonic, wall = record.about["began"]
-            self._hosts.setdefault(record.about["clock"], record.about["host"])
-            assumed.setdefault(record.about["clock"], monotonic - wall)
+    def __init__(self, ranks: Mapping[int, Record]) -> None:
+        hosts, assumed = dict[str, str](), dict[str, float]()
+        for record in ranks.values():
+            clock, (monotonic, wall) = record.about["clock"], record.about["began"]
+            hosts.setdefault(clock, record.about["host"])
+            assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
-        self._corrections: dict[str, Correction] = {}
-        self.offsets: dict[str, ClockOffset] = {}
         #: Why they could not be aligned.
         self.disagreement = ""
-        if len(assumed) > 1:
-            self._align(assumed, [c for ranks in generations for c in _crossings(ranks)])
-
-    def _align(self, assumed: Mapping[str, float], messages: list[Crossing]) -> None:
         try:
-            self._corrections = align(assumed, messages)
+            self._found = align(assumed, _crossings(ranks))
         except ClocksDisagree as error:
-            self._corrections = align(assumed, [])
+            self._found = align(assumed, [])
             self.disagreement = str(error)
-        self.offsets = {
-            self._hosts[clock]: ClockOffset(c.seconds, c.error if math.isfinite(c.error) else None)
-            for clock, c in self._corrections.items()
-        }
+        #: By host; empty if there is only one clock.
+        self.offsets = {hosts[c]: offset for c, offset in self._found.items() if len(assumed) > 1}
 
-    def __call__(self, record: Record, *times: float) -> list[float]:
-        """Instants of a rank's clock by the reference's [s]."""
-        correction = self._corrections.get(record.about["clock"])
-        return [*times] if correction is None else correction(times).tolist()
-
-    def surely(self, record: Record, since: float, until: float) -> list[float]:
-        """The part of a span that is within it whatever the clock's error."""
-        correction = self._corrections.get(record.about["clock"])
-        error = 0.0 if correction is None else correction.error
-        since, until = self(record, since, until)
-        return [since + error, until - error]
+    def of(self, record: Record) -> ClockOffset:
+        """Return the offset of a rank's clock."""
+        return self._found.get(record.about["clock"], ClockOffset(0.0))
 
 
 def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
-    """The messages between hosts, with the times that the ranks noted.
+    """Return the messages between hosts, with the times that the ranks recorded.
 
-    Where a rank has used a GPU, calls return before they are done: they tell nothing.
+    Ranks that have used a GPU do not count, because their calls return before they are done.
     """
     usable = {rank: r for rank, r in ranks.items() if not _beat(r)[3]}
     clock = {rank: str(r.about["clock"]) for rank, r in usable.items()}
     return crossings(EventLog(e for rank, r in usable.items() for e in _events(rank, r)), clock)
 
 
-# -- the ranks of one generation -----------------------------------------------------------------
+# -- the ranks of one start ----------------------------------------------------------------------
 
 
 def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -> EventLog:
-    """The trace of one generation; ``over``: its ranks were started anew, so they have ended."""
-    events = [e for rank, r in ranks.items() for e in _events(rank, r, clocks)]
+    """Return the trace of one start; ``over``: the ranks have ended, as they were started again."""
+    ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
+    events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
     groups = {g: list(members) for r in ranks.values() for g, members in r.notes.get("group", ())}
-    told = dict(sorted(ranks.items()))
     info = RunInfo(
         world_size=size,
         ranks={
@@ -239,24 +180,24 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -
                 r.about["pid"],
                 "cuda" if _beat(r)[3] else "cpu",
             )
-            for rank, r in told.items()
+            for rank, r in ranks.items()
         },
         groups={WORLD: [*range(size)]} | groups,
-        ends={rank: end for rank, r in told.items() if (end := end_of(r, clocks, over=over))},
-        waits={rank: wait for rank, r in told.items() for wait in _waits(r, clocks, over)},
-        until=max(clocks(r, r.until)[0] for r in ranks.values()),
-        dropped={rank: lost for rank, r in told.items() if (lost := _beat(r)[0])},
-        without_values={rank: n for rank, r in told.items() if (n := _beat(r)[1])},
+        ends={rank: end for rank, r in ranks.items() if (end := end_of(r, ahead[rank], over=over))},
+        waits={rank: wait for rank, r in ranks.items() for wait in _waits(r, clocks, over)},
+        until=max(r.until - ahead[rank] for rank, r in ranks.items()),
+        dropped={rank: lost for rank, r in ranks.items() if (lost := _beat(r)[0])},
+        without_values={rank: n for rank, r in ranks.items() if (n := _beat(r)[1])},
         unseen={
             rank: seen
-            for rank, r in told.items()
+            for rank, r in ranks.items()
             if (seen := {**_beat(r)[2], **r.latest("unseen", {})})
         },
-        threads={rank: [*r.notes["threads"]] for rank, r in told.items() if "threads" in r.notes},
-        raising={rank: _raising(r) for rank, r in told.items() if "raising" in r.notes},
-        unreduced={rank: [*(r.latest("unreduced", ()))] for rank, r in told.items()},
-        unused={rank: [*(r.latest("unused", ()))] for rank, r in told.items()},
-        unwaited={rank: [*(r.latest("unwaited", ()))] for rank, r in told.items()},
+        threads={rank: [*r.notes["threads"]] for rank, r in ranks.items() if "threads" in r.notes},
+        raising={rank: _raising(r) for rank, r in ranks.items() if "raising" in r.notes},
+        unreduced={rank: [*(r.latest("unreduced", ()))] for rank, r in ranks.items()},
+        unused={rank: [*(r.latest("unused", ()))] for rank, r in ranks.items()},
+        unwaited={rank: [*(r.latest("unwaited", ()))] for rank, r in ranks.items()},
         sources={
             _label(r.about["folder"], file): text
             for r in ranks.values()
@@ -266,11 +207,9 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -
     return EventLog(events, info)
 
 
-def _events(rank: int, record: Record, clocks: _Clocks | None = None) -> Iterator[Event]:
+def _events(rank: int, record: Record, ahead: float = 0.0) -> Iterator[Event]:
     place = partial(_place, record.about["folder"])
-    times = [row[3] for row in record.rows]
-    right = iter(times if clocks is None else clocks(record, *times))
-    return (to_event(rank, row, place, lambda _: next(right)) for row in record.rows)
+    return (to_event(rank, row, place, lambda time: time - ahead) for row in record.rows)
 
 
 @lru_cache(4096)
@@ -292,12 +231,12 @@ def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
 
 
 def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:
-    """Operations that a running rank waits in; [] if none, or if it is unknown since when."""
-    waits = record.latest("beat", (0, 0, None))[2]  # in an older file it is something else
-    if not isinstance(waits, tuple) or end_of(record, over=over):
+    """Return what a running rank waits in, for as long as is certain whatever the clock's error."""
+    waits, clock = record.latest("beat", (0, 0, None))[2], clocks.of(record)
+    if waits is None or clock.error is None or end_of(record, over=over):
         return []
-    since, until = clocks.surely(record, *waits[1:])
-    return [Wait(waits[0], since, until)] if math.isfinite(since) else []
+    seqs, since, until = waits
+    return [Wait(seqs, since - clock.ahead + clock.error, until - clock.ahead - clock.error)]
 
 
 def _raising(record: Record) -> Raising:
@@ -315,27 +254,24 @@ _CRASHES = {
 }
 
 
-def end_of(
-    record: Record,
-    clocks: Callable[..., list[float]] = lambda record, *times: [*times],
-    *,
-    over: bool = False,
-) -> RankEnd | None:
-    """The end of a rank, for the trace's ``info.ends``; None: it may still run.
+def end_of(record: Record, ahead: float = 0.0, *, over: bool = False) -> RankEnd | None:
+    """Return how a rank ended, for the trace's ``info.ends``; None if it may still run.
 
-    ``over``: it has ended, whatever it reported.
+    Args:
+        record: of the rank.
+        ahead: by how much its clock is ahead [s].
+        over: whether it has ended, whatever it reported.
     """
     if "end" in record.notes:
         how, text, where, at = record.latest("end")
-        place = _place(record.about["folder"], where)
-        return RankEnd(how, text, place, clocks(record, at)[0])
-    (at,) = clocks(record, record.until)
+        return RankEnd(how, text, _place(record.about["folder"], where), at - ahead)
+    at = record.until - ahead
     crash = re.search(r"Fatal Python error: (.*)", record.fault)
     if crash is not None:
         signal = next((s for words, s in _CRASHES.items() if crash[1].startswith(words)), "")
         text = f"signal {signal}" if signal else crash[1]
         return RankEnd("died", text, _crashed_at(record), at)
-    if record.fault:  # whoever started it has ended it
+    if record.fault:  # its launcher has ended it
         return RankEnd("released", time=at)
     if not over and _may_run(record):
         return None

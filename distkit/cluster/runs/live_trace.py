@@ -190,6 +190,6 @@ class LiveTrace:
     def _clock_of(self, rank: int, offset: Offset, rows: list[Any]) -> Callable[[float], float]:
         """Return the conversion of these rows' times to the trace's."""
         if self._live_clocks is None:
-            self._live_clocks = companions.load("distkit_hosts.live_clocks").LiveClocks()
+            self._live_clocks = companions.load("distkit_hosts.clocks").LiveClocks()
         to_here = self._live_clocks.reader(rank, offset, rows[0][3], rows[-1][3])
         return lambda remote: self.clock(to_here(remote))
