@@ -51,7 +51,6 @@ class Laboratory:
             time of day cannot differ: Linux has no namespace for it.
         shared: folders in ``/tmp`` that the hosts share nevertheless. The current folder, the home
             and those of Python and distkit are always shared.
-        private: more folders that are empty on a host when it starts: ``{"beta": [Path.home()]}``.
 
     Raises:
         LaboratoryError: namespaces are not allowed here, a program is missing, or a name is wrong.
@@ -70,14 +69,13 @@ class Laboratory:
         head: str | None = "head",
         skew: Mapping[str, int] | None = None,
         shared: Sequence[str | Path] = (),
-        private: Mapping[str, Sequence[str | Path]] | None = None,
         **removed: Any,
     ) -> None:
         refuse("dk.hosts.Laboratory", removed)
         #: The names of all hosts, the head first.
         self.hosts = plan.check_names([head, *hosts] if head else hosts)
         self._addresses = plan.addresses(self.hosts)
-        for host in {*(skew or {}), *(private or {})}:
+        for host in skew or {}:
             self._check(host)
         starting.check_platform()
         folders.sweep(tempfile.gettempdir())
@@ -88,17 +86,13 @@ class Laboratory:
         #: The addresses that each host knows.
         self._names: dict[str, dict[str, str | None]]
         self._names = {host: {**self._addresses} for host in self.hosts}
-        self._plan = plan.Plan(
-            self.folder,
-            self._addresses,
-            shared=plan.shared_folders([made, *shared]),
-            skew=skew or {},
-            private=private or {},
-        )
-        self._plan.prepare()
+        self._skew = skew or {}
         for host in self.hosts:
+            self.folder.joinpath(host).mkdir()
             self._write_names(host)
-        self._keeper, pids = starting.start(self._plan.for_keeper(), held)
+        all_see = plan.shared_folders([made, *shared])
+        made_of = plan.make_plan(self.folder, self._addresses, all_see, self._skew)
+        self._keeper, pids = starting.start(made_of, held)
         self._pids = dict(zip(self.hosts, pids, strict=True))
         #: The faults by what they are: the hosts that take part, and what ends it.
         self._faults: dict[str, tuple[set[str], Callable[[], None]]] = {}
@@ -214,8 +208,6 @@ class Laboratory:
         source: str | None,
         to: str | None,
         port: int | None = None,
-        *,
-        reject: bool = False,
     ) -> None:
         """Lose what one host sends to another, in this direction only.
 
@@ -223,13 +215,12 @@ class Laboratory:
             source: the host that sends; None: all.
             to: the host that it is meant for; None: all.
             port: lose only what is for this TCP port.
-            reject: tell the sender, as some firewalls do, instead of being silent.
 
         Raises:
             LaboratoryError: there is no such host.
         """
         device = self._port(source) if source else None
-        rule = plan.rule(device, self.address(to) if to else None, port, reject)
+        rule = plan.rule(device, self.address(to) if to else None, port)
         self._inject(
             rule,
             {host for host in (source, to) if host},
@@ -269,50 +260,6 @@ class Laboratory:
                 partial(self._rename, where, host, to),
                 partial(self._rename, where, host, self.address(host)),
             )
-
-    def fill(self, host: str, folder: str = "/tmp") -> None:
-        """Fill the file system of ``/tmp``, ``/dev/shm`` or another folder that is a host's own.
-
-        Raises:
-            LaboratoryError: there is no such host, or the folder is not its own.
-        """
-        self._pid(host)
-        own = self._plan.own(host)
-        if folder not in own:
-            raise LaboratoryError(f"{folder} is not {host}'s own. Its own are {', '.join(own)}.")
-        where = shlex.quote(folder)
-        used = f"$(df --output=used --block-size=4k {where} | tail -n 1)"
-        # an ordinary user may not repeat the options that are there, as mount would
-        remount = f"used={used}; mount --options-mode=ignore -o remount,{{}} tmpfs {where}"
-        full = remount.format("nr_blocks=$((used > 0 ? used : 1))")
-        self._inject(
-            f"{folder} of {host} is full",
-            {host},
-            lambda: self._admin(host, "sh", "-c", full),
-            lambda: self._admin(host, "sh", "-c", remount.format("size=50%")),
-        )
-
-    def replace(self, host: str, path: str | Path, by: str | Path) -> None:
-        """Let a host see another file, or folder, in the place of one: another Python, a library.
-
-        ::
-
-            lab.replace("beta", sys.executable, "/usr/bin/python3")
-
-        Args:
-            host: the host to change; the others are unaffected.
-            path: the path to replace.
-            by: the replacement that the host sees; both are files, or both are folders.
-
-        Raises:
-            LaboratoryError: there is no such host, or one of the files is not there.
-        """
-        self._inject(
-            f"{path} of {host}",
-            {host},
-            lambda: self._admin(host, "mount", "--bind", str(by), str(path)),
-            lambda: self._admin(host, "umount", "--lazy", str(path)),
-        )
 
     def crash(self, host: str) -> None:
         """Kill a host permanently, as a power failure does: the others are not notified.
@@ -398,7 +345,7 @@ class Laboratory:
         """The words that run a command as a host's administrator; as the router's for None."""
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
         spaces += ["--user", "--preserve-credentials"] if starting.ROOTLESS else []
-        spaces += ["--time"] if host in self._plan.skew else []
+        spaces += ["--time"] if host in self._skew else []
         return [find("nsenter"), f"--target={self._pid(host)}", *spaces]
 
     def _admin(self, host: str | None, program: str, *words: str) -> None:

@@ -1,8 +1,8 @@
-"""What the keeper shall make: names, addresses, what hosts share and what they do not.
+"""What the keeper makes: names, addresses, and the folders that hosts share or have each.
 
 The network is a router with a port for each host. A host has one interface, ``eth0``, with its
 own address and reaches the others through the router, like machines in different racks.
-So the router, which belongs to the laboratory alone, is the one place where messages are lost or
+The router belongs to the laboratory alone, and is the one place where messages are lost or
 delayed on request.
 """
 
@@ -14,7 +14,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,13 @@ NETWORK = IPv4Network("198.18.0.0/24")
 
 
 def check_names(hosts: Sequence[str]) -> list[str]:
-    """The names of hosts, if they can be.
+    """Return the names of hosts, after a check.
 
     >>> check_names(["head", "alpha"])
     ['head', 'alpha']
 
     Raises:
-        LaboratoryError: a name is no hostname, is there twice, or has another meaning.
+        LaboratoryError: a name is no hostname, or is given twice.
     """
     for host in hosts:
         if not _NAME.fullmatch(host) or host == "localhost":
@@ -76,65 +75,53 @@ def user() -> str:
 
 
 def shared_folders(more: Iterable[str | Path]) -> list[str]:
-    """The folders that all hosts see, wherever they are: what a rank needs, and more."""
+    """Return the folders that all hosts see: what a rank needs, and more."""
     checkout = Path(errors.__file__).parents[1]
     paths = [sys.prefix, sys.base_prefix, checkout, Path.home(), Path.cwd(), *more]
     return [str(Path(path).expanduser().resolve()) for path in paths]
 
 
-@dataclass
-class Plan:
-    """A laboratory as it shall be.
+def make_plan(
+    folder: Path, hosts: Mapping[str, str], shared: list[str], skew: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return what the keeper makes, and create the files that the hosts see as their own.
 
-    ``hosts`` maps each name to its address, ``skew`` to seconds, ``private`` to folders.
+    Args:
+        folder: of the laboratory.
+        hosts: the address of each host.
+        shared: the folders that all hosts see.
+        skew: the offset of hosts' monotonic clocks [s].
     """
+    folder.joinpath("slurm").mkdir()
+    for name in ("ssh_config", "shadow"):
+        folder.joinpath(name).touch()
+    # what is for a host that has gone is lost silently
+    router = f"link set lo up\nroute add blackhole {NETWORK}\n"
+    for number, address in enumerate(hosts.values()):
+        router += _connect(f"port{number}", address, f"{{{number}}}")
+    made = [
+        {"skew": skew.get(host, 0), "commands": _furnish(folder, host, address, shared)}
+        for host, address in hosts.items()
+    ]
+    return {"folder": str(folder), "router": router, "hosts": made}
 
-    folder: Path
-    hosts: dict[str, str]
-    shared: list[str]
-    skew: Mapping[str, int] = field(default_factory=dict)
-    private: Mapping[str, Sequence[str | Path]] = field(default_factory=dict)
 
-    def prepare(self) -> None:
-        """Make the files and folders that the hosts see in the place of the machine's."""
-        for host in self.hosts:
-            self.folder.joinpath(host).mkdir()
-        self.folder.joinpath("slurm").mkdir()
-        for name in ("ssh_config", "shadow"):
-            self.folder.joinpath(name).touch()
-
-    def for_keeper(self) -> dict[str, Any]:
-        """The plan as the keeper reads it: what the router does, and what each host does."""
-        # what is for a host that has gone is lost silently
-        router = f"link set lo up\nroute add blackhole {NETWORK}\n"
-        for number, address in enumerate(self.hosts.values()):
-            router += _connect(f"port{number}", address, f"{{{number}}}")
-        hosts = [
-            {"skew": self.skew.get(host, 0), "commands": self._furnish(host)} for host in self.hosts
-        ]
-        return {"folder": str(self.folder), "router": router, "hosts": hosts}
-
-    def own(self, host: str) -> dict[str, str]:
-        """The folders that a host has to itself, and their modes."""
-        private = (Path(folder).expanduser().resolve() for folder in self.private.get(host, ()))
-        return {**_COVERED, **{str(folder): "700" for folder in private}}
-
-    def _furnish(self, host: str) -> str:
-        """The commands by which a host gets its name, its network and its own folders."""
-        ours = {str(self.folder / host / "hosts"): "/etc/hosts"}
-        ours |= {str(self.folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
-        commands = [
-            f"hostname {host}",
-            f"ip -batch - <<.\n{_join(self.hosts[host])}.",
-            "mount -n -t proc proc /proc",
-            *_cover("/sys", "sysfs", [], ["/sys/fs/cgroup"]),  # whose devices are the host's
-        ]
-        for path, mode in sorted(self.own(host).items()):
-            commands += _cover(path, "tmpfs", ["-o", f"mode={mode}"], self.shared)
-        commands += [shlex.join(["mount", "-n", "--bind", *pair]) for pair in ours.items()]
-        # so that an ordinary user's SSH server can have its usual port
-        commands.append("echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start")
-        return "\n".join([*commands, ""])
+def _furnish(folder: Path, host: str, address: str, shared: list[str]) -> str:
+    """Return the commands that give a host its name, its network and its own folders."""
+    ours = {str(folder / host / "hosts"): "/etc/hosts"}
+    ours |= {str(folder / Path(p).name): p for p in _SETTINGS if Path(p).exists()}
+    commands = [
+        f"hostname {host}",
+        f"ip -batch - <<.\n{_join(address)}.",
+        "mount -n -t proc proc /proc",
+        *_cover("/sys", "sysfs", [], ["/sys/fs/cgroup"]),  # whose devices are the host's
+    ]
+    for path, mode in _COVERED.items():
+        commands += _cover(path, "tmpfs", ["-o", f"mode={mode}"], shared)
+    commands += [shlex.join(["mount", "-n", "--bind", *pair]) for pair in ours.items()]
+    # so that an ordinary user's SSH server can have its usual port
+    commands.append("echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start")
+    return "\n".join([*commands, ""])
 
 
 def _cover(path: str, kind: str, options: list[str], keep: list[str]) -> Iterator[str]:
@@ -153,7 +140,7 @@ def _cover(path: str, kind: str, options: list[str], keep: list[str]) -> Iterato
 
 
 def addresses(hosts: Sequence[str]) -> dict[str, str]:
-    """The address of each host; the router has the first one.
+    """Return the address of each host; the router has the first one.
 
     >>> addresses(["head", "alpha"])
     {'head': '198.18.0.2', 'alpha': '198.18.0.3'}
@@ -180,25 +167,25 @@ route add {NETWORK} via {NETWORK[1]} dev eth0 src {address}
 """
 
 
-def rule(device: str | None, to: str | None, port: int | None, reject: bool) -> str:
-    """The ``ip rule`` that loses what comes from a device, is for an address, and for a TCP port.
+def rule(device: str | None, to: str | None, port: int | None) -> str:
+    """Return the ``ip rule`` that drops packets from a device to an address and a TCP port.
 
-    >>> rule("port0", None, 22, reject=False)
+    >>> rule("port0", None, 22)
     'iif port0 ipproto tcp dport 22 blackhole'
     """
     words = ["iif", device] if device else []
     words += ["to", to] if to else []
     words += ["ipproto", "tcp", "dport", str(port)] if port else []
-    return " ".join([*words, "prohibit" if reject else "blackhole"])
+    return " ".join([*words, "blackhole"])
 
 
 def bucket(rate: str) -> str:
-    """The words of ``tc`` for a queue that lets so much through."""
+    """Return the arguments of ``tc`` for a queue with this rate."""
     return f"tbf rate {rate} burst 32kb latency 50ms"
 
 
 def hosts_file(names: dict[str, str | None]) -> str:
-    """The text of ``/etc/hosts``; a name without an address cannot be resolved.
+    """Return the text of ``/etc/hosts``; a name without an address cannot be resolved.
 
     >>> print(hosts_file({"alpha": "198.18.0.2", "beta": None}), end="")
     127.0.0.1 localhost

@@ -24,7 +24,6 @@ _PACKAGES = {
     "setpriv": "util-linux",
     "unshare": "util-linux",
     "mount": "mount",
-    "umount": "mount",
     "sh": "dash",
     "ssh": "openssh-client",
     "scp": "openssh-client",

@@ -34,23 +34,24 @@ class Fault:
         kind: the doctor's name for it.
         hosts: the machines that the doctor must name, separated by spaces.
         cause: makes the fault.
-        private: folders that beta does not share: a fault from the start.
+        home: the home folder on the head, where the doctor runs; "" for that of the user.
     """
 
     name: str
     kind: str
     hosts: str
     cause: Cause = lambda lab: ()
-    private: tuple[Path, ...] = ()
+    home: str = ""
 
 
 def diagnose(fault: Fault) -> list[Check]:
     """The problems that the doctor reports in a laboratory with a fault."""
-    with Laboratory(HOSTS, private={"beta": fault.private}) as lab:
+    with Laboratory(HOSTS) as lab:
         lab.ssh()
         options = [*fault.cause(lab), "--python", _python(lab)]
         command = [sys.executable, "-m", "distkit", "doctor", "--json", "--hosts", ",".join(HOSTS)]
-        ran = lab.run("head", [*command, *options], capture_output=True, text=True, timeout=120)
+        command = ["env", f"HOME={fault.home or Path.home()}", *command, *options]
+        ran = lab.run("head", command, capture_output=True, text=True, timeout=120)
     if ran.returncode > 1 or not ran.stdout:
         raise RuntimeError(f"the doctor failed with {fault.name}: {ran.stderr}")
     checks = json.loads(ran.stdout)["checks"]
@@ -119,6 +120,16 @@ def _password(lab: Laboratory) -> Sequence[str | Path]:
 def _administer(host: str | None, command: str) -> Cause:
     """Run a command as administrator of a host or, without one, of the router."""
     return _do(lambda lab: lab._admin(host, *command.split()))
+
+
+def _hide(folder: Path) -> Cause:
+    """Put an empty folder in the place of one of beta's."""
+    return _administer("beta", f"mount -t tmpfs tmpfs {folder}")
+
+
+def _shrink(folder: str) -> Cause:
+    """Leave half a megabyte in a file system of beta."""
+    return _administer("beta", f"mount --options-mode=ignore -o remount,size=512k {folder}")
 
 
 def _python(lab: Laboratory) -> Path:
@@ -238,17 +249,12 @@ FAULTS = (
     Fault("another Python", "python.differs", "beta", _at_start(_OLD)),
     Fault("another torch", "torch.differs", "beta", _at_start(_OLD_TORCH)),
     Fault("another distkit", "distkit.differs", "beta", _write(*_OLD_DISTKIT)),
-    Fault("torch is missing", "torch.missing", "beta", private=(_folder("torch"),)),
-    Fault("torch is broken", "torch.broken", "beta", private=(_folder("torch") / "lib",)),
-    Fault(
-        "ipyparallel is missing",
-        "ipyparallel.missing",
-        "beta",
-        private=(_folder("ipyparallel"),),
-    ),
-    Fault("home is not shared", "home.own", "beta", private=(Path.home(),)),
-    Fault("the disk is full", "disk", "beta", _do(lambda lab: lab.fill("beta"))),
-    Fault("shared memory is full", "shm", "beta", _do(lambda lab: lab.fill("beta", "/dev/shm"))),
+    Fault("torch is missing", "torch.missing", "beta", _hide(_folder("torch"))),
+    Fault("torch is broken", "torch.broken", "beta", _hide(_folder("torch") / "lib")),
+    Fault("ipyparallel is missing", "ipyparallel.missing", "beta", _hide(_folder("ipyparallel"))),
+    Fault("home is not shared", "home.own", "beta", home="/tmp"),
+    Fault("the disk is full", "disk", "beta", _shrink("/tmp")),
+    Fault("shared memory is full", "shm", "beta", _shrink("/dev/shm")),
     Fault(
         "little shared memory",
         "shm",
