@@ -17,12 +17,12 @@ def test_who_is_too_slow_is_left_out() -> None:
 
 def test_only_those_with_the_secret_are_served() -> None:
     alice, bob, mallory = probe.Probe(), probe.Probe(), probe.Probe()
-    to = ["127.0.0.1", alice.do_listen(["127.0.0.1"], "secret")["127.0.0.1"]]
-    bob.do_listen([], "secret")
+    to = ["127.0.0.1", alice.do_listen("127.0.0.1", "secret")]
+    bob.do_listen("127.0.0.1", "secret")
     assert bob.do_reach({"alice": to}) == {"alice": ""}
     bob.do_shout("bob", {"alice": to})
     assert alice.do_heard(["bob"], 10.0) == ["bob"]
-    mallory.do_listen([], "sesame")
+    mallory.do_listen("127.0.0.1", "sesame")
     assert mallory.do_reach({"alice": to})["alice"] in (
         "another program answers",
         "connection reset by peer",

@@ -6,35 +6,44 @@ host costs the limit of ssh, once.
 
 from __future__ import annotations
 
+import json
+import os
+import queue
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 from typing import Any
 
+from distkit.cluster import machine
 from distkit.cluster.machine import own_address
 from distkit.errors import DistkitError
 from distkit.gone import refuse
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.facts import HERE, Facts, Json
-from distkit_hosts.checkup.hosts import (
-    CONNECT,
-    EXAMINE,
-    FIRST,
-    PATIENCE,
-    Host,
-    Hosts,
-    command,
-    own_command,
-)
 from distkit_hosts.checkup.report import Report
 from distkit_hosts.clocks import PeerClock, RoundTrip
+
+#: ssh gives up after this long; the first answer takes at most this long [s].
+CONNECT, FIRST = 5, 10.0
+
+#: Any other answer takes at most this long [s].
+PATIENCE = 3 * probe.PATIENCE
+
+#: A machine's GPUs are found by two calls of nvidia-smi; all facts about it take at most this [s].
+EXAMINE = 2 * machine.SMI_TIMEOUT + PATIENCE
+
+#: What is sent to every machine.
+SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
 
 #: Round trips by which a clock is read.
 TRIPS = 20
@@ -109,10 +118,8 @@ class _Examination:
     facts: Facts
     say: Callable[[str], None]
     stage: str = ""
-    #: The address of this machine as each host sees it.
-    sources: dict[str, str] = field(default_factory=dict)
-    #: The port on which each machine listens, by address; or why it does not.
-    listening: dict[str, dict[str, int | str]] = field(default_factory=dict)
+    #: The port on which each machine listens, or why it does not.
+    listening: dict[str, int | str] = field(default_factory=dict)
 
     def run(self, commands: dict[str, list[str]]) -> None:
         """All steps."""
@@ -160,32 +167,20 @@ class _Examination:
 
     def ports(self) -> None:
         """Let every machine listen where the others look for it, and on nothing else."""
-        facts, secret = self.facts, secrets.token_hex(16)
-        asked = [facts.addresses[label] for label in facts.hosts]
-        self.sources = dict(zip(facts.hosts, map(_source, asked), strict=True))
-        ours = sorted({*self.sources.values()})
-        facts.addresses[HERE] = next(iter(ours), "127.0.0.1")
-
-        def where(label: str) -> Json:
-            return {
-                "addresses": ours if label == HERE else [facts.addresses[label]],
-                "secret": secret,
-            }
-
-        self.listening = self.hosts.ask("listen", where)
+        addresses, secret = self.facts.addresses, secrets.token_hex(16)
+        addresses[HERE] = _source(next(iter(addresses.values()), ""))
+        self.listening = self.hosts.ask(
+            "listen", lambda label: {"address": addresses[label], "secret": secret}
+        )
 
     def others(self, label: str) -> list[str]:
         """The other machines that still answer."""
         return [other for other in self.hosts.alive if other != label]
 
-    def address(self, a: str, b: str) -> str:
-        """The address by which a is to find b."""
-        return self.sources[a] if b == HERE else self.facts.addresses[b]
-
     def peers(self, a: str) -> dict[str, list[int | str]]:
         """The address and port of each machine that a is to reach."""
-        found = {b: self.listening.get(b, {}).get(self.address(a, b)) for b in self.others(a)}
-        return {b: [self.address(a, b), p] for b, p in found.items() if isinstance(p, int)}
+        found = {b: self.listening.get(b) for b in self.others(a)}
+        return {b: [self.facts.addresses[b], p] for b, p in found.items() if isinstance(p, int)}
 
     def connections(self) -> None:
         """Connect from every machine to every other, and send datagrams, which need no answer."""
@@ -193,8 +188,7 @@ class _Examination:
         ways.update({a: {b: {} for b in self.others(a)} for a in self.hosts.alive})
         for a, answers in self.hosts.ask("reach", lambda a: {"peers": self.peers(a)}).items():
             for b in self.others(a):
-                why = self.listening.get(b, {}).get(self.address(a, b))
-                ways[a][b]["tcp"] = answers.get(b, f"cannot listen: {why}")
+                ways[a][b]["tcp"] = answers.get(b, f"cannot listen: {self.listening.get(b)}")
         self.hosts.ask("shout", lambda a: {"name": a, "peers": self.peers(a)})
         heard = self.hosts.ask(
             "heard", lambda b: {"names": self.others(b), "within": probe.PATIENCE / 2}
@@ -262,3 +256,144 @@ def read_clock(host: Host) -> tuple[float, float]:
         clock.add(RoundTrip(before, theirs, theirs, time()))
     assert clock.offset is not None
     return clock.offset.seconds, clock.offset.error
+
+
+# -- probes -------------------------------------------------------------------------------------
+
+
+class Lost(Exception):
+    """A host that does not answer; the words are ssh's, or the probe's."""
+
+
+class Host:
+    """The probe on one machine.
+
+    Args:
+        label: what the host is called in findings.
+        command: what starts the probe: it reads requests from its input.
+    """
+
+    def __init__(self, label: str, command: Sequence[str]) -> None:
+        self.label = label
+        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._said = ""
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is not meant for it
+        )
+        assert self._process.stdin and self._process.stdout
+        self._to, self._from = self._process.stdin, self._process.stdout
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
+        self._say(SOURCE)
+
+    def ask(self, do: str, patience: float, **given: Any) -> Any:
+        """Ask, and wait this many seconds for the answer.
+
+        Raises:
+            Lost: there is none.
+        """
+        self._say(json.dumps({"do": do, **given}) + "\n")
+        try:
+            text = self._answers.get(timeout=patience)
+        except queue.Empty:
+            raise Lost(f"no answer within {patience:g} s") from None
+        if text is None:
+            code = self._process.wait()
+            raise Lost(self._said.rstrip(".") or f"it ended with exit status {code}")
+        answer = json.loads(text)
+        if "error" in answer:
+            raise Lost(answer["error"])
+        return answer["answer"]
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # it has ended: that is told when it is asked
+            self._to.write(text)
+            self._to.flush()
+
+    def _hear(self) -> None:
+        for line in self._from:
+            if line.startswith(probe.MARK):
+                self._answers.put(line[len(probe.MARK) :])
+            elif not line.startswith("Warning: "):
+                self._said = line.strip() or self._said
+        self._answers.put(None)
+
+    def close(self) -> None:
+        """End the probe."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join(1)
+        self._from.close()
+        with suppress(OSError):  # it has not read all
+            self._to.close()
+
+
+class Hosts:
+    """Several machines that are asked at once; those that do not answer are left out from then on.
+
+    Args:
+        commands: what starts the probe of each, by label.
+        lost: called with each that is left out: its label, and the words.
+    """
+
+    def __init__(self, commands: dict[str, list[str]], lost: Callable[[str, str], None]) -> None:
+        self._lost, self._pool = lost, ThreadPoolExecutor(len(commands))
+        self._all = [Host(label, command) for label, command in commands.items()]
+        self.alive = {host.label: host for host in self._all}
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        list(self._pool.map(Host.close, self._all))
+        self._pool.shutdown()
+
+    def ask(
+        self,
+        do: str,
+        given: Callable[[str], Json] = lambda label: {},
+        patience: float = PATIENCE,
+    ) -> dict[str, Any]:
+        """Ask all, with what is given for each; the answers, by label."""
+        return self.each(lambda host: host.ask(do, patience, **given(host.label)))
+
+    def each(self, work: Callable[[Host], Any]) -> dict[str, Any]:
+        """Work with all; the results, by label."""
+        results: dict[str, Any] = {}
+
+        def one(host: Host) -> None:
+            try:
+                results[host.label] = work(host)
+            except Lost as error:
+                del self.alive[host.label]
+                self._lost(host.label, str(error))
+
+        list(self._pool.map(one, list(self.alive.values())))
+        return {label: results[label] for label in self.alive}
+
+
+def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:
+    """What starts a probe on another machine, with the first of these Pythons that is there.
+
+    >>> command("me@alpha", ["ssh"], ["python3"])[:2]
+    ['ssh', 'me@alpha']
+    """
+    names = " ".join(map(shlex.quote, pythons))
+    start = f'exec "$p" -uc {shlex.quote(probe.START)} {len(SOURCE)}'
+    script = (
+        f'for p in {names}; do command -v "$p" >/dev/null 2>&1 && {start}; done; '
+        f'echo "no Python: {names}" >&2; exit 127'
+    )
+    return [*ssh, destination, f"exec sh -c {shlex.quote(script)}"]
+
+
+def own_command() -> list[str]:
+    """What starts a probe here, where it finds what this process finds."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-uc", probe.START, str(len(SOURCE))]

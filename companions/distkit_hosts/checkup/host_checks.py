@@ -29,16 +29,13 @@ SMALL_SHM = 64 << 20
 #: A file system with less than this is full [bytes].
 FULL = 1 << 20
 
-#: A rank has about this many threads: torch's, gloo's, ZeroMQ's.
-THREADS = 20
-
 #: What ranks need.
 NEEDED = ("torch", "ipyparallel", "distkit")
 
 
 def judge(host: str, machine: Json) -> Iterator[Check]:
     """Every check of one machine."""
-    for check in (_memory, _shm, _temporary, _threads, _packages, _torch, _gpus):
+    for check in (_memory, _shm, _temporary, _packages, _torch, _gpus):
         yield from check(host, machine)
 
 
@@ -103,17 +100,6 @@ def _temporary(host: str, machine: Json) -> Iterator[Check]:
         )
     else:
         yield fine("disk", f"{room['path']}: {_left(room)}", host)
-
-
-def _threads(host: str, machine: Json) -> Iterator[Check]:
-    left = machine["threads_left"]
-    if left is not None and left < THREADS * (max(2, comfortable(machine)) + 2):
-        yield warning(
-            "threads",
-            f"{left} more threads may be started {on(host)}, and a rank has about {THREADS}.",
-            "Raise the container's --pids-limit.",
-            host,
-        )
 
 
 def _packages(host: str, machine: Json) -> Iterator[Check]:

@@ -34,11 +34,9 @@ from typing import Any
 if __name__ != "probe":  # there it is part of the same program
     from distkit.cluster.machine import (
         cgroup_memory,
-        cgroups,
         cpu_quota,
         gpus,
         usable_cores,
-        words,
     )
 
 #: Answers begin with it: what a host's shell prints at login does not.
@@ -87,7 +85,6 @@ def machine() -> Json:
         "memory": {"free": free_memory()},
         "shm": room("/dev/shm"),
         "temporary": room(tempfile.gettempdir()),
-        "threads_left": threads_left(),
         "gpus": gpus(),
         "addresses": addresses(),
     }
@@ -112,16 +109,6 @@ def room(path: str) -> Json:
         "files": status.f_favail if status.f_files else None,  # btrfs has no limit
         "writable": os.access(path, os.W_OK | os.X_OK),
     }
-
-
-def threads_left() -> int | None:
-    """How many more threads the cgroups allow, as a container's limit of pids; None for any."""
-    files = [(group / "pids.max", group / "pids.current") for group in cgroups("pids")]
-    limits = [(words(most), words(now)) for most, now in files]
-    return min(
-        (int(most[0]) - int(now[0]) for most, now in limits if most and now and most[0] != "max"),
-        default=None,
-    )
 
 
 def package(name: str) -> str | None:
@@ -230,12 +217,9 @@ class Probe:
                 found[path] = Path(path).read_text() == text
         return found
 
-    def do_listen(self, addresses: list[str], secret: str) -> Json:
-        """Listen on any port of these addresses: the ports, or why not."""
+    def do_listen(self, address: str, secret: str) -> int | str:
+        """Listen on any port of an address: the port, or why not."""
         self._secret = secret.encode()
-        return {address: self._listen(address) for address in addresses}
-
-    def _listen(self, address: str) -> int | str:
         try:
             server = socket.create_server((address, 0))
             datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
