@@ -113,9 +113,6 @@ def _shortest(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
 _FROM_ROOT, _TO_ROOT = {Op.BROADCAST, Op.SCATTER}, {Op.REDUCE, Op.GATHER}
 #: A member may end these before another one has begun, if it receives nothing from it.
 _LOOSE = {Op.ALL_TO_ALL, Op.NEW_GROUP}
-#: Between more hosts than this, a collective counts as messages from and to the first and between
-#: neighbours, because there are too many pairs.
-_ALL_PAIRS = 8
 #: The reader's host, and every other one whose times have no error.
 _HERE = ""
 
@@ -158,11 +155,11 @@ def in_order(trace: Log) -> Log:
 
 
 def crossings(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[Crossing]:
-    """The messages between hosts, those of collectives included.
+    """Yield the messages between hosts, including those of collectives.
 
     Args:
-        trace: with the times of each host by its own clock.
-        hosts: the host of each rank; messages of others do not count.
+        trace: the trace, with the times of each host by its own clock.
+        hosts: the host of each rank; messages of other ranks are ignored.
     """
     if len(set(hosts.values())) < 2:
         return
@@ -171,14 +168,14 @@ def crossings(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[Crossing]:
             yield Crossing(hosts[m.src], m.sent, hosts[m.dst], m.received)
     for members in trace.collectives:
         ops = {s.op for s in members}
-        if len(ops) == 1 and not ops & _LOOSE:  # several do not belong together
+        if len(ops) == 1 and not ops & _LOOSE:  # different operations do not match
             yield from _of_collective([s for s in members if s.rank in hosts], hosts)
 
 
 def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[Crossing]:
-    """A collective as messages: from the last to begin on a host to the first to end on another.
+    """Yield a collective as messages: from a host's last begin to the first end on another host.
 
-    Of a rooted one only the root sends, or ends after all have begun.
+    In a collective with a root, only the root sends, or only the root waits for all others.
     """
     begun, ended = dict[str, float](), dict[str, float]()
     for s in members:
@@ -187,7 +184,7 @@ def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[Cr
             begun[host] = max(s.start, begun.get(host, s.start))
         if s.state is State.COMPLETED and s.end is not None and (is_root or s.op not in _TO_ROOT):
             ended[host] = min(s.end, ended.get(host, s.end))
-    for n, (src, sent) in enumerate(begun.items()):
-        for m, (dst, received) in enumerate(ended.items()):
-            if src != dst and (len(ended) <= _ALL_PAIRS or 0 in (n, m) or abs(n - m) == 1):
+    for src, sent in begun.items():
+        for dst, received in ended.items():
+            if src != dst:
                 yield Crossing(src, sent, dst, received)

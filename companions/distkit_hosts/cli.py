@@ -1,7 +1,4 @@
-"""The commands of this companion.
-
-They are ``distkit doctor``, ``distkit lab-hosts`` and ``distkit trace -- torchrun …``.
-"""
+"""The commands ``distkit doctor``, ``distkit lab-hosts`` and ``distkit trace -- torchrun …``."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ __all__ = ["add", "is_launcher", "trace"]
 
 
 def add(commands: Any) -> None:
-    """Tell the parser of ``distkit`` about them."""
+    """Add them to the parser of ``distkit``."""
     doctor = commands.add_parser(
         "doctor",
-        help="say what will run here, or on several machines, and what to repair",
+        help="check what runs here, or on several machines, and what to repair",
         description="Exit status 0: ranks will run. 1: something has to be repaired before.",
     )
     doctor.add_argument(
@@ -36,9 +33,11 @@ def add(commands: Any) -> None:
         type=lambda text: [host for host in text.split(",") if host],
         default=[],
         metavar="A,B,C",
-        help="other machines, as ssh takes them: they are examined, and the ways between all",
+        help="other machines, as ssh takes them, to examine with the connections between all",
     )
-    doctor.add_argument("--ssh", metavar="COMMAND", default="ssh", help="what reaches them (ssh)")
+    doctor.add_argument(
+        "--ssh", metavar="COMMAND", default="ssh", help="the program that reaches them (ssh)"
+    )
     doctor.add_argument("--ssh-config", type=Path, metavar="FILE", help="ssh's configuration")
     doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
     doctor.add_argument("--json", action="store_true", help="print one JSON object, not a text")
@@ -94,7 +93,7 @@ def _lab_hosts(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _guide(lab: Laboratory) -> str:
-    """The hosts, their addresses, and how to use them."""
+    """Return the hosts, their addresses, and how to use them."""
     width = max(map(len, lab.hosts))
     rows = [f"  {host:<{width}}  {lab.address(host)}" for host in lab.hosts]
     shell = shlex.join([*lab.enter("head"), "bash"])
@@ -123,7 +122,7 @@ def trace(args: argparse.Namespace, command: list[str]) -> int:
 
 
 def _explain(folder: Path, told: set[str]) -> Trace | None:
-    """Say what is known of the ranks whose files are in a folder, but for what was ``told``."""
+    """Print the findings about the ranks whose files are in a folder, except those in ``told``."""
     from distkit._format import named
     from distkit_hosts.torchrun import rankfile
 

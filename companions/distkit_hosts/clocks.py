@@ -1,12 +1,12 @@
-"""How far two hosts' clocks are apart, by round trips between them. Pure.
+"""Estimate the difference of two hosts' clocks by round trips between them. Pure.
 
 Let θ be a host's clock minus the reference's. A message that the reference sent at s and the host
-received at r took some time, so θ < r − s; one in the other direction, sent at s by the host, says
-θ > s − r. Between two instants θ changes by the clock's drift, which is bounded. So each
+received at r took some time, so θ < r − s. A message in the other direction, sent at s by the host,
+gives θ > s − r. Between two instants θ changes by the clock's drift, which is bounded. So each
 message bounds θ at every instant.
 
-The estimate is the middle between the bounds. Its error is at most half their distance, however
-unequal the two directions are. For one round trip it is Cristian's and NTP's estimate.
+The estimate is the middle between the bounds. Its error is at most half their distance, even if one
+direction is slower. For one round trip it is the estimate of Cristian and of NTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distkit.trace.info import ClockOffset
 
 
 class RoundTrip(NamedTuple):
-    """A question and its answer: four instants [s], each by the clock of the host named."""
+    """The four times of a request and its reply [s], each by the clock of the host named."""
 
     sent_here: float
     received_there: float
@@ -29,10 +29,10 @@ class RoundTrip(NamedTuple):
 
 
 class PeerClock:
-    """The clock of another host, estimated anew with each round trip to it.
+    """An estimate of another host's clock, updated by each round trip to it.
 
-    Earlier round trips count as far as the drift allows; those that contradict the latest, as
-    after a clock was set, are dropped.
+    Earlier round trips count as far as the drift allows. They are dropped if they contradict the
+    latest one, for example after a clock was set.
 
     >>> clock = PeerClock()
     >>> clock.add(RoundTrip(10.0, 15.2, 15.2, 10.5))
@@ -49,10 +49,10 @@ class PeerClock:
         self._low, self._high, self._at = -math.inf, math.inf, 0.0
 
     def add(self, trip: RoundTrip) -> None:
-        """Take in a round trip, the latest so far.
+        """Update the estimate by the latest round trip.
 
         Raises:
-            ValueError: it ended before it began.
+            ValueError: the round trip ended before it began.
         """
         if trip.received_here < trip.sent_here or trip.sent_there < trip.received_there:
             raise ValueError(f"a round trip cannot end before it begins: {trip}")

@@ -1,6 +1,6 @@
-"""The place of this process among those that torchrun, Slurm or MPI has started. Pure.
+"""Recognise the launcher of a process, and its rank. Pure.
 
-The innermost launcher counts: of a torchrun that Slurm has started on each node, torchrun's ranks.
+The innermost launcher counts: if Slurm starts torchrun on each node, the ranks are torchrun's.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from distkit.errors import StartError
 
 @dataclass(frozen=True)
 class Launched:
-    """The place of a process among those of its launcher.
+    """A process that a launcher has started.
 
     Args:
-        launcher: "torchrun", "Open MPI", "MPICH" or "Slurm"; "environment" where only RANK and
-            WORLD_SIZE are set, and "none" where nothing is.
-        rank, world_size: among all processes.
-        local_rank: among those of this host, None if nobody has said it.
-        host: its name.
-        restart: how often the launcher has started its ranks anew.
+        launcher: "torchrun", "Open MPI", "MPICH" or "Slurm"; "environment" if only RANK and
+            WORLD_SIZE are set, and "none" if neither is.
+        rank, world_size: its rank, and the number of ranks.
+        local_rank: its rank on this host; None if the launcher does not set it.
+        host: the name of this host.
+        restart: the number of times the launcher has restarted its ranks.
     """
 
     launcher: str
@@ -32,7 +32,7 @@ class Launched:
     restart: int
 
 
-#: What launchers say, the innermost first: the names of their environment variables.
+#: The environment variables of launchers, the innermost launcher first.
 _SAID = {
     "torchrun": {
         "rank": "RANK",
@@ -60,14 +60,14 @@ _SAID = {
 
 
 def recognise(environ: Mapping[str, str], host: str) -> Launched:
-    """The place of a process, by its environment variables.
+    """Return the launcher and the rank of a process, by its environment variables.
 
     Args:
-        environ: its environment.
+        environ: the environment variables.
         host: the name of its host.
 
     Raises:
-        StartError: a variable is missing or no number, or two contradict each other.
+        StartError: a variable is missing or not a number, or two contradict each other.
 
     >>> slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
     >>> found = recognise(slurm, "node2")

@@ -1,4 +1,4 @@
-"""Links between machines that lose messages: a rank notices, the notebook tells."""
+"""Links between machines that lose messages: ranks notice them, and the notebook reports them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from contextlib import suppress
 #: TCP_INFO and the size of its part that is read.
 _INFO = (11, 136)
 
-#: In it: how often the oldest packet was repeated, packets under way, how long no news came [ms].
+#: Its fields: repetitions of the oldest packet, packets in flight, time since the last packet [ms].
 _ACKNOWLEDGED = struct.Struct("=2xB21xI28xI")
 
-#: A machine that acknowledges nothing for so long [s], and of so many repetitions, is not reached.
+#: A machine is unreached after this time without an acknowledgement [s], and these repetitions.
 UNHEARD, REPEATED = 1.0, 3
 
-#: How often to look for such machines [s].
+#: Interval of checks for such machines [s].
 LOOK = 0.5
 
 
 def watch(report: Callable[[list[str]], None], over: threading.Event) -> None:
-    """Until ``over``, call ``report`` from a thread when machines are not reached, or are again.
+    """Call ``report`` from a thread whenever the set of unreached machines changes.
 
     Args:
-        report: called with the addresses of all that are not reached.
+        report: called with the addresses of all unreached machines.
         over: ends the watch.
     """
     threading.Thread(target=_watch, args=(report, over), daemon=True).start()
@@ -42,7 +42,7 @@ def _watch(report: Callable[[list[str]], None], over: threading.Event) -> None:
 
 
 def unreached() -> list[str]:
-    """The addresses that do not acknowledge what this process sends, or do not accept."""
+    """Return the addresses that do not acknowledge what this process sends, or do not accept."""
     import psutil  # which also knows the peers of connections that are not made yet
 
     connections = psutil.Process().net_connections("tcp")
@@ -58,14 +58,14 @@ def _is_lost(fd: int) -> bool:
 
 
 class Links:
-    """The links of a run that lose messages, by what its ranks cannot reach."""
+    """The links of a run that lose messages, as its ranks report them."""
 
     def __init__(self) -> None:
-        #: Two machines, and the ranks that do not reach the other of them.
+        #: For two machines, the ranks on one that do not reach the other.
         self._lost: dict[frozenset[str], set[int]] = defaultdict(set)
 
     def update(self, rank: int, here: str, machines: list[str]) -> Iterator[str]:
-        """Note which machines a rank on ``here`` cannot reach; yield each change of a link once."""
+        """Record the machines that a rank on ``here`` cannot reach, and yield changes of links."""
         lost = {frozenset((here, other)) for other in machines}
         for two in lost | {two for two, ranks in self._lost.items() if rank in ranks}:
             ranks = self._lost[two]
@@ -76,7 +76,7 @@ class Links:
 
 
 def _loses(rank: int, here: str, first: str, second: str) -> str:
-    """Messages between two machines are lost, or the answers to them: a rank cannot tell which."""
+    """Return the message about a link; a rank cannot tell in which direction it loses packets."""
     return (
         f"the link between {first} and {second} loses messages: what rank {rank} on {here} sends "
         "has not been acknowledged for a second. The run continues when the link does; "

@@ -1,5 +1,5 @@
-"""The doctor: examines one machine, or several and the ways between them.
+"""The doctor examines one machine, or several and the connections between them.
 
-``facts`` holds what was found, ``examine`` asks for it, ``host_checks`` and ``cross_host_checks``
-judge it and do nothing else, ``report`` shows the verdict.
+``examine`` collects ``facts`` by a ``probe`` on each machine; ``host_checks`` and
+``cross_host_checks`` judge them, and ``report`` shows the result.
 """

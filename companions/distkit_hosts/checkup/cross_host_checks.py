@@ -1,4 +1,4 @@
-"""What several machines can do together, and what is wrong between them. Pure."""
+"""Checks of the connections between machines, and of what they have in common. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_CLOCK_SKEW = 0.1
 
 
 def judge(facts: Facts) -> Iterator[Check]:
-    """Every check of what is between machines."""
+    """Yield every check between machines."""
     yield from _lost(facts)
     if facts.hosts:
         for check in (_names, _reachability, _versions, _shared, _clocks):
@@ -42,7 +42,7 @@ _SILENT = (
 
 _PYTHON = "Install the environment of this machine there, or name its Python with --python."
 
-#: What ssh says -> (what it means, the remedy). The first that fits counts.
+#: For a phrase of ssh's error: kind, message and remedy. The first phrase found counts.
 _SSH = {
     "permission denied": (
         "ssh.password",
@@ -106,7 +106,7 @@ def _names(facts: Facts) -> Iterator[Check]:
 
 
 def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
-    """What is wrong with a host's name, as a machine knows it."""
+    """Yield the problem of a host's name on a machine."""
     name, right = _called(facts, asked, host), facts.addresses.get(host, "ADDRESS")
     first = answer.get("addresses", [""])[0]
     add = f"Add the line '{right} {name}' to /etc/hosts {on(asked)}"
@@ -128,18 +128,18 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
         what = f"{named(asked)} resolves {name!r} to {first}, which is no address of {host}."
     else:
         return
-    # nobody has to know the name of a notebook's machine
+    # ranks do not need the name of the notebook's machine
     level = warning if host == HERE and kind != "names.wrong" else failure
     yield level(kind, what, remedy, asked, host)
 
 
 def _called(facts: Facts, asked: str, host: str) -> str:
-    """A host's name, as a machine calls it: here ssh may have another one."""
+    """Return a host's name on a machine; ssh may have another one here."""
     return str(facts.targets[host]["door" if asked == HERE else "name"])
 
 
 def _merged(checks: list[Check]) -> Iterator[Check]:
-    """The same complaint of many machines about one, once."""
+    """Merge the checks in which several machines report the same about one host."""
     about: dict[tuple[str, str], list[Check]] = defaultdict(list)
     for check in checks:
         about[check.kind, check.hosts[-1]].append(check)
@@ -151,15 +151,15 @@ def _merged(checks: list[Check]) -> Iterator[Check]:
 
 
 # -- packets ---------------------------------------------------------------------------------------
-# Connections say whether programs reach each other; datagrams, which need no answer, say in which
-# direction packets are lost.
+# Connections show whether programs reach each other. Datagrams need no answer, so they show in
+# which direction packets are lost.
 
-#: What a connection to a machine says whose link is cut, after a while.
+#: The errors of connections over a link that is cut.
 _UNANSWERED = ("timed out", "no route to host")
 
 
 def _reachability(facts: Facts) -> Iterator[Check]:
-    """What is wrong on the ways between machines."""
+    """Yield the problems of the connections between machines."""
     filtered: dict[tuple[str, str], list[str]] = defaultdict(list)
     found = list[Check]()
     for a, b in facts.pairs():
@@ -177,7 +177,7 @@ def _reachability(facts: Facts) -> Iterator[Check]:
 
 
 def _lost_packets(facts: Facts, a: str, b: str, there: str, back: str) -> Check | None:
-    """Two machines that do not connect either way, and whose datagrams do not pass either."""
+    """Return the check of two machines that connect in neither direction; None for a firewall."""
     to, fro = (facts.way(*way).get("arrived") for way in ((a, b), (b, a)))
     if to and fro:
         return None  # a firewall stops connections only
@@ -204,7 +204,7 @@ def _lost_packets(facts: Facts, a: str, b: str, there: str, back: str) -> Check 
             other,
         )
     if there not in _UNANSWERED and back not in _UNANSWERED:
-        return None  # somebody answers, to refuse
+        return None  # one of them answers with a refusal
     return failure(
         "ways.cut",
         f"no packets pass between {named(a)} and {named(b)}, in either direction ({there}).",
@@ -215,7 +215,7 @@ def _lost_packets(facts: Facts, a: str, b: str, there: str, back: str) -> Check 
 
 
 def _filtered(to: str, sources: list[str], why: str) -> Check:
-    """A machine that lets no connections in."""
+    """Return the check of a machine that lets no connections in."""
     remedy = (
         "Open the ports of /proc/sys/net/ipv4/ip_local_port_range to these machines: "
         "iptables -L INPUT, ufw status."
@@ -232,7 +232,7 @@ def _filtered(to: str, sources: list[str], why: str) -> Check:
     )
 
 
-# -- what they have --------------------------------------------------------------------------------
+# -- what they have in common ----------------------------------------------------------------------
 
 
 def _versions(facts: Facts) -> Iterator[Check]:

@@ -1,7 +1,7 @@
-"""The doctor: asks a probe on each machine, step by step, and collects the facts.
+"""Ask a probe on each machine, step by step, and collect the facts.
 
-Every step has a time limit, and a machine that does not answer is left out of the rest: a dead
-host costs the limit of ssh, once.
+Every step has a time limit. A machine that does not answer is left out of the other steps, so a
+dead host costs the time limit of ssh once.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from distkit_hosts.checkup.facts import HERE, Facts, Json
 from distkit_hosts.checkup.report import Report
 from distkit_hosts.clocks import PeerClock, RoundTrip
 
-#: ssh gives up after this long; the first answer takes at most this long [s].
+#: Time limits of ssh, and of the first answer [s].
 CONNECT, FIRST = 5, 10.0
 
-#: Any other answer takes at most this long [s].
+#: Time limit of any other answer [s].
 PATIENCE = 3 * probe.PATIENCE
 
-#: A machine's GPUs are found by two calls of nvidia-smi; all facts about it take at most this [s].
+#: Time limit of the facts about a machine, which include two calls of nvidia-smi [s].
 EXAMINE = 2 * machine.SMI_TIMEOUT + PATIENCE
 
-#: What is sent to every machine.
+#: The program sent to every machine.
 SOURCE = "\f".join(Path(str(m.__file__)).read_text("utf-8") for m in (machine, probe))
 
-#: Round trips by which a clock is read.
+#: Number of round trips to read a clock.
 TRIPS = 20
 
 
@@ -58,16 +58,16 @@ def doctor(
     say: Callable[[str], None] = lambda stage: None,
     **removed: Any,
 ) -> Report:
-    """Examine this machine, or several and the ways between them, before ranks run there.
+    """Examine this machine, or several and the connections between them, before ranks run there.
 
-    It takes seconds: a dead host costs ten.
+    It takes some seconds, and ten more if a host is dead.
 
     Args:
         hosts: other machines, each as ssh takes it: ``"alpha"``, ``"me@10.0.0.2"``.
-        ssh_cmd: what reaches them, as in ipyparallel's launchers: ssh, or a program that takes a
-            host and a command line.
+        ssh_cmd: the program that reaches them, as in ipyparallel's launchers: ssh, or one that
+            takes a host and a command line.
         ssh_args: its options, such as ``["-F", "lab.config"]``.
-        python: the Python on the hosts; if not given, this one where it is there, or python3.
+        python: the Python on the hosts; if not given, the path of this one, or else python3.
         say: called with the name of each step that begins.
         **removed: options of former versions, for their error messages.
 
@@ -101,7 +101,7 @@ def doctor(
 
 
 def _target(destination: str, asks: Sequence[str]) -> Json:
-    """A host's name, and the name and port that ssh's configuration has for it here."""
+    """Return a host's name, and its name and port in the configuration of ssh."""
     name = destination.rpartition("@")[2]
     about = {"name": name, "door": name, "port": 22, "target": destination}
     if asks:
@@ -113,7 +113,7 @@ def _target(destination: str, asks: Sequence[str]) -> Json:
 
 @dataclass
 class _Examination:
-    """The steps, one after the other; each asks all machines at once."""
+    """The steps of an examination; each asks all machines at once."""
 
     facts: Facts
     say: Callable[[str], None]
@@ -122,7 +122,7 @@ class _Examination:
     listening: dict[str, int | str] = field(default_factory=dict)
 
     def run(self, commands: dict[str, list[str]]) -> None:
-        """All steps."""
+        """Run all steps."""
         between = ["names", "ports", "connections", "clocks", "files"] if self.facts.targets else []
         stages = ["machines", *between, "torch"]
         with Hosts(commands, self.lost) as self.hosts:
@@ -135,7 +135,7 @@ class _Examination:
                 getattr(self, stage)()
 
     def lost(self, label: str, words: str) -> None:
-        """Note a machine that does not answer."""
+        """Record a machine that does not answer."""
         if label == HERE:
             raise DistkitError(
                 f"this machine cannot be examined: {words}. Is {sys.executable} whole?"
@@ -143,17 +143,17 @@ class _Examination:
         self.facts.lost[label] = {"words": words, "stage": self.stage}
 
     def machines(self) -> None:
-        """What each machine has."""
+        """Ask each machine what it has."""
         self.facts.machines.update(self.hosts.ask("machine", patience=EXAMINE))
 
     def names(self) -> None:
-        """Who knows whom by which address; and the address that counts."""
+        """Resolve every name on every machine, and choose the address of each host."""
         facts = self.facts
         name = facts.machines[HERE]["hostname"]
         facts.targets[HERE] = {"name": name, "door": name, "port": 0, "target": HERE}
 
         def names(asked: str) -> dict[str, str]:
-            """Here ssh may have other names for hosts."""
+            """Return the names to resolve; ssh may have other names here."""
             kind = "door" if asked == HERE else "name"
             return {label: about[kind] for label, about in facts.targets.items()}
 
@@ -166,7 +166,7 @@ class _Examination:
             facts.addresses[label] = choose([a for addresses in told for a in addresses], own)
 
     def ports(self) -> None:
-        """Let every machine listen where the others look for it, and on nothing else."""
+        """Let every machine listen at its address, and nowhere else."""
         addresses, secret = self.facts.addresses, secrets.token_hex(16)
         addresses[HERE] = _source(next(iter(addresses.values()), ""))
         self.listening = self.hosts.ask(
@@ -174,11 +174,11 @@ class _Examination:
         )
 
     def others(self, label: str) -> list[str]:
-        """The other machines that still answer."""
+        """Return the other machines that still answer."""
         return [other for other in self.hosts.alive if other != label]
 
     def peers(self, a: str) -> dict[str, list[int | str]]:
-        """The address and port of each machine that a is to reach."""
+        """Return the address and port of each machine that a connects to."""
         found = {b: self.listening.get(b) for b in self.others(a)}
         return {b: [self.facts.addresses[b], p] for b, p in found.items() if isinstance(p, int)}
 
@@ -203,11 +203,11 @@ class _Examination:
         self.facts.clocks.update({label: c for label, c in found.items() if label != HERE})
 
     def files(self) -> None:
-        """Look from everywhere for a file in this home, and in this folder."""
+        """Look on every machine for a file in this home, and in this folder."""
         with ExitStack() as stack:
             marks = {}
             for kind, folder in (("home", Path.home()), ("folder", Path.cwd())):
-                with suppress(OSError):  # one may not write there
+                with suppress(OSError):  # no permission to write there
                     file = stack.enter_context(
                         tempfile.NamedTemporaryFile("w", prefix=".distkit-doctor-", dir=folder)
                     )
@@ -227,7 +227,7 @@ class _Examination:
 
 
 def _source(address: str) -> str:
-    """The address that packets from here to another come from."""
+    """Return the address of this machine from which packets to another one come."""
     try:
         return own_address(address)
     except OSError:
@@ -235,7 +235,7 @@ def _source(address: str) -> str:
 
 
 def choose(told: Sequence[str], own: set[str]) -> str:
-    """The address of a machine that counts: one that others have heard of and that is its own.
+    """Return an address of a machine: preferably one of its own to which others resolve its name.
 
     >>> choose(["127.0.1.1", "10.0.0.9", "10.0.0.2"], {"127.0.0.1", "10.0.0.2", "10.1.0.2"})
     '10.0.0.2'
@@ -248,7 +248,7 @@ def choose(told: Sequence[str], own: set[str]) -> str:
 
 
 def read_clock(host: Host) -> tuple[float, float]:
-    """A machine's clock minus this one's, and the error of that [s]."""
+    """Return a machine's clock minus this one's, and the error of that [s]."""
     clock = PeerClock()
     for _trip in range(TRIPS):
         before = time()
@@ -262,15 +262,15 @@ def read_clock(host: Host) -> tuple[float, float]:
 
 
 class Lost(Exception):
-    """A host that does not answer; the words are ssh's, or the probe's."""
+    """A host does not answer; the message is that of ssh or of the probe."""
 
 
 class Host:
     """The probe on one machine.
 
     Args:
-        label: what the host is called in findings.
-        command: what starts the probe: it reads requests from its input.
+        label: the name of the host in checks.
+        command: the command that starts the probe, which reads requests from its input.
     """
 
     def __init__(self, label: str, command: Sequence[str]) -> None:
@@ -284,7 +284,7 @@ class Host:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # Ctrl-C is not meant for it
+            start_new_session=True,  # so that Ctrl-C does not end it
         )
         assert self._process.stdin and self._process.stdout
         self._to, self._from = self._process.stdin, self._process.stdout
@@ -293,10 +293,10 @@ class Host:
         self._say(SOURCE)
 
     def ask(self, do: str, patience: float, **given: Any) -> Any:
-        """Ask, and wait this many seconds for the answer.
+        """Send a request, and wait up to ``patience`` seconds for the answer.
 
         Raises:
-            Lost: there is none.
+            Lost: there is no answer.
         """
         self._say(json.dumps({"do": do, **given}) + "\n")
         try:
@@ -312,7 +312,7 @@ class Host:
         return answer["answer"]
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # it has ended: that is told when it is asked
+        with suppress(OSError):  # it has ended, which the next request reports
             self._to.write(text)
             self._to.flush()
 
@@ -330,16 +330,16 @@ class Host:
         self._process.wait()
         self._thread.join(1)
         self._from.close()
-        with suppress(OSError):  # it has not read all
+        with suppress(OSError):  # unread requests
             self._to.close()
 
 
 class Hosts:
-    """Several machines that are asked at once; those that do not answer are left out from then on.
+    """The probes of several machines, without those that have stopped answering.
 
     Args:
-        commands: what starts the probe of each, by label.
-        lost: called with each that is left out: its label, and the words.
+        commands: the command that starts the probe of each machine, by label.
+        lost: called with the label of a machine that does not answer, and the message.
     """
 
     def __init__(self, commands: dict[str, list[str]], lost: Callable[[str, str], None]) -> None:
@@ -360,11 +360,11 @@ class Hosts:
         given: Callable[[str], Json] = lambda label: {},
         patience: float = PATIENCE,
     ) -> dict[str, Any]:
-        """Ask all, with what is given for each; the answers, by label."""
+        """Send a request to all machines, and return their answers by label."""
         return self.each(lambda host: host.ask(do, patience, **given(host.label)))
 
     def each(self, work: Callable[[Host], Any]) -> dict[str, Any]:
-        """Work with all; the results, by label."""
+        """Call a function with each probe at once, and return the results by label."""
         results: dict[str, Any] = {}
 
         def one(host: Host) -> None:
@@ -379,7 +379,7 @@ class Hosts:
 
 
 def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:
-    """What starts a probe on another machine, with the first of these Pythons that is there.
+    """Return the command that starts a probe on another machine, by the first Python found there.
 
     >>> command("me@alpha", ["ssh"], ["python3"])[:2]
     ['ssh', 'me@alpha']
@@ -394,6 +394,6 @@ def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> lis
 
 
 def own_command() -> list[str]:
-    """What starts a probe here, where it finds what this process finds."""
+    """Return the command that starts a probe here, with this process's import path."""
     path = os.pathsep.join(filter(None, sys.path))
     return ["env", f"PYTHONPATH={path}", sys.executable, "-uc", probe.START, str(len(SOURCE))]

@@ -1,4 +1,4 @@
-"""What an examination has found, and what is judged of it: plain data. Pure."""
+"""The facts that an examination finds, and the checks that judge them: plain data. Pure."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ HERE = "here"
 
 @dataclass
 class Facts:
-    """Everything about machines, by their labels; ``HERE`` is the doctor's own.
+    """The facts about machines, by their labels; ``HERE`` is the machine of the doctor.
 
     Args:
-        machines: what each machine says of itself, as ``probe.machine()`` does; only those that
-            answered.
-        targets: of each host: its name, and how ssh finds it from here (door, port, target).
-        lost: of each host that did not answer, or not to the end: the ``words`` of ssh or of the
-            doctor, and the ``stage`` at which it was lost.
-        names: of each machine: the addresses that it knows of the others.
-        addresses: of each host, as the others see it.
-        ways: from each machine to each other: see :meth:`way`.
-        clocks: of each host: its clock minus this machine's, and the error of that [s].
-        shared: "home" and "folder": their paths here, and who sees the same files there.
+        machines: the answer of ``probe.machine()`` on each machine that answered.
+        targets: the name of each host, and how ssh finds it from here (door, port, target).
+        lost: for each host that stopped answering, the ``words`` of ssh or of the doctor, and the
+            ``stage`` of the examination.
+        names: for each machine, the addresses to which it resolves the others' names.
+        addresses: the address of each machine, as the others see it.
+        ways: the connections between machines: see :meth:`way`.
+        clocks: the clock of each host minus this machine's, and the error of that [s].
+        shared: for "home" and "folder", the path here, and the machines that see the same files.
     """
 
     machines: dict[str, Json] = field(default_factory=dict)
@@ -47,39 +46,40 @@ class Facts:
 
     @property
     def hosts(self) -> list[str]:
-        """The machines that answered, without the doctor's own."""
+        """The machines that answered, without the machine of the doctor."""
         return [label for label in self.machines if label != HERE]
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Every two machines, once."""
+        """Yield every pair of machines once."""
         return combinations(self.machines, 2)
 
     def way(self, a: str, b: str) -> Json:
-        """The facts about the way from a to b; empty if it was not tried.
+        """Return the facts about connections from a to b; empty if none was tried.
 
-        ``tcp``: why no connection was made, "" if one was; ``arrived``: whether a datagram did.
+        ``tcp`` is the reason why no connection was made, or "" if one was; ``arrived`` tells
+        whether a datagram arrived.
         """
         return self.ways.get(a, {}).get(b, {})
 
 
 def cores(machine: Json) -> int:
-    """Processors that may be used: affinity, cut to the cgroup's quota, at least 1."""
+    """Return the number of usable processors: the affinity's, up to the cgroup's quota."""
     quota = machine["cores"]["quota"]
     return max(1, math.ceil(min(float(machine["cores"]["usable"]), quota or math.inf)))
 
 
 def fitting(machine: Json) -> int:
-    """The number of ranks that have room in memory."""
+    """Return the number of ranks that fit into memory."""
     return int(machine["memory"]["free"] // RANK_BYTES)
 
 
 def comfortable(machine: Json) -> int:
-    """The number of ranks that start quickly and take turns without long waits."""
+    """Return the number of ranks that share the processors without long waits."""
     return int(min(fitting(machine), COMFORTABLE * cores(machine)))
 
 
 def gpus(machine: Json) -> Gpus:
-    """The GPUs that ranks may use there, or why they may not."""
+    """Return the GPUs that ranks may use there, or the reason why they may not."""
     return examine(machine["gpus"], machine.get("torch") or {})
 
 
@@ -87,23 +87,23 @@ def gpus(machine: Json) -> Gpus:
 
 
 class Level(_StringEnum):
-    """How bad it is."""
+    """The severity of a check."""
 
     OK = "ok"
-    WARNING = "warning"  # it runs, but not as one might expect
-    FAILURE = "failure"  # ranks will not start, or not work together
+    WARNING = "warning"  # ranks run, but not as expected
+    FAILURE = "failure"  # ranks do not start, or do not work together
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found, where, and the remedy.
+    """The result of one check.
 
     Args:
-        kind: what was examined, and what is wrong with it: "names.loopback".
-        level: how bad it is.
-        message: what was found, and on which machine.
-        remedy: what to do about it.
-        hosts: the machines concerned, the one to repair first.
+        kind: the subject, and the problem if there is one: "names.loopback".
+        level: the severity.
+        message: the finding, and the machine that has it.
+        remedy: the steps that repair it.
+        hosts: the machines concerned, first the one to repair.
     """
 
     kind: str
@@ -117,27 +117,27 @@ class Check:
 
 
 def fine(kind: str, message: str, *hosts: str) -> Check:
-    """Something that is as it should be."""
+    """Return a check that found no problem."""
     return Check(kind, Level.OK, message, "", hosts)
 
 
 def warning(kind: str, message: str, remedy: str, *hosts: str) -> Check:
-    """Something that will surprise."""
+    """Return a check that found a problem with which ranks still run."""
     return Check(kind, Level.WARNING, message, remedy, hosts)
 
 
 def failure(kind: str, message: str, remedy: str, *hosts: str) -> Check:
-    """Something that has to be repaired."""
+    """Return a check that found a problem that has to be repaired."""
     return Check(kind, Level.FAILURE, message, remedy, hosts)
 
 
 def on(host: str) -> str:
-    """Where: "here" or "on alpha"."""
+    """Return a machine as a place: "here" or "on alpha"."""
     return host if host == HERE else f"on {host}"
 
 
 def named(*hosts: str) -> str:
-    """Machines in a sentence.
+    """Return machines as a list in a sentence.
 
     >>> named("here", "alpha", "beta")
     'this machine, alpha and beta'

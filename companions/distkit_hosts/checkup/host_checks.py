@@ -1,4 +1,4 @@
-"""What one machine can do, and what is wrong with it, by itself. Pure."""
+"""Checks of one machine. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SMALL_SHM = 64 << 20
 #: A file system with less than this is full [bytes].
 FULL = 1 << 20
 
-#: What ranks need.
+#: The packages that ranks need.
 NEEDED = ("torch", "ipyparallel", "distkit")
 
 
 def judge(host: str, machine: Json) -> Iterator[Check]:
-    """Every check of one machine."""
+    """Yield every check of one machine."""
     for check in (_memory, _shm, _temporary, _packages, _torch, _gpus):
         yield from check(host, machine)
 
@@ -79,7 +79,7 @@ def _shm(host: str, machine: Json) -> Iterator[Check]:
 
 
 def _is_wrong(room: Json) -> str:
-    """What is wrong with a file system."""
+    """Return a clause about the problem of a file system."""
     if "error" in room or not room["writable"]:
         return f"cannot be written to ({room.get('error', 'no permission')})"
     return f"is full ({'no more files' if room['files'] == 0 else _left(room)})"
@@ -166,7 +166,7 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
 
 
 def backend(machine: Json, usable: Gpus) -> str:
-    """How ranks of this machine would communicate, and why."""
+    """Return the backend that ranks of this machine would use, and the reason."""
     numbers = {"cpus": cores(machine), "memory": machine["memory"]["free"]}
 
     def of(ranks: int) -> str:

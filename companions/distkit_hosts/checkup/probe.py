@@ -1,10 +1,10 @@
-"""What one machine has, and how it reaches others, by nothing but the standard library.
+"""Describe one machine, and try its connections to others, by the standard library alone.
 
 The doctor sends this file, behind that of :mod:`distkit.cluster.machine`, to hosts where distkit
 may not be installed, and starts both there with :data:`START`. It reads requests, one JSON object a
-line, and answers each with a line that begins with :data:`MARK`; it ends with its input. To other
-probes it listens on the addresses that it is given, for connections that begin with a secret, and
-executes nothing that comes in.
+line, answers each with a line that begins with :data:`MARK`, and ends with its input. It listens
+for other probes at the given address, for connections that begin with a secret, and executes
+nothing that it receives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-if __name__ != "probe":  # there it is part of the same program
+if __name__ != "probe":  # as a probe it is part of the same program
     from distkit.cluster.machine import (
         cgroup_memory,
         cpu_quota,
@@ -39,10 +39,10 @@ if __name__ != "probe":  # there it is part of the same program
         usable_cores,
     )
 
-#: Answers begin with it: what a host's shell prints at login does not.
+#: Prefix of answers, which a host's greeting at login does not have.
 MARK = "distkit-probe "
 
-#: The program that reads the files' texts from its input, as many characters as its argument says.
+#: A program that reads the texts of the files from its input; their length is its argument.
 START = (
     "import sys;"
     "sys.version_info<(3,9) and sys.exit('Python %d.%d is too old'%sys.version_info[:2]);"
@@ -51,19 +51,19 @@ START = (
     r"[exec(compile(t,'probe','exec'),names) for t in sys.stdin.read(int(sys.argv[1])).split('\f')]"
 )
 
-#: A connection, a name or a datagram may take this long [s].
+#: Time limit of a connection, a name or a datagram [s].
 PATIENCE = 2.0
 
-#: So many of them are tried at once.
+#: Number of connections tried at once.
 MOST = 200
 
-#: Importing torch may take this long, cold, from a network disk [s].
+#: Time limit of the import of torch, which may be on a network disk [s].
 IMPORT = 20
 
-#: Packages whose versions are asked for.
+#: The packages whose versions are reported.
 PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywidget", "numpy")
 
-#: A probe that is not asked anything for this long ends: the doctor is lost [s].
+#: A probe ends after this time without a request [s].
 LONELY = 60
 
 _SIOCGIFADDR = 0x8915
@@ -75,7 +75,7 @@ Json = dict[str, Any]
 
 
 def machine() -> Json:
-    """What this machine has."""
+    """Describe this machine."""
     quota = cpu_quota()
     return {
         "hostname": socket.gethostname(),
@@ -91,13 +91,13 @@ def machine() -> Json:
 
 
 def free_memory() -> int:
-    """Bytes that new processes may still take."""
+    """Return the bytes that new processes may still take."""
     available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
     return int(min(1024 * int(available[1] if available else 0), cgroup_memory()))
 
 
 def room(path: str) -> Json:
-    """How large a file system is and what is left of it [bytes]; whether one may write there."""
+    """Return the size and free space of a file system [bytes], and whether it is writable."""
     try:
         status = os.statvfs(path)
     except OSError as error:
@@ -112,7 +112,7 @@ def room(path: str) -> Json:
 
 
 def package(name: str) -> str | None:
-    """The version of a package; None if it is not there to import."""
+    """Return the version of a package; None if it cannot be imported."""
     try:
         spec = util.find_spec(name)
     except (ImportError, ValueError):
@@ -129,7 +129,7 @@ def package(name: str) -> str | None:
 
 
 def addresses() -> list[str]:
-    """The IPv4 addresses of the network interfaces."""
+    """Return the IPv4 addresses of the network interfaces."""
     found = []
     for _, name in socket.if_nameindex():
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -139,7 +139,7 @@ def addresses() -> list[str]:
 
 
 def torch() -> Json:
-    """What torch says of itself when it is imported, in a process of its own."""
+    """Import torch in a separate process, and return its version and backends."""
     code = (
         "import sys; sys.path[:]=[p for p in sys.path if p];"
         "import json, torch, torch.distributed as d; v = getattr(torch._C, '_nccl_version', None);"
@@ -157,11 +157,11 @@ def torch() -> Json:
     return answer
 
 
-# -- names and ways to others ----------------------------------------------------------------------
+# -- names and connections ----------------------------------------------------------------------
 
 
 def resolve(name: str) -> Json:
-    """The IPv4 addresses of a name, or those of IPv6."""
+    """Resolve a name to its IPv4 addresses, or else its IPv6 addresses."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -173,7 +173,7 @@ def resolve(name: str) -> Json:
 
 
 def at_once(what: Callable[[Any], Any], items: Iterable[Any], patience: float) -> dict[Any, Any]:
-    """Results for the items, worked on at the same time; without those that take too long."""
+    """Call a function for all items at once; leave out those that take too long or raise."""
     pool = futures.ThreadPoolExecutor(MOST)
     work = {item: pool.submit(what, item) for item in items}
     futures.wait(work.values(), patience)
@@ -188,7 +188,7 @@ _LOCAL: dict[str, Callable[..., Any]] = {"machine": machine, "torch": torch, "cl
 
 
 class Probe:
-    """Answers requests: those of ``_LOCAL``, and each ``do_*`` method."""
+    """Answers requests, by the functions in ``_LOCAL`` and its ``do_*`` methods."""
 
     def __init__(self) -> None:
         self._secret = b""
@@ -196,21 +196,21 @@ class Probe:
         self._heard: set[str] = set()  # senders of datagrams
 
     def answer(self, request: Json) -> Json:
-        """The answer to a request, or why there is none."""
+        """Return the answer to a request, or an error."""
         try:
             name = str(request.pop("do"))
             what = _LOCAL.get(name) or getattr(self, f"do_{name}")
             return {"answer": what(**request)}
-        except Exception as error:  # whatever it is, the doctor says it
+        except Exception as error:  # the doctor reports it
             return {"error": f"{type(error).__name__}: {error}"}
 
     def do_resolve(self, names: list[str]) -> Json:
-        """See :func:`resolve`; a resolver that does not answer is not waited for."""
+        """Resolve names by :func:`resolve`, with a time limit."""
         silent = {"error": f"no answer within {2 * PATIENCE:g} s", "silent": True}
         return {**dict.fromkeys(names, silent), **at_once(resolve, names, 2 * PATIENCE)}
 
     def do_see(self, files: dict[str, str]) -> dict[str, bool]:
-        """Whether files with these contents are here."""
+        """Return whether files with these contents are here."""
         found = dict.fromkeys(files, False)
         for path, text in files.items():
             with suppress(OSError):
@@ -218,7 +218,7 @@ class Probe:
         return found
 
     def do_listen(self, address: str, secret: str) -> int | str:
-        """Listen on any port of an address: the port, or why not."""
+        """Listen at a free port of an address; return the port, or the error."""
         self._secret = secret.encode()
         try:
             server = socket.create_server((address, 0))
@@ -251,7 +251,7 @@ class Probe:
                 self._heard.add(name.decode())
 
     def do_reach(self, peers: dict[str, list[Any]]) -> Json:
-        """Connect to the probe at each address and port: "" or why it did not work."""
+        """Connect to the probe at each address and port; return "" or the error of each."""
         found = at_once(lambda peer: self._reach(*peers[peer]), peers, 2 * PATIENCE)
         return {**dict.fromkeys(peers, "timed out"), **found}
 
@@ -271,7 +271,7 @@ class Probe:
                     s.sendto(self._secret + b"\n" + name.encode(), (address, port))
 
     def do_heard(self, names: list[str], within: float) -> list[str]:
-        """Whose datagrams have arrived, as soon as those of all these have."""
+        """Return the senders of datagrams, as soon as all of ``names`` are among them."""
         deadline = time.monotonic() + within
         while time.monotonic() < deadline and not self._heard.issuperset(names):
             time.sleep(0.01)
@@ -279,18 +279,18 @@ class Probe:
 
 
 def strerror(error: OSError) -> str:
-    """The system's words for an error."""
+    """Return the text of a system's error."""
     return (error.strerror or str(error)).lower()
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     probe = Probe()
     signal.alarm(LONELY)
     for text in sys.stdin:
         signal.alarm(LONELY)
         print(MARK + json.dumps(probe.answer(json.loads(text))), flush=True)
-    os._exit(0)  # threads wait in calls that do not end
+    os._exit(0)  # some threads wait in calls that do not return
 
 
 if __name__ == "probe":

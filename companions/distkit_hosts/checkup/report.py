@@ -1,4 +1,4 @@
-"""What the doctor says: as text for people, as JSON for a program."""
+"""The report of the doctor, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Report:
-    """The doctor's findings; a notebook and ``print`` show them as text.
+    """The checks of the doctor; a notebook and ``print`` show them as text.
 
     Args:
-        facts: what they are about.
+        facts: the facts that the checks judge.
     """
 
     facts: Facts
 
     @cached_property
     def checks(self) -> list[Check]:
-        """Everything that was examined, the worst first."""
-        alone = not self.facts.targets  # what is well on one of several machines is not told
+        """All checks, failures first."""
+        alone = not self.facts.targets  # of several machines, only problems are reported
         machines = self.facts.machines.items()
         found = [c for host, m in machines for c in host_checks.judge(host, m)]
         kept = [c for c in found if alone or c.level is not Level.OK]
@@ -38,22 +38,22 @@ class Report:
 
     @property
     def failures(self) -> list[Check]:
-        """What has to be repaired before ranks work together."""
+        """The problems to repair before ranks work together."""
         return [check for check in self.checks if check.level is Level.FAILURE]
 
     @property
     def warnings(self) -> list[Check]:
-        """What will surprise."""
+        """The problems with which ranks still run."""
         return [check for check in self.checks if check.level is Level.WARNING]
 
     @property
     def good(self) -> bool:
-        """True if nothing has to be repaired."""
+        """Whether nothing has to be repaired."""
         return not self.failures
 
     @property
     def title(self) -> str:
-        """All in one line."""
+        """A summary in one line."""
         hosts = len({*self.facts.targets} - {HERE})
         who = f"this machine ({self.facts.machines[HERE]['hostname']})"
         who += f" and {count(hosts, 'host')}" if hosts else ""
@@ -62,7 +62,7 @@ class Report:
         return f"{who}: {', '.join(bad) or 'all is well'}"
 
     def to_json(self) -> str:
-        """One JSON object: ``good``, the ``checks``, and the ``facts`` that they are about."""
+        """Return a JSON object with ``good``, the ``checks``, and the ``facts`` that they judge."""
         checks = [asdict(check) for check in self.checks]
         plain = {"good": self.good, "checks": checks, "facts": asdict(self.facts)}
         return json.dumps(plain, indent=2)
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def machines(self) -> list[tuple[str, ...]]:
-        """What each machine has: the rows of a table."""
+        """The rows of a table of the machines."""
         rows = [
             (
                 label,
@@ -94,7 +94,7 @@ class Report:
 
 
 def _lines(check: Check) -> list[str]:
-    """A check as a paragraph."""
+    """Return a check as a paragraph."""
     return textwrap.wrap(
         f"{check.level:<8} {check}",
         WIDTH,

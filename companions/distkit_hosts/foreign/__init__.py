@@ -1,4 +1,4 @@
-"""Files of other programs, and those of ranks that others start, as traces."""
+"""Read files of other programs, and those of recorded ranks, as traces."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ from distkit_hosts.foreign import flight_recorder, kineto, pipeline_steps
 
 Json = dict[str, Any]
 
-#: What a pickle of protocol 2 and later begins with.
+#: First byte of a pickle of protocol 2 or later.
 _PICKLE = b"\x80"
-#: How files begin that have to be unpacked first.
+#: First bytes of files that have to be unpacked before.
 _PACKED = {
     b"PK\x03\x04": "a zip archive",
     b"\x28\xb5\x2f\xfd": "packed by zstd",
@@ -42,7 +42,7 @@ _PACKED = {
 }
 #: Names of events in which torch has not escaped quotes (pytorch#146900).
 _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
-#: What follows the rank's number: suffixes without a digit.
+#: Suffixes without a digit, which follow the rank's number.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
 _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
 _KINDS = flight_recorder, pipeline_steps, kineto
@@ -53,7 +53,7 @@ _KNOWN = (
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads plain values only: whatever would import something, or run it, is refused.
+    """Reads plain values only, and refuses everything that would be imported or executed.
 
     >>> PlainUnpickler(io.BytesIO(pickle.dumps({"a": [1, (2.5, None)]}))).load()
     {'a': [1, (2.5, None)]}
@@ -70,13 +70,13 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     """Read the dumps or traces of the ranks of one run: a file each.
 
     Args:
-        paths: files, or one folder of them. The rank of each is what it says, or a number in its
-            name: behind the word rank, or else the last one.
-        kind: what to make of their events.
+        paths: files, or one folder of them. The rank is read from the content of a file, or else
+            from its name: the number behind the word rank, or the last number.
+        kind: the class of the result.
 
     Raises:
-        TraceFileError: a file is damaged or of another kind, two are of the same rank, or there is
-            nothing in them that could be shown.
+        TraceFileError: a file is damaged or of another kind, two are of the same rank, or they have
+            no events.
         FileNotFoundError: there is no such file.
         IsADirectoryError: a folder has no files.
     """
@@ -134,7 +134,7 @@ def _escaped(name: re.Match[str]) -> str:
 
 
 def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
-    """What is parsed; an error in it is that of the files."""
+    """Return the result of ``parse``; turn its errors into one about the files."""
     try:
         return parse()
     except TraceFileError:
@@ -160,7 +160,7 @@ def _names(files: Sequence[Path]) -> str:
 
 
 def _reader(read: Mapping[Path, Any]) -> ModuleType:
-    """What reads these files: each must be of the kind that the others are."""
+    """Return the module that reads these files, which must all be of one kind."""
     kinds: dict[ModuleType, Path] = {}
     for path, content in read.items():
         kind = next((m for m in _KINDS if m.is_one(content)), None)
@@ -179,7 +179,7 @@ def _reader(read: Mapping[Path, Any]) -> ModuleType:
 
 
 def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], RunInfo]:
-    """The events in some files of one kind, and what is known of their run."""
+    """Return the events in files of one kind, and the metadata of their run."""
     if reader is pipeline_steps:
         return pipeline_steps.read(next(iter(read.values())))
     ranks = _by_rank(read)
@@ -188,11 +188,11 @@ def _read(read: Mapping[Path, Any], reader: ModuleType) -> tuple[list[Event], Ru
     return events, structs.replace(info, ranks=known)
 
 
-# -- which rank a file is of -----------------------------------------------------------------------
+# -- the rank of a file -----------------------------------------------------------------------
 
 
 def _by_rank(read: Mapping[Path, Any]) -> dict[int, Path]:
-    """The files by the rank that they are of: as they say, or else by their names."""
+    """Return the file of each rank, by the files' content or else by their names."""
     told = {path: rank for path, its in read.items() if (rank := _told(path, its)) is not None}
     ranks = told | _by_name([path for path in read if path not in told])
     found: dict[int, Path] = {}
@@ -205,7 +205,7 @@ def _by_rank(read: Mapping[Path, Any]) -> dict[int, Path]:
 
 
 def _told(path: Path, content: Json) -> int | None:
-    """The rank that a file says it is of."""
+    """Return the rank in the content of a file; None if it has none."""
     about = content.get("distributedInfo")
     if not isinstance(about, dict) or "rank" not in about:
         return None
@@ -213,7 +213,7 @@ def _told(path: Path, content: Json) -> int | None:
 
 
 def _labels(paths: Sequence[Path]) -> dict[Path, str]:
-    """The names of files; of files with equal names, with their folders."""
+    """Return the names of files, with their folders if some are equal."""
     names = {path: path.name for path in paths}
     if len({*names.values()}) == len(paths):
         return names
@@ -221,7 +221,7 @@ def _labels(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def _by_name(paths: Sequence[Path]) -> dict[Path, int]:
-    """The ranks in the names of files; of a single file without a number 0."""
+    """Return the ranks in the names of files; 0 for a single file without a number."""
     number = r"\d+$" if len(paths) == 1 else r"\d+"
     found = {path: _rank_in(label, number) for path, label in _labels(paths).items()}
     if len(paths) == 1 and found[paths[0]] is None:
@@ -235,7 +235,7 @@ def _by_name(paths: Sequence[Path]) -> dict[Path, int]:
 
 
 def _rank_in(label: str, number: str) -> int | None:
-    r"""The number behind the word rank, or else the last of these in a name, if it can be one.
+    r"""Return the number behind the word rank in a name, or else the last number.
 
     >>> _rank_in("nccl_trace_rank_container-node07_40", r"\d+")
     40

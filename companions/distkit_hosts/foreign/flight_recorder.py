@@ -1,7 +1,7 @@
-"""PyTorch's flight-recorder dumps: what the ranks of a real cluster called, and what hung. Pure.
+"""Read dumps of PyTorch's flight recorder: the calls of ranks, and those that hang. Pure.
 
-A dump has the latest calls of one rank. States are discovered by a watchdog, and some backends
-keep none: there a call that is over ended when the last of its members came, as far as is known.
+A dump has the latest calls of one rank. A watchdog discovers their states. Some backends have no
+states: there a completed call is assumed to end when its last member has called it.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight_recorder.
 """
@@ -25,7 +25,7 @@ from distkit.trace.info import Count, Rank, RankEnd, RunInfo
 
 Json = dict[str, Any]
 
-#: What the names of calls begin with or contain; the first that fits counts.
+#: For a part of a call's name, the operation; the first one found counts.
 OPS = {
     "allreducebarrier": Op.BARRIER,
     "allreduce": Op.ALL_REDUCE,
@@ -41,7 +41,7 @@ OPS = {
     "recv": Op.RECV,
 }
 
-#: What torch calls its types there, and bytes per element.
+#: For torch's names of types in dumps, the usual name and the bytes per element.
 DTYPES = {
     "float": ("float32", 4),
     "double": ("float64", 8),
@@ -91,29 +91,29 @@ class _Dump(Struct):
     pg_config: dict[str, dict[str, str]] | None = None
 
 
-#: What calls are recognised by.
+#: For errors: the entries that are read.
 LOOKED_FOR = f"entries of calls such as {', '.join(OPS)}"
 
 
 def is_one(value: Any) -> bool:
-    """True if this looks like a dump."""
+    """Return whether this looks like a dump."""
     return isinstance(value, dict) and {"version", "entries"} <= value.keys()
 
 
 def holds(dumps: Collection[Json]) -> str:
-    """The contents of some dumps, in words."""
+    """Describe the contents of dumps."""
     names = Counter(e["profiling_name"] for dump in dumps for e in dump["entries"])
     most = ", ".join(name for name, _ in names.most_common(4))
     return f"{len(dumps)} dumps with {names.total()} entries" + f" ({most})" * bool(most)
 
 
 def check(dump: Json) -> None:
-    """Raise ValueError when a field holds something else than it should, and name it."""
+    """Raise a ValueError that names the first invalid field."""
     msgspec.convert(dump, _Dump)
 
 
 def op_of(name: str) -> Op | None:
-    """The operation of a name that torch or a backend gives it.
+    """Return the operation for its name in torch or a backend; None for another name.
 
     >>> op_of("nccl:_all_gather_base"), op_of("nccl:recv 1<-0"), op_of("nccl:coalesced")
     (<Op.ALL_GATHER: 'all_gather'>, <Op.RECV: 'recv'>, None)
@@ -125,7 +125,7 @@ def op_of(name: str) -> Op | None:
 def described(
     op: Op, inputs: list[list[int]], outputs: list[list[int]], dtype: str
 ) -> tuple[tuple[int, ...], str, int]:
-    """The shape, type and bytes of what a call reads, or of what it fills if it reads nothing."""
+    """Return shape, type and bytes of a call's input, or of its output if it has no input."""
     shapes = (outputs if op in (Op.RECV, Op.SCATTER) else inputs) or outputs or inputs
     name, size = DTYPES.get(dtype.lower(), (dtype.lower(), 0))
     if op is Op.BARRIER or not shapes:
@@ -135,26 +135,26 @@ def described(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An entry of a dump, as an event that has not happened yet, and when it did."""
+    """An entry of a dump: the event of the call, and the times of its states."""
 
-    event: Event  # its time is that of the call
-    number: int  # of a collective in its group
+    event: Event  # at the time of the call
+    number: int  # the number of a collective in its group
     started: float | None
     ended: float | None
     pending: bool
-    stated: bool  # its backend keeps states
+    stated: bool  # whether its backend has states
 
     @property
     def key(self) -> tuple[str, int, Op, int]:
-        """What is equal for the calls of one collective."""
+        """The key that the calls of one collective share."""
         return self.event.group, self.number, self.event.op, self.event.nbytes
 
 
 def read(dumps: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
-    """The events of a run, and what is known of it, from the dumps of its ranks.
+    """Return the events of a run and its metadata, from the dumps of its ranks.
 
     Args:
-        dumps: by rank; each has passed :func:`check`.
+        dumps: the dump of each rank, after :func:`check`.
     """
     groups = _groups(dumps)
     world = max(len(groups[WORLD]), *(rank + 1 for rank in dumps))
@@ -178,7 +178,7 @@ def read(dumps: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
 
 
 def _groups(dumps: Mapping[int, Json]) -> dict[str, list[int]]:
-    """The ranks of each group: as configured, else those that have called something in it."""
+    """Return the ranks of each group: the configured ones, or else those that call in it."""
     seen: dict[str, set[int]] = defaultdict(set)
     known: dict[str, list[int]] = {}
     for rank, dump in dumps.items():
@@ -193,7 +193,7 @@ def _groups(dumps: Mapping[int, Json]) -> dict[str, list[int]]:
 
 
 def _group(process_group: list[str]) -> str:
-    """The name of a group, which torch tells as name and description."""
+    """Return the name of a group, given torch's name and description."""
     name, description = [*process_group, ""][:2]
     return WORLD if description == "default_pg" else name
 
@@ -208,9 +208,9 @@ def _entries(dump: Json) -> list[Json]:
 def _calls(
     rank: int, dump: Json, groups: Mapping[str, list[int]], unseen: Counter[str], first: int
 ) -> Iterator[Call]:
-    """The calls of a rank, in their order; what is not known, or has not begun, is counted.
+    """Yield the calls of a rank in order; count unknown ones and those that have not begun.
 
-    Their times begin at ``first`` [ns]: nanoseconds of the wall clock do not fit into a float.
+    Times begin at ``first`` [ns], because nanoseconds of the wall clock do not fit into a float.
     """
     waits = False
     for entry in _entries(dump):
@@ -263,7 +263,7 @@ def _seconds(nanoseconds: int | None, first: int) -> float | None:
 
 
 def peer_of(name: str, members: list[int]) -> int | None:
-    """The global rank at the other end, of a point-to-point call."""
+    """Return the global rank at the other end of a point-to-point call."""
     ends = _ENDS.search(name)
     if ends is None:
         return None
@@ -272,7 +272,7 @@ def peer_of(name: str, members: list[int]) -> int | None:
 
 
 def _where(frames: list[Json]) -> str:
-    """The user's line: the innermost that is of no package."""
+    """Return the line of the user's code: the innermost one outside packages."""
     own = (f for f in frames if not _FOREIGN.search(f.get("filename", "<")))
     return next((f"{PurePath(f['filename']).name}:{f.get('line', 0)}" for f in own), "")
 
@@ -281,13 +281,13 @@ def _where(frames: list[Json]) -> str:
 _FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
 
 
-# -- what belongs together -----------------------------------------------------------
+# -- matching -----------------------------------------------------------
 
 
 def _aligned(calls: dict[int, list[Call]], unseen: Mapping[int, Counter[str]]) -> Iterator[Call]:
-    """Without the calls whose partners a rank has forgotten: a buffer holds only the latest.
+    """Yield the calls without those whose partners may have been overwritten in a buffer.
 
-    Those are counted.
+    The latter are counted.
     """
     first: dict[str, int] = defaultdict(int)
     for mine in calls.values():
@@ -309,9 +309,9 @@ def _aligned(calls: dict[int, list[Call]], unseen: Mapping[int, Counter[str]]) -
 
 
 def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:
-    """A backend that keeps no states may not have noted yet that a collective is over.
+    """Return the calls, with collectives as completed if all members have made the same call.
 
-    It is as good as over if all of its members have made the same call.
+    This holds for backends without states, which may not have recorded the end yet.
     """
     came: dict[tuple[str, int, Op, int], set[int]] = defaultdict(set)
     for call in calls:
@@ -328,7 +328,7 @@ def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:
 
 
 def _events(calls: list[Call]) -> Iterator[Event]:
-    """The transitions of each call; the first that is not over is what its rank is blocked in."""
+    """Yield the transitions of each call; a rank is blocked in its first pending one."""
     arrived: dict[tuple[str, int], float] = defaultdict(float)
     for call in calls:
         key = call.event.group, call.number
@@ -349,7 +349,7 @@ def _events(calls: list[Call]) -> Iterator[Event]:
 
 
 def _ends(events: list[Event], world: range, dumps: Mapping[int, Json]) -> dict[int, RankEnd]:
-    """The ranks that wait for nothing while others do: their dumps end, or there are none."""
+    """Return the ranks that are not blocked while others are: their dumps end, or are missing."""
     blocked = {e.rank for e in events if e.state is State.BLOCKED}
     missing = "there is no dump of it"
     return {

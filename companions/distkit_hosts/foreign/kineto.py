@@ -1,9 +1,8 @@
-"""Traces of torch.profiler as events. Pure.
+"""Read traces of torch.profiler. Pure.
 
-The profiler's traces have an operator ``c10d::…`` per call, or from versions before it a range of
-the backend only; NCCL adds ``record_param_comms`` with the group, and a kernel that tells when the
-GPU was at it; gloo adds a range ``gloo:…`` that tells until when it took. What ``record_function``
-has marked becomes a mark.
+A trace has an operator ``c10d::…`` for each call, or only a range of the backend for some. NCCL
+adds ``record_param_comms`` with the group, and a kernel with the times on the GPU. gloo adds a
+range ``gloo:…`` with the end of the call. Ranges of ``record_function`` become marks.
 
 Source: torch/csrc/profiler/util.h (the names of the arguments), the Trace Event Format document.
 """
@@ -28,24 +27,24 @@ from distkit_hosts.foreign.flight_recorder import described, op_of, peer_of
 
 Json = dict[str, Any]
 
-#: The arguments of a ``c10d::`` operator that are its peer, its tag, and the tensors it reads.
+#: Positions of a ``c10d::`` operator's arguments: its peer, its tag, and the tensors it reads.
 _PEER = {Op.SEND: 2, Op.RECV: 2, Op.BROADCAST: 2, Op.REDUCE: 3, Op.GATHER: 3, Op.SCATTER: 3}
 _TAG = 3
 _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE: 0}
 #: Ranges of a backend.
 _BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")
-#: Categories of operators, today's and those of older versions; "" is what legacy profilers write.
+#: Categories of operators; older versions write "operator", and legacy profilers "".
 _OPERATORS = {"cpu_op", "operator", ""}
 _ANNOTATIONS = {"user_annotation", *_OPERATORS}
 
-#: Details of a call are among the last so many before it, or later.
+#: Details of a call are at most this number of slices before it.
 _NEAR = 8
-#: What is not told of some calls.
+#: Reasons for missing facts of calls.
 NO_GROUP = "collectives of a group that the profiler does not tell"
 NO_PEER = "sends and receives without a peer, which the profiler does not tell"
 NO_BYTES = "calls without a size, which the profiler does not tell"
 
-#: What calls are recognised by.
+#: For errors: the slices that are read.
 LOOKED_FOR = "operators c10d::…, ranges of a backend (nccl:…, gloo:…) and record_function's marks"
 
 
@@ -79,12 +78,12 @@ class _Trace(Struct):
 
 
 def is_one(value: Any) -> bool:
-    """True if this looks like such a trace."""
+    """Return whether this looks like such a trace."""
     return isinstance(value, dict) and "traceEvents" in value
 
 
 def check(trace: Json) -> None:
-    """Raise ValueError when a field holds something else than it should, and name it."""
+    """Raise a ValueError that names the first invalid field."""
     if "dropped" in trace.get("otherData", ()):
         raise ValueError(
             "trace.to_chrome has written it, for Perfetto: load what trace.save has written"
@@ -93,7 +92,7 @@ def check(trace: Json) -> None:
 
 
 def holds(traces: Iterable[Json]) -> str:
-    """The contents of some traces, in words.
+    """Describe the contents of traces.
 
     >>> holds([{"traceEvents": [{"ph": "X", "cat": "kernel"}, {"ph": "M"}]}])
     '2 events (1 kernel)'
@@ -105,10 +104,10 @@ def holds(traces: Iterable[Json]) -> str:
 
 
 def read(traces: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
-    """The events of a run, and what is known of it, from the traces of its ranks.
+    """Return the events of a run and its metadata, from the traces of its ranks.
 
     Args:
-        traces: by rank; each has passed :func:`check`.
+        traces: the trace of each rank, after :func:`check`.
     """
     base = min((int(t.get("baseTimeNanoseconds", 0)) for t in traces.values()), default=0)
     about = [t.get("distributedInfo") or {} for t in traces.values()]
@@ -129,14 +128,14 @@ def read(traces: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
         groups={WORLD: [*range(world)]} | groups,
         unseen={rank: dict(found) for rank, found in unseen.items() if found},
         limits=_limits(traces, missing, events, sum(unseen.values(), Counter())),
-        # else there would be lanes for all that are not here
+        # otherwise there would be lanes for all missing ranks
         world_size=world if len(traces) == world else 0,
     )
     return events, info
 
 
 def _groups(about: list[Json]) -> dict[str, list[int]]:
-    """The ranks of each group, as far as the traces tell."""
+    """Return the known ranks of each group."""
     groups: dict[str, list[int]] = {}
     for config in (c for a in about for c in a.get("pg_config") or ()):
         name = WORLD if config.get("pg_desc") == "default_pg" else str(config["pg_name"])
@@ -147,7 +146,7 @@ def _groups(about: list[Json]) -> dict[str, list[int]]:
 def _limits(
     traces: Mapping[int, Json], missing: list[int], events: list[Event], unseen: Counter[str]
 ) -> dict[str, Limit]:
-    """What these traces cannot tell, and what to do about it."""
+    """Return the limits of these traces, and their remedies."""
     found: dict[str, Limit] = {}
     if missing:
         found["matching"] = Limit(
@@ -197,7 +196,7 @@ def _slices(trace: Json, late: float) -> list[Slice]:
 
 
 class _Rank:
-    """The slices of one rank, and what they tell of its calls."""
+    """The slices of one rank, and the calls in them."""
 
     def __init__(self, rank: int, slices: list[Slice], groups: dict[str, list[int]]) -> None:
         self.rank, self.groups, self.unseen = rank, groups, Counter[str]()
@@ -220,7 +219,7 @@ class _Rank:
         }
 
     def events(self) -> Iterator[Event]:
-        """The transitions of its calls and marks."""
+        """Yield the transitions of its calls and marks."""
         for s, op in self._calls:
             if op is Op.MARK:
                 times = [s.start, s.start, s.end]
@@ -235,7 +234,7 @@ class _Rank:
             yield Event(rank=self.rank, seq=seq, state=state, time=time, **facts)
 
     def _call(self, s: Slice, op: Op) -> Iterator[Event]:
-        """A call: from its operator to the end of what the backend did for it."""
+        """Yield a call, from its operator to the end of the backend's work for it."""
         detail = self._details.of(s)
         told = detail.facts if detail else {}
         ids = [x.facts.get("External id") for x in (s, detail) if x]
@@ -264,14 +263,14 @@ class _Rank:
         )
 
     def _group(self, told: Json) -> str:
-        """The group of a call; "" if it is not known."""
+        """Return the group of a call; "" if it is unknown."""
         if "Process Group Name" in told:
             world = told.get("Process Group Description") == "default_pg"
             return WORLD if world else str(told["Process Group Name"])
         return next(iter(self.groups)) if len(self.groups) == 1 else ""
 
     def _peer(self, s: Slice, op: Op, group: str, inputs: list[str]) -> int | None:
-        """The global rank at the other end, or of the root; None if it is not certain."""
+        """Return the global rank of the other end or the root; None if it is uncertain."""
         place = _number(inputs, _PEER.get(op))
         place = peer_of(s.name, []) if place is None else place
         own = [ranks for ranks in self.groups.values() if self.rank in ranks]
@@ -281,12 +280,12 @@ class _Rank:
 
 
 def _operator(s: Slice) -> Op | None:
-    """The operation of torch's operator."""
+    """Return the operation of an operator of torch; None for another slice."""
     return op_of(s.name) if s.category in _OPERATORS and s.name.startswith("c10d::") else None
 
 
 def _range(s: Slice) -> Op | None:
-    """The operation of a backend's range."""
+    """Return the operation of a backend's range; None for another slice."""
     return op_of(s.name) if s.category in _ANNOTATIONS and _BACKEND.match(s.name) else None
 
 
@@ -326,7 +325,7 @@ class _Details:
         self._starts = [s.start for s in self._slices]
 
     def of(self, call: Slice) -> Slice | None:
-        """The details of a call."""
+        """Return the details of a call."""
         first = max(0, bisect_right(self._starts, call.start) - _NEAR)
         for near in islice(self._slices, first, bisect_right(self._starts, call.end)):
             if near.thread == call.thread and near.end >= call.start:

@@ -1,4 +1,4 @@
-"""Recorded steps of pipelines, as ByteDance's what-if analysis publishes them, as events. Pure.
+"""Read recorded steps of pipelines, as published with ByteDance's what-if analysis. Pure.
 
 A process of the Chrome trace is a data-parallel copy, a thread a stream of one of its stages; each
 event names its step and its micro-batch. Lin et al., "Understanding stragglers in large model
@@ -47,7 +47,7 @@ class _Slice(Struct):
 
 
 def is_one(value: Any) -> bool:
-    """True if this looks like such a trace."""
+    """Return whether this looks like such a trace."""
     events = value.get("traceEvents") if isinstance(value, dict) else None
     return isinstance(events, list) and any(
         isinstance(e, dict) and e.get("name") == "forward-compute" for e in events
@@ -55,17 +55,17 @@ def is_one(value: Any) -> bool:
 
 
 def check(trace: Json) -> None:
-    """Raise ValueError when a field holds something else than it should, and name it."""
+    """Raise a ValueError that names the first invalid field."""
     msgspec.convert(_slices(trace), list[_Slice])
 
 
 def holds(traces: Iterable[Json]) -> str:
-    """The contents of some traces, in words."""
+    """Describe the contents of traces."""
     return f"{sum(len(_slices(trace)) for trace in traces):,} events"
 
 
 def read(trace: Json) -> tuple[list[Event], RunInfo]:
-    """The events of all ranks, and what is known of their run."""
+    """Return the events of all ranks, and the metadata of their run."""
     threads = {
         (e["pid"], e["tid"]): int(told[1])
         for e in trace["traceEvents"]

@@ -1,9 +1,9 @@
-"""The laboratory's keeper: it makes the hosts, holds them, and ends them with their maker.
+"""The init process of a laboratory: it makes the hosts, and ends them with their maker.
 
 Runs as a script, in the network namespace that is the router between the hosts, and needs the
 standard library alone. It reads its plan as one line of JSON, and answers with one line: the pids
 of the hosts' first processes. A host is a shell in namespaces of its own (util-linux's
-``unshare``), which is told how to furnish it; what fails is in the standard error.
+``unshare``), which executes the commands that set it up; errors go to the standard error.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Its first process tells its pid outside, while /proc is still that of the machine.
+#: Prints the pid of a host's first process outside, while /proc is still that of the machine.
 _BEGIN = "read pid _ < /proc/self/stat; echo $pid\n"
-#: Then it takes in the host's orphans until the end.
+#: Adopts the host's orphans until the end.
 _STAY = "echo well\nexec env --ignore-signal=CHLD cat\n"
 
 
 def main() -> None:
-    """Make the hosts, wait until the maker has ended or asks for the end, and end them."""
+    """Make the hosts, wait until the maker ends or sends SIGTERM, and end them."""
     plan = json.loads(sys.stdin.readline())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     made: list[subprocess.Popen[str]] = []
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _start(skew: int) -> subprocess.Popen[str]:
-    """Start the first process of a host, which the kernel ends with this one, and all with it."""
+    """Start the first process of a host, which ends with this one, as all others end with it."""
     spaces = ["--net", "--uts", "--ipc", "--mount", "--pid", "--propagation=unchanged"]
     if skew:
         spaces += ["--time", f"--monotonic={skew}", f"--boottime={skew}"]
@@ -58,7 +58,7 @@ def _start(skew: int) -> subprocess.Popen[str]:
 
 
 def _send(host: subprocess.Popen[str], commands: str) -> str:
-    """Have commands executed on a host; the line that it answers."""
+    """Execute commands on a host, and return the line that they print."""
     assert host.stdin and host.stdout
     host.stdin.write(commands)
     host.stdin.flush()

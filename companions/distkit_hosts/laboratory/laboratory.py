@@ -80,7 +80,7 @@ class Laboratory:
         starting.check_platform()
         folders.sweep(tempfile.gettempdir())
         made, held = folders.make()
-        #: What belongs to the laboratory, on all hosts and here.
+        #: The folder of the laboratory, on all hosts and here.
         self.folder = Path(made)
         self._open = ExitStack()  # sockets of the hosts that are held here
         #: The addresses that each host knows.
@@ -94,11 +94,11 @@ class Laboratory:
         made_of = plan.make_plan(self.folder, self._addresses, all_see, self._skew)
         self._keeper, pids = starting.start(made_of, held)
         self._pids = dict(zip(self.hosts, pids, strict=True))
-        #: The faults by what they are: the hosts that take part, and what ends it.
+        #: For each fault, the hosts that take part, and the function that ends it.
         self._faults: dict[str, tuple[set[str], Callable[[], None]]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Say what to do instead of what was removed."""
+        """Raise an error that says what to use in place of a removed name."""
         raise AttributeError(GONE.get(f"Laboratory.{name}", f"no attribute {name!r}"))
 
     def run(
@@ -123,7 +123,7 @@ class Laboratory:
         return subprocess.Popen(**self._entering(host, argv, **options))
 
     def enter(self, host: str, cwd: str | Path | None = None) -> list[str]:
-        """The words that, put before a command, run it on a host.
+        """Return the words that, before a command, run it on a host.
 
         Args:
             host: the host.
@@ -138,7 +138,7 @@ class Laboratory:
         return [*self._administer(host), *as_user, find("setpriv"), *there]
 
     def address(self, host: str) -> str:
-        """The address of a host in the laboratory's network.
+        """Return the address of a host in the laboratory's network.
 
         Raises:
             LaboratoryError: there is no such host.
@@ -165,7 +165,7 @@ class Laboratory:
         services.start_ssh(self)
 
     def options(self) -> dict[str, Any]:
-        """The options with which ``dk.Cluster`` in this process has ranks on the hosts.
+        """Return the options with which ``dk.Cluster`` in this process has ranks on the hosts.
 
         It enters them by SSH from the head, where it also listens, by a socket that was made there.
 
@@ -181,7 +181,7 @@ class Laboratory:
         return {"ssh_cmd": [*self.enter(self.hosts[0]), find("ssh")], "interface": self._listener}
 
     def slurm(self, cpus: int = 2) -> None:
-        """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head, all others are nodes.
+        """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head; the others are nodes.
 
         Args:
             cpus: how many tasks each node takes.
@@ -194,7 +194,7 @@ class Laboratory:
     # -- faults --------------------------------------------------------------------------------
 
     def cut(self, *hosts: str) -> None:
-        """Cut hosts off from all others: what they send and what is sent to them is lost, silently.
+        """Cut hosts off from all others: packets to and from them are lost silently.
 
         Raises:
             LaboratoryError: there is no such host.
@@ -209,12 +209,12 @@ class Laboratory:
         to: str | None,
         port: int | None = None,
     ) -> None:
-        """Lose what one host sends to another, in this direction only.
+        """Drop the packets that one host sends to another, in this direction only.
 
         Args:
-            source: the host that sends; None: all.
-            to: the host that it is meant for; None: all.
-            port: lose only what is for this TCP port.
+            source: the sending host; None for all.
+            to: the receiving host; None for all.
+            port: drop only packets to this TCP port.
 
         Raises:
             LaboratoryError: there is no such host.
@@ -229,10 +229,10 @@ class Laboratory:
         )
 
     def slow(self, host: str, rate: str) -> None:
-        """Limit what a host sends, and what it receives, each to a rate such as ``"100mbit"``.
+        """Limit the rate of a host in each direction, for example to ``"100mbit"``.
 
         Raises:
-            LaboratoryError: there is no such host, or it is no rate.
+            LaboratoryError: there is no such host, or the rate is invalid.
         """
         bucket = plan.bucket(rate).split()
         self._inject(
@@ -247,8 +247,8 @@ class Laboratory:
 
         Args:
             host: the name.
-            to: the wrong address; None: none.
-            on: the hosts where this is so; None: all.
+            to: the wrong address; None for no address.
+            on: the hosts that resolve it so; None for all.
 
         Raises:
             LaboratoryError: there is no such host.
@@ -303,7 +303,7 @@ class Laboratory:
 
     @cached_property
     def _listener(self) -> socket.socket:
-        """A socket of this process that listens on the head host, at any free port."""
+        """A socket of this process that listens on the head, at a free port."""
         head = self.hosts[0]
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -319,7 +319,7 @@ class Laboratory:
         return self._open.enter_context(socket.socket(fileno=lent))
 
     def _port(self, host: str) -> str:
-        """The router's device that leads to a host."""
+        """Return the router's device that leads to a host."""
         self._check(host)
         return f"port{self.hosts.index(host)}"
 
@@ -335,14 +335,14 @@ class Laboratory:
         self._write_names(where)
 
     def _entering(self, host: str, argv: Sequence[str | Path], **options: Any) -> dict[str, Any]:
-        """The options of subprocess.run that run a command on a host."""
+        """Return the options of subprocess.run that run a command on a host."""
         words = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
         env = {**(options.pop("env", None) or os.environ)}
         passed = {name: value for name, value in env.items() if name not in _UNSET}
         return {"args": words, "env": passed, **options}
 
     def _administer(self, host: str | None) -> list[str]:
-        """The words that run a command as a host's administrator; as the router's for None."""
+        """Return the words that run a command as administrator of a host, None for the router."""
         spaces = ["--mount", "--net", *(["--uts", "--ipc", "--pid"] if host else [])]
         spaces += ["--user", "--preserve-credentials"] if starting.ROOTLESS else []
         spaces += ["--time"] if host in self._skew else []
@@ -360,7 +360,7 @@ class Laboratory:
             raise LaboratoryError(f"there is no host {host!r}. Hosts: {', '.join(self.hosts)}")
 
     def _pid(self, host: str | None) -> int:
-        """The first process of a host; the keeper, which is in the router, for None."""
+        """Return the first process of a host; for None the keeper, which is in the router."""
         if self._keeper.poll() is not None:
             raise LaboratoryError("the laboratory has ended. Make another one.")
         if host is None:

@@ -26,14 +26,14 @@ _PATIENCE = 60.0
 
 
 def _daemon(lab: Laboratory, host: str, command: str) -> None:
-    """Start a program in the background."""
+    """Start a program in the background on a host."""
     ran = lab.run(host, ["sh", "-c", command], cwd="/", capture_output=True, text=True)
     if ran.returncode:
         raise LaboratoryError(f"on {host}, `{command}` failed: {ran.stderr.strip()}")
 
 
 def _await(ask: Callable[[], str], is_up: Callable[[str], bool], what: str) -> None:
-    """Wait until a program says that it is up; ``what`` is wrong if it does not."""
+    """Wait until a program reports that it is up; raise an error that says ``what`` otherwise."""
     deadline = time.monotonic() + _PATIENCE
     while not is_up(said := ask()):
         if time.monotonic() > deadline:
@@ -72,7 +72,7 @@ Host {hosts}
 
 
 def start_ssh(lab: Laboratory) -> None:
-    """Start a server on each host, once; wait until all of them listen.
+    """Start a server on each host unless there is one, and wait until all of them listen.
 
     Raises:
         LaboratoryError: OpenSSH is missing, or a server does not start.
@@ -146,11 +146,11 @@ def _settings(lab: Laboratory) -> Path:
 
 
 def start_slurm(lab: Laboratory, cpus: int) -> None:
-    """Start munge, the controller and the daemons, once; wait until all nodes are ready.
+    """Start munge, the controller and the daemons, unless they run; wait until all nodes are ready.
 
     Args:
         lab: its first host has the controller; the others are the nodes.
-        cpus: how many tasks a node takes.
+        cpus: the number of tasks that a node takes.
 
     Raises:
         LaboratoryError: Slurm is missing, or does not start.

@@ -1,4 +1,4 @@
-"""How a laboratory starts: what must be there, the keeper, and the words for what fails."""
+"""Start a laboratory: check the requirements, start the keeper, and explain errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FORBIDDEN = (
 
 
 def check_platform() -> None:
-    """Find out before the start that there can be no laboratory here.
+    """Check whether this machine can have a laboratory.
 
     Raises:
         LaboratoryError: this is not Linux, or a program is missing.
@@ -69,8 +69,8 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
     """Start the keeper; return it and the pid of each host's first process.
 
     Args:
-        plan: what the keeper makes.
-        held: holds the laboratory's folder, as long as somebody has it open.
+        plan: from :func:`distkit_hosts.laboratory.plan.make_plan`.
+        held: keeps the laboratory's folder as long as a process has it open.
 
     Raises:
         LaboratoryError: a host cannot be made.
@@ -100,7 +100,7 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
     assert keeper.stdin and keeper.stdout
     try:
         with errors, keeper.stdout:
-            with suppress(BrokenPipeError), keeper.stdin:  # it could not begin
+            with suppress(BrokenPipeError), keeper.stdin:  # it has failed to start
                 keeper.stdin.write(json.dumps(plan) + "\n")
             if answer := keeper.stdout.readline():
                 return keeper, json.loads(answer)
@@ -115,14 +115,14 @@ def start(plan: dict[str, Any], held: int | None) -> tuple[subprocess.Popen[str]
 
 
 def explain(error: str) -> str:
-    """An error's message, with the remedy if it is one of permission."""
+    """Return an error's message, with the remedy if a permission is missing."""
     refusals = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSPC)
     forbidden = any(os.strerror(number) in error for number in refusals)
     return f"the laboratory cannot be made: {error}. {_FORBIDDEN * forbidden}".strip()
 
 
 def find(name: str) -> str:
-    """The path of a program.
+    """Return the path of a program.
 
     Raises:
         LaboratoryError: it is not installed here.

@@ -1,8 +1,8 @@
-"""Agents on other machines, started by ssh, by ipyparallel's launchers, or in engines there.
+"""Start agents on other machines, by ssh, by ipyparallel's launchers, or in engines there.
 
-The launchers start :mod:`distkit_hosts.remote.agent` where they would start an engine, as one
-``srun`` or ``mpiexec`` for a whole allocation. Where the kernel is, and the keys, go with
-them in an environment variable: never in arguments, which everybody on a machine can read.
+The launchers start :mod:`distkit_hosts.remote.agent` where they would start an engine, with one
+``srun`` or ``mpiexec`` for a whole allocation. The kernel's endpoint and the keys are passed in an
+environment variable, not in arguments, which every user of a machine can read.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from distkit.errors import StartError
 from distkit.gone import GONE
 from distkit_hosts.remote.agent import AGENT
 
-#: Options for ssh, unless the user gives others: no questions, and no long wait for a dead machine.
+#: Options of ssh, after the user's: no questions, and no long wait for a dead machine.
 SSH_OPTIONS = "BatchMode=yes ConnectTimeout=8 ServerAliveInterval=5 ServerAliveCountMax=3"
 
-#: An engine answers within this time [s], unless it is busy.
+#: Time limit of an engine's answer [s].
 _ANSWER = 30.0
 
-#: What the launchers start in the place of an engine.
+#: The module that the launchers start in place of an engine.
 _MODULE = "distkit_hosts.remote.agent"
 
-#: The launchers tell the terminal that runs Jupyter what is in the error as well.
+#: For the launchers, which also log each error to the terminal that runs Jupyter.
 _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 
-#: How often a batch system is asked how a job stands [s]; and when it is asked whether it is over.
+#: Intervals at which a batch system is asked for a job's state, and for its end [s].
 _ASK, _ASK_AT_THE_END = 2.0, 0.2
 
-#: Who was told to end has ended within this time [s], or is ended.
+#: Time for a process to end after SIGTERM, before it is killed [s].
 _GRACE = 3.0
 
-#: Ends a job, and removes its output, when its input ends: with this process, however that ends.
+#: Ends a job and removes its output when its input ends, also if the kernel is killed.
 _AFTERWARDS = ["sh", "-c", 'read -r _; "$@"; rm -f "$0"']
 
-#: What squeue says of jobs that come to no more.
+#: The states in squeue of jobs that have ended.
 _OVER = ("BOOT", "CANCELLED", "COMPLETED", "DEADLINE", "FAIL", "NODE", "OUT_OF", "PREEMPT", "TIME")
 
 
 class Launch:
-    """Agents that are being started. Everything is told to whoever gave ``fail``.
+    """Starts agents.
 
     Args:
-        where: what the agents are told, see :class:`distkit_hosts.remote.agent.Agent`.
-        fail: called, from another thread, with the reason why some or all will not come.
+        where: see :class:`distkit_hosts.remote.agent.Agent`.
+        fail: called from another thread with the reason why agents cannot start.
     """
 
     def __init__(self, where: dict[str, Any], fail: Callable[[str], None]) -> None:
@@ -64,25 +64,25 @@ class Launch:
         self.state = ""  # of the job, for the status card
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start, without waiting."""
         raise NotImplementedError
 
     def words(self) -> str:
-        """What whoever started the agents says of them now; "" for nothing."""
+        """Return the launcher's description of the agents; "" for none."""
         return ""
 
     def stop(self) -> None:
-        """End what may be left, once agents were told to leave."""
+        """End the launcher after the agents were told to leave."""
         return
 
 
 class ByCommands(Launch):
-    """Agents that commands of this machine start; each lasts as long as its agents.
+    """Starts agents by commands on this machine, which run as long as their agents.
 
     Args:
-        name: of the launcher, for messages.
-        commands: what starts agents, by the machine's name.
-        options: of their processes, as of Popen.
+        name: the name of the launcher, for messages.
+        commands: the commands, by the name of the machine.
+        options: the options of ``Popen``.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ByCommands(Launch):
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is not meant for it
+                    start_new_session=True,  # so that Ctrl-C does not end it
                     **self._options,
                 )
             except OSError as error:
@@ -119,7 +119,7 @@ class ByCommands(Launch):
             threading.Thread(target=self._serve, args=(host, process, log), daemon=True).start()
 
     def _serve(self, host: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        """Start the agent, and tell of its end."""
+        """Send the command its input, wait for its end, and report it."""
         with log:
             process.communicate(self._program(host))
             if not self._over:
@@ -128,11 +128,11 @@ class ByCommands(Launch):
                 self.fail(self._explain(host, process.returncode, said))
 
     def _program(self, host: str) -> bytes:
-        """What the command reads from its input."""
+        """Return the input of a command."""
         return b""
 
     def _explain(self, host: str, status: int, said: str) -> str:
-        """Why a command has ended; what it has said is known."""
+        """Return the reason why a command has ended, with its output."""
         return f"{self._name}: the processes have ended.{quoted(said, sys.executable)}"
 
     def stop(self) -> None:
@@ -160,7 +160,7 @@ _SSH_OPTIONS = "environment", "remote_python", "ssh_args", "ssh_cmd"
 
 
 class BySSH(ByCommands):
-    """One agent on each of several machines, and one connection to it for as long as it lives.
+    """Starts one agent on each machine, through one connection that lasts as long as the agent.
 
     Args:
         hosts: ``name``, ``user@name`` or ``name:port``.
@@ -176,7 +176,7 @@ class BySSH(ByCommands):
     ) -> None:
         _check_options(options, _SSH_OPTIONS, "its connections by ssh")
         ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
-        # of each option the first counts
+        # ssh takes the first value of each option
         self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options.get("ssh_args", ()), *ours]
         self._python = options.get("remote_python", sys.executable)
         path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
@@ -185,7 +185,7 @@ class BySSH(ByCommands):
         super().__init__("ssh", commands, where, fail)
 
     def _command(self, host: str) -> list[str]:
-        """What enters a machine."""
+        """Return the ssh command for a machine."""
         place, _, port = host.partition(":")
         return [*self._ssh, *(["-p", port] if port else []), place]
 
@@ -210,12 +210,12 @@ class BySSH(ByCommands):
 
 
 class ByBatch(Launch):
-    """Agents in a job of a batch system, of which ``squeue`` tells where that is Slurm.
+    """Starts agents in a job of a batch system; for Slurm, ``squeue`` gives its state.
 
     Args:
-        name: of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
-        n: how many processes.
-        launcher: ipyparallel's.
+        name: the name of the launcher, as in ``ipyparallel.Cluster(engines=name)``.
+        n: the number of processes.
+        launcher: the launcher of ipyparallel.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class ByBatch(Launch):
         self._thread.start()
 
     def _watch(self) -> None:
-        """Ask for the job until it is over, and see that nothing of it is left."""
+        """Poll the job until it is over, and make sure that nothing of it is left."""
         launcher = self._launcher
         file = launcher.output_file if launcher.passing else ""
         end = [*_AFTERWARDS, file, *launcher.delete_command, launcher.job_id]
@@ -255,22 +255,22 @@ class ByBatch(Launch):
                     self.fail(what + quoted(self._output(), sys.executable))
                     return
                 self._over.wait(_ASK)
-            self._await("RUNNING", "COMPLETING")  # it ends by itself as its agents leave
+            self._await("RUNNING", "COMPLETING")  # the job ends when its agents leave
 
     def words(self) -> str:
-        """How the job stands; of one that is being ended, how it ends."""
+        """Return the job's state, after waiting for the final state of a job that ends."""
         state = self._await("COMPLETING")
         return f"\n{self._name}: job {self._launcher.job_id} is {state}." if state else ""
 
     def _await(self, *states: str) -> str:
-        """The state of the job, when it is none of these any more or does not change."""
+        """Wait until the job leaves these states or time is up, and return its state."""
         end = time.monotonic() + _GRACE
         while (state := self._state()).startswith(states) and time.monotonic() < end:
             time.sleep(_ASK_AT_THE_END)
         return state
 
     def _state(self) -> str:
-        """The state of the job and the reason for it, as squeue has them; "" for another system."""
+        """Return the job's state and its reason, by squeue; "" for another batch system."""
         ask = ["squeue", "--noheader", "--states=all", "--format=%T %r"]
         with suppress(OSError, subprocess.TimeoutExpired):
             ran = subprocess.run(
@@ -284,7 +284,7 @@ class ByBatch(Launch):
         return ""
 
     def _output(self) -> str:
-        """What the job has written into its file."""
+        """Return the output of the job."""
         file = self._launcher.output_file
         try:
             return Path(file).read_text(errors="replace")
@@ -302,7 +302,7 @@ class ByBatch(Launch):
 
 
 def _kind(name: str) -> Any:
-    """The class of a launcher."""
+    """Return the class of a launcher."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
     from distkit_hosts.remote.slurm import AgentsBySlurm
@@ -317,7 +317,7 @@ def _kind(name: str) -> Any:
 
 
 def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]) -> Any:
-    """ipyparallel's launcher, set up to start agents."""
+    """Return a launcher of ipyparallel that starts agents."""
     kind = _kind(name)
     known = kind.class_traits(config=True)
     options = {**options}
@@ -333,13 +333,13 @@ def _make(name: str, folder: str, options: dict[str, Any], where: dict[str, Any]
         **options,
         "environment": {AGENT: json.dumps(where), **options.get("environment", {})},
     }
-    if "submit_command" in known:  # or what it says goes to the terminal that runs Jupyter
+    if "submit_command" in known:  # else its errors go to the terminal that runs Jupyter
         submit = options.get("submit_command", kind.submit_command.default_args[0])
         given["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', submit[0], *submit]
         # the machines of a batch system share the home, and no temporary folder
         given.setdefault("output_file", f"{Path.home()}/.{Path(folder).name}.log")
     if name == "mpi":
-        given["work_dir"] = "/"  # MPICH has it on all machines, or starts nothing
+        given["work_dir"] = "/"  # MPICH needs a folder that exists on all machines
         given["mpi_args"] = _mpi_args(options, on)
     launcher = kind(**given)
     launcher.passing = "output_file" not in options
@@ -357,7 +357,7 @@ def _check_options(options: Iterable[str], known: Iterable[str], whose: str) -> 
 
 
 def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
-    """Arguments for mpiexec: Open MPI's passes on what it is told to, and would bind to cores."""
+    """Return mpiexec's arguments; Open MPI must be told to pass variables and not to bind cores."""
     command, args = options.get("mpi_cmd", ["mpiexec"]), options.get("mpi_args")
     try:
         ran = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
@@ -376,7 +376,7 @@ def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
 
 
 def quoted(said: str, python: str = "") -> str:
-    """The last lines of what a program has said, indented; and how to install what it misses."""
+    """Return the last lines of a program's output, and how to install a missing module."""
     lines = [line for line in said.strip().splitlines() if line.strip("- ")][-30:]
     text = "".join(f"\n    {line}" for line in lines)
     if missing := re.findall(r"No module named '(\w+)", said):
@@ -384,11 +384,11 @@ def quoted(said: str, python: str = "") -> str:
     return text
 
 
-# -- in the engines of somebody else -----------------------------------------------------------
+# -- in existing engines -----------------------------------------------------------
 
 
 class InEngines(Launch):
-    """An agent of each engine.
+    """Starts an agent in each engine of an existing cluster.
 
     Args:
         client: an ``ipyparallel.Client``.
@@ -426,13 +426,13 @@ def launch(
     where: dict[str, Any],
     fail: Callable[[str], None],
 ) -> Launch:
-    """Agents in engines, by ssh on these machines, or so many by one of ipyparallel's launchers.
+    """Return a launch of agents: in engines, by ssh, or by one of ipyparallel's launchers.
 
     Args:
         by: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.
-        ranks: on each machine, or how many in all.
-        folder: for the launcher's files.
-        options: its configuration.
+        ranks: the number of ranks on each machine, or in all.
+        folder: the folder for the launcher's files.
+        options: the options of the launcher.
         where: see :class:`Launch`.
         fail: see :class:`Launch`.
     """
@@ -452,10 +452,10 @@ def launch(
 
 
 def connect(name: str) -> Any:
-    """A client of an existing ipyparallel cluster, by the name of its profile.
+    """Return a client of an existing ipyparallel cluster, by the name of its profile.
 
     Raises:
-        StartError: there is none, or it has no engines.
+        StartError: there is no such cluster, or it has no engines.
     """
     import ipyparallel
 
@@ -475,7 +475,7 @@ def connect(name: str) -> Any:
 
 
 def _in_engine(where: dict[str, Any], order: int) -> str:
-    """In an engine: start an agent that ends with it; what is wrong, or ""."""
+    """Start an agent that ends with this engine; return the error, or ""."""
     import importlib.util
     import json
     import os
@@ -496,8 +496,8 @@ def _in_engine(where: dict[str, Any], order: int) -> str:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    threading.Thread(target=process.wait, daemon=True).start()  # or it stays as a zombie
+    threading.Thread(target=process.wait, daemon=True).start()  # else it would stay as a zombie
     return ""
 
 
-_in_engine.__module__ = "__main__"  # or engines import this module, which they may lack
+_in_engine.__module__ = "__main__"  # else engines would import this module, which they may lack

@@ -1,1 +1,1 @@
-"""Ranks that torchrun, ``srun`` or ``mpiexec`` starts: recorded, and followed from a notebook."""
+"""Record ranks that torchrun, ``srun`` or ``mpiexec`` starts, and follow them from a notebook."""

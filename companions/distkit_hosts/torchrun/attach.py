@@ -1,4 +1,4 @@
-"""What each rank runs under ``distkit trace -- torchrun …``: the script, recorded.
+"""Run and record a script, as each rank does under ``distkit trace -- torchrun …``.
 
 The launcher's command gets ``-m distkit_hosts.torchrun.attach FOLDER`` before the script, see
 :mod:`distkit_hosts.torchrun.launching`. A script records itself with :func:`distkit.hosts.record`.
@@ -17,7 +17,7 @@ from distkit_hosts.torchrun.attached import ended, record
 
 
 def main(argv: list[str]) -> None:
-    """Run a script, or a module, as Python does, and record it.
+    """Run a script or a module as Python does, and record it.
 
     Args:
         argv: ``FOLDER SCRIPT [ARGUMENT ...]``, or ``-m MODULE`` for the script.
@@ -32,10 +32,10 @@ def main(argv: list[str]) -> None:
         print(f"distkit: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     try:
-        if is_module:  # the current folder is searched first, as by ``python -m``
+        if is_module:  # searched for in the current folder first, as by ``python -m``
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
-            del sys.path[0]  # the script's own folder is searched first instead
+            del sys.path[0]  # in favour of the script's own folder
             recorder.add_user_file(words[0])
             run_script(Path(words[0]), words[1:])
     except BaseException as error:

@@ -1,8 +1,8 @@
-"""Recording a rank that somebody else has started: torchrun, Slurm, MPI, or a shell.
+"""Record a rank that another launcher has started: torchrun, Slurm, MPI, or a shell.
 
-Its process group, its store and its devices are the script's own; the tap notes what passes. What
-is noted goes into a file of the rank, which ``distkit replay FOLDER`` merges with the others'. A
-notebook of the same machine may take up the rank's line, and hold it, or let it go, by that.
+The process group, its store and its devices are those of the script; the tap records its calls in
+a file of the rank, which ``distkit replay FOLDER`` merges with the other ranks'. A notebook on the
+same machine may connect to the rank's socket, to pause it and to let it continue.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from distkit_hosts.launched import Launched, recognise
 from distkit_hosts.torchrun.line import Line
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
-#: Where the files of the ranks go, if nobody says it.
+#: The default folder of the ranks' files.
 FOLDER = "trace"
-#: Set in a rank that is recorded, to its pid: processes that it starts are none.
+#: Set in a recorded rank to its pid; the processes that it starts are not recorded.
 _ATTACHED = "DISTKIT_ATTACHED"
-#: The text of one source file goes into a record up to this length [characters].
+#: Maximum length of a source file's text in a record [characters].
 _LONGEST = 200_000
-#: By these signals launchers and users end a rank.
+#: The signals by which launchers and users end a rank.
 _ENDING = signal.SIGTERM, signal.SIGINT
-#: What the GPU is still at when the script has ended is waited for so long [s].
+#: Time limit for the GPU's pending work at the end of the script [s].
 _LANDS = 2.0
 
 _here: Attached | None = None
 
 
 def record(folder: str | Path = FOLDER) -> None:
-    """Record this rank's communication from now on, whoever has started it.
+    """Record this rank's communication from now on, with any launcher.
 
     Call it before ``init_process_group``. Afterwards ``distkit replay FOLDER`` shows all ranks.
-    In a rank that is recorded already, and in processes that such a rank starts, it does nothing.
+    It does nothing in a rank that is already recorded, and in processes that such a rank starts.
 
     Args:
-        folder: where the files of the ranks go, one for each; it is made if there is none. Ranks
-            of several hosts may share it, or their files are brought together afterwards.
+        folder: the folder for a file of each rank, created if it does not exist. Ranks of several
+            hosts may share it; otherwise copy their files into one folder afterwards.
 
     Raises:
-        StartError: the launcher's environment variables contradict each other, or there can be no
-            files in the folder.
+        StartError: the launcher's environment variables contradict each other, or the folder cannot
+            be written.
 
     Example:
         >>> import distkit as dk                        # doctest: +SKIP
@@ -75,12 +75,12 @@ def record(folder: str | Path = FOLDER) -> None:
     if _here is None and not of_parent and _recorder.current() is None:
         place = recognise(os.environ, socket.gethostname())
         _here = Attached(place, Path(folder).absolute())
-        if place.launcher != "none":  # else it may start ranks itself
+        if place.launcher != "none":  # else this process may start ranks itself
             os.environ[_ATTACHED] = str(os.getpid())
 
 
 def ended(error: BaseException) -> None:
-    """Note the exception that ends this rank, if it is recorded."""
+    """Record the exception that ends this rank, if it is recorded."""
     if _here is not None:
         _here.ended(error)
 
@@ -89,8 +89,8 @@ class Attached:
     """The recording of this process.
 
     Args:
-        place: its place among the ranks.
-        folder: where its file goes.
+        place: its launcher and rank.
+        folder: the folder for its file.
     """
 
     def __init__(self, place: Launched, folder: Path) -> None:
@@ -129,24 +129,24 @@ class Attached:
             ) from error
         self._pid, self._end = os.getpid(), ("returned", "", "")
         self._sources, self._written = set[str](), 0
-        self._waits: Any = None  # what it waits in since the last beat
+        self._waits: Any = None  # the wait reported since the last beat
         self._install()
         self._hear_signals()
         self._flusher = _Flusher(self._recorder, self._emit, self._beat)
 
     def _set_stepped(self, on: bool) -> None:
-        """Stop before each communication, or go on for good."""
+        """Pause before each communication, or stop doing so."""
         if on and self._line.pass_by not in tap.before:
             tap.before.append(self._line.pass_by)
         self._recorder.stepped = on
 
     def _install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         tap.on_gpu = torch.backends.cuda.is_built()
         if tap.on_gpu:
             os.environ.setdefault(*TIMING)
         tap.install()
-        # nothing is compared before the backend sees it: the ranks may be on any hosts
+        # calls are not compared before the backend gets them, as the ranks may be on any hosts
         tap.call_context = CallContext(self._note, None, lambda: None)
         tap.groups.on_group = self._on_group
         tap.on_threads = partial(self._note, "threads")
@@ -155,23 +155,23 @@ class Attached:
         os.register_at_fork(after_in_child=self._forget)
         sys.excepthook = partial(self._excepthook, sys.excepthook)
 
-    # -- what is noted --------------------------------------------------------------------------
+    # -- what is recorded --------------------------------------------------------------------------
 
     def _on_group(self, name: str, members: list[int]) -> None:
         import torch.distributed as dist
 
         self._note("group", (name, members))
         if name == WORLD:
-            self._recorder.rank = dist.get_rank()  # a script may number the ranks as it likes
+            self._recorder.rank = dist.get_rank()  # a script may number the ranks differently
             self._file.note("world", (dist.get_rank(), len(members)))
 
     def _note(self, kind: str, what: Any) -> None:
-        """Write down a fact, and tell it to whoever listens."""
+        """Record a fact, and send it to a listener."""
         self._file.note(kind, what)
         self._line.emit(kind, what)
 
     def _emit(self, kind: str, what: Any) -> None:
-        """Write what the flusher brings, and tell it to whoever listens."""
+        """Record the flusher's rows or waits, and send them to a listener."""
         if kind == "rows":
             count, rows = what
             self._add_sources(rows)
@@ -183,7 +183,7 @@ class Attached:
             self._line.emit(kind, what if kind == "waits" else (count, encode_rows(rows)))
 
     def _add_sources(self, rows: list[Row]) -> None:
-        """Add the text of each file whose lines are seen for the first time."""
+        """Add the text of each source file that appears for the first time."""
         lines = {
             line for row in rows for line in (row[4][6], *dict(row[4][7] or ()).get(STACK, ()))
         }
@@ -191,12 +191,12 @@ class Attached:
             self._sources.add(file)
             try:
                 text = Path(file).read_text(errors="replace")[:_LONGEST]
-            except OSError:  # it was not in a file
+            except OSError:  # the code is not from a file
                 continue
             self._file.note("source", (file, text))
 
     def _beat(self) -> None:
-        """Note that the rank lives, and what it has lost."""
+        """Record that the rank runs, and the number of lost events."""
         lost = self._recorder.dropped + self._file.lost
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         told = lost, self._recorder.without_values, dict(self._recorder.unseen), cuda
@@ -207,7 +207,7 @@ class Attached:
     # -- the end --------------------------------------------------------------------------------
 
     def ended(self, error: BaseException) -> None:
-        """Note the exception that ends the rank."""
+        """Record the exception that ends the rank."""
         if isinstance(error, KeyboardInterrupt):
             self._end = "released", "", ""
         elif not (isinstance(error, SystemExit) and error.code in (None, 0)):
@@ -220,7 +220,7 @@ class Attached:
         error: BaseException,
         at: TracebackType | None,
     ) -> None:
-        """Print a traceback as without us: it begins in the script."""
+        """Print a traceback that begins in the script, as without distkit."""
         if os.getpid() == self._pid:
             self.ended(error)
         while at is not None and at.tb_next and not is_users(at.tb_frame.f_code.co_filename):
@@ -228,7 +228,7 @@ class Attached:
         stock(kind, error.with_traceback(at), at)
 
     def _release(self, why: str) -> None:
-        """End this rank, and print where it is.
+        """End this rank, and print where it was.
 
         SIGTERM is ignored: a launcher sends it as soon as another rank has exited.
         """
@@ -262,16 +262,16 @@ class Attached:
             path.unlink(missing_ok=True)
 
     def _forget(self) -> None:
-        """In a child: it is no rank."""
+        """Stop recording in a child process."""
         _recorder.set_current(None)
         self._hear_no_signals()
         self._line.close_here()
 
     def _hear_signals(self) -> None:
-        """Have the interpreter write down which signal ends the rank, also out of a call of C++.
+        """Let faulthandler write which signal ends the rank, also during a call of C++.
 
-        What the signal does stays as it is. Only the frames of the thread that the signal reaches
-        are written: those of another change meanwhile, and reading them can crash the process.
+        The effect of the signal is unchanged. Only the frames of the thread that receives the
+        signal are written, because reading those of a running thread can crash the process.
         """
         self._tells_crashes = not faulthandler.is_enabled()
         if self._tells_crashes:
@@ -291,9 +291,9 @@ class _Flusher(Flusher):
     """Calls ``beat`` after each flush.
 
     Args:
-        recorder: as of a :class:`Flusher`.
-        emit: the same; the rows come as they are.
-        beat: without arguments.
+        recorder: as for :class:`Flusher`.
+        emit: as for :class:`Flusher`, but called with a list of rows.
+        beat: called without arguments.
     """
 
     def __init__(
@@ -303,6 +303,6 @@ class _Flusher(Flusher):
         super().__init__(recorder, emit, pack=list)
 
     def flush(self, last: bool = False) -> None:
-        """Write what has been collected, and that the rank lives."""
+        """Write the collected rows, and record that the rank runs."""
         super().flush(last)
         self._beat()

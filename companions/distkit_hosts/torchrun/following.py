@@ -75,19 +75,19 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
 
 
 class Following:
-    """A run of others, by the files of its ranks: its trace, findings and end as of a live Run's.
+    """A run of another launcher, by the files of its ranks, with the attributes of a live Run.
 
-    Ranks of this machine offer a line besides: by it :meth:`step` and :meth:`interrupt` reach them.
-    They do not depend on it; when this kernel ends, they go on.
+    :meth:`step` and :meth:`interrupt` reach the ranks of this machine through their sockets. The
+    ranks continue when this kernel ends.
 
     Args:
-        folder: where the files are.
+        folder: the folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._listeners: list[Callable[[list[Event]], None]] = []
-        self._told = set[tuple[int, int, str]]()  # the events that they have
+        self._told = set[tuple[int, int, str]]()  # the events sent to them
         self._reading, self._works = threading.RLock(), False
         self._sizes, self._read = dict[Path, int](), 0.0  # of the files, when they were read
         self._grew = dict[Path, float]()  # when a file was seen to have grown
@@ -100,26 +100,26 @@ class Following:
 
     @property
     def trace(self) -> Trace:
-        """The communication of all ranks, as far as their files tell."""
+        """The communication of all ranks so far."""
         with self._reading:
             self._look()
             return self._trace
 
     @property
     def whole(self) -> bool:
-        """True if all ranks have begun."""
+        """Whether all ranks have begun."""
         info = self._trace.info
         return bool(info.ranks) and len(info.ranks) >= info.world_size
 
     @property
     def begun(self) -> str:
-        """How many ranks have begun, in words."""
+        """The number of ranks that have begun, in words."""
         known, size = len(self._trace.info.ranks), self._trace.info.world_size
         return f"{known} of {size} ranks have begun" if size else "no rank has begun"
 
     @property
     def finished(self) -> bool:
-        """True if all ranks have ended, and nobody is there to start them anew."""
+        """Whether all ranks have ended and their launcher does not restart them."""
         with self._reading:
             self._look()
             return self._is_over()
@@ -131,27 +131,26 @@ class Following:
         return not any(a["launcher"] == "torchrun" and rankfile.lives(a["parent"]) for a in here)
 
     def diagnose(self) -> list[Finding]:
-        """The mistakes so far: which rank waits for which, and why."""
+        """Return the mistakes so far: which rank waits for which, and why."""
         return self.trace.diagnose()
 
     @property
     def findings(self) -> list[Finding]:
-        """The deadlock that the ranks are in for good, or what a diagnosis finds so far."""
+        """The permanent deadlock of the ranks, or else the mistakes so far."""
         trace = self.trace
         return self._deadlock or trace.diagnose()
 
     @property
     def ends(self) -> dict[int, str]:
-        """The ranks that have ended, and how: "returned", "raised ValueError: … at train.py:7"."""
+        """How each ended rank ended: "returned", "raised ValueError: … at train.py:7"."""
         return {rank: _in_words(end) for rank, end in self.trace.info.ends.items()}
 
     def wait(self, timeout: float | None = None) -> Following:
-        """Wait until all ranks have ended, and nobody starts them anew.
+        """Wait until all ranks have ended and their launcher does not restart them.
 
         Raises:
             RankError: the program raised on a rank, or a rank died.
-            DeadlockError: ranks wait for each other for ever; or did, until the connection to a
-                rank that had ended broke.
+            DeadlockError: ranks wait for each other forever, or did until a connection broke.
             TimeoutError: ``timeout`` seconds have passed.
         """
         end = None if timeout is None else time.monotonic() + timeout
@@ -182,14 +181,14 @@ class Following:
     # -- the ranks of this machine --------------------------------------------------------------
 
     def step(self) -> Stepper:
-        """Stop each rank before its next communication, and go through the program from there.
+        """Pause each rank before its next communication, and step through the program from there.
 
-        Time limits of the program go on meanwhile. ``stepper.let_go()`` lets the ranks go on by
-        themselves, as does the end of this kernel; ``stepper.stop()`` ends them. Ranks that are
-        started anew are not stopped before the next call.
+        Time limits of the program still apply. ``stepper.let_go()`` lets the ranks continue by
+        themselves, as does the end of this kernel; ``stepper.stop()`` ends them. Restarted ranks
+        are not paused before the next call.
 
         Raises:
-            StepError: a rank has ended, is on another machine, or offers no line.
+            StepError: a rank has ended, is on another machine, or has no socket.
             RunError: a rank does not answer.
         """
         if trouble.current() is not None:
@@ -218,11 +217,11 @@ class Following:
     def interrupt(self) -> None:
         """End the program on the ranks of this machine, wherever they wait.
 
-        Each raises an error that says why: the deadlock, if they are in one. What follows is their
-        launcher's affair: torchrun ends the other ranks, or starts all anew if it was told to.
+        Each raises an error with the reason: the deadlock, if there is one. Their launcher handles
+        the rest: torchrun ends the other ranks, or restarts all with ``--max-restarts``.
 
         Raises:
-            RunError: no rank is here, or one does not answer.
+            RunError: no rank is on this machine, or one does not answer.
         """
         found = [str(f) for f in self.findings if f.hang]
         here = {r: record for r, record in self._ranks().items() if not _out_of_reach(record)}
@@ -240,7 +239,7 @@ class Following:
         return merge.starts_of(self._records)[-1]
 
     def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[TheirRanks, Stepper]:
-        """Take the lines of these ranks up, if that has not been done."""
+        """Connect to these ranks, unless connected."""
         if self._held is None or self._held[1].finished:
             info = self._trace.info
             run = OthersRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
@@ -252,7 +251,7 @@ class Following:
     # -- listeners ------------------------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Have all events handed over: those so far now, others from a thread; [] at the end."""
+        """Call ``callback`` with the events so far and, from a thread, new ones; [] at the end."""
         with self._reading:
             over = self._hand_over()
             if self._trace.events:
@@ -267,7 +266,7 @@ class Following:
         return partial(self._unsubscribe, callback)
 
     def _unsubscribe(self, callback: Callable[[list[Event]], None]) -> None:
-        if callback in self._listeners:  # a new start of the ranks lets go of all
+        if callback in self._listeners:  # a restart of the ranks removes all
             self._listeners.remove(callback)
 
     def __repr__(self) -> str:
@@ -298,7 +297,7 @@ class Following:
             _pause(began)
 
     def _hand_over(self) -> bool:
-        """Give the listeners what is new, and [] if all is over, which is returned."""
+        """Send new events to the listeners, and [] at the end; return whether all is over."""
         over = self.finished
         new = [e for e in self._trace.events if (e.rank, e.seq, e.state.value) not in self._told]
         self._told.update((e.rank, e.seq, e.state.value) for e in new)
@@ -310,13 +309,13 @@ class Following:
         return over
 
     def _look(self) -> None:
-        """Read the files, if they have grown or a rank may have ended without a word."""
+        """Read the files, if they have grown or a rank may have ended without a report."""
         with self._reading:
             files = rankfile.found([self._folder]) if self._folder.is_dir() else []
             sizes = {path: path.stat().st_size for path in files}
             now = time.monotonic()
             self._grew |= {path: now for path in files if sizes[path] != self._sizes.get(path)}
-            due = self._read + merge.RECENT  # the end of a rank that says nothing is known by time
+            due = self._read + merge.RECENT  # by then a silent rank counts as ended
             if not files or (sizes == self._sizes and (self._is_over() or now < due)):
                 return
             try:
@@ -328,12 +327,12 @@ class Following:
                 ]
                 self._trace, self._sizes = merge.of(self._records, Trace), sizes
                 self._read = now
-            except TraceFileError:  # a rank has just made its file
+            except TraceFileError:  # a rank has just created its file
                 return
             self._watch()
 
     def _watch(self) -> None:
-        """See whether the ranks wait for each other for ever."""
+        """Check whether the ranks wait for each other forever."""
         info = self._trace.info
         generation = len(merge.starts_of(self._records))
         if generation != self._generation:
@@ -352,9 +351,9 @@ class Following:
 
 
 def _broken_off(trace: EventLog) -> list[Finding]:
-    """The hangs that broken connections ended: a rank that leaves fails those who wait for it.
+    """Return the hangs that ended when connections broke, because a rank left.
 
-    None if a rank failed for a reason of its own: others may wait because of that.
+    Return [] if a rank failed for a reason of its own, because others may wait due to that.
     """
     found = diagnose(trace)
     own = any(f.code in (rules.raised.code, rules.died.code) for f in found)
@@ -367,7 +366,7 @@ def _pause(began: float) -> None:
 
 
 def _out_of_reach(record: rankfile.Record) -> str:
-    """Why this process cannot take up a rank's line; "" if it can."""
+    """Return the reason why this process cannot connect to a rank; "" if it can."""
     if record.fault or "end" in record.notes:
         return "have ended"
     if not rankfile.is_here(record.about):

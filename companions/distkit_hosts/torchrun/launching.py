@@ -1,6 +1,6 @@
-"""Ranks that another launcher starts, recorded: ``distkit trace -- torchrun …``, srun, mpiexec.
+"""Run torchrun, srun or mpiexec so that each rank is recorded.
 
-The launcher runs as its user has written it, but each rank begins with
+The launcher's command is unchanged, except that each rank starts with
 :mod:`distkit_hosts.torchrun.attach`.
 """
 
@@ -17,7 +17,7 @@ from types import FrameType
 from distkit.cluster.processes.descendants import die_with_parent
 from distkit.errors import StartError
 
-#: Launchers other than torchrun; behind their own options comes the Python that they start.
+#: Launchers other than torchrun; the Python that they start follows their own options.
 _OTHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun"}
 _PYTHON = re.compile(r"python[\d.]*t?")
 _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
@@ -25,12 +25,12 @@ _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
 #: Options of Python that have a value.
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 
-#: Signals that end a launcher: whoever sends them to distkit means it.
+#: Signals passed on to the launcher.
 _PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def is_launcher(command: Sequence[str]) -> bool:
-    """True if a command starts ranks by itself.
+    """Return whether a command starts ranks by itself.
 
     >>> is_launcher(["torchrun", "train.py"]), is_launcher(["train.py"])
     (True, False)
@@ -40,14 +40,14 @@ def is_launcher(command: Sequence[str]) -> bool:
 
 
 def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
-    """The command that records what a command starts.
+    """Return the command that starts the same ranks, recorded.
 
     Args:
-        command: of torchrun, or of another launcher that starts Python.
-        folder: where the files of the ranks go.
+        command: the command of torchrun, or of another launcher that starts Python.
+        folder: the folder for the files of the ranks.
 
     Raises:
-        StartError: it starts no Python script.
+        StartError: the command starts no Python script.
 
     >>> recorded(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
     ['-m', 'distkit_hosts.torchrun.attach', 'f', 'train.py', '--lr', '1']
@@ -65,11 +65,11 @@ def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
 
 
 def _of_torchrun(words: list[str], attach: list[str]) -> list[str]:
-    from torch.distributed.run import get_args_parser  # late: it imports torch
+    from torch.distributed.run import get_args_parser  # on first use: it imports torch
 
     try:
         args = get_args_parser().parse_args(words)
-    except SystemExit:  # it has said what it misses
+    except SystemExit:  # the parser has printed the error
         raise _refused("torchrun cannot read it") from None
     if args.no_python or args.run_path:
         raise _refused("with --no-python or --run-path torchrun starts no script or module")
@@ -99,13 +99,13 @@ def _refused(why: str) -> StartError:
 
 
 def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
-    """Run a launcher to its end, and return its exit status as a shell has it.
+    """Run a launcher to its end, and return its exit status as a shell does.
 
-    It is in a session of its own, so that each signal reaches it once: from here.
+    It runs in a session of its own, so that each signal reaches it once, from this process.
 
     Args:
-        command: the launcher, its options, and what it starts.
-        on_signal: called once when a signal that ends the launcher has been passed on to it.
+        command: the launcher with its arguments.
+        on_signal: called once after the first signal has been passed on.
 
     Raises:
         StartError: there is no such launcher.

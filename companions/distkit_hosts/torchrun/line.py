@@ -1,7 +1,7 @@
-"""A line that a rank offers, which others have started: a notebook of this machine takes it up.
+"""The socket at which a rank of another launcher accepts a notebook of this machine.
 
-It carries what a lifeline does, but nobody depends on it: when it breaks, the rank goes on. It is
-a Unix socket in a folder that only this user can enter, so whoever speaks is this user.
+It carries the messages of a lifeline, but the rank continues when the connection breaks. It is a
+Unix socket in a folder that only this user can enter, so the peer is a process of this user.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from distkit.events import Op
 #: The number of a rank's only run.
 RUN = 1
 
-#: A notebook that takes nothing for so long has lost the line [s], as SO_SNDTIMEO has it.
+#: Time after which a notebook that receives nothing is disconnected [s], as SO_SNDTIMEO.
 _PATIENCE = struct.pack("ll", 2, 0)
 
 _NAME = "line"
 
 
 class Line:
-    """The rank's end.
+    """The rank's end of the connection.
+
+    :attr:`path` is "" if the socket cannot be created.
 
     Args:
-        stepped: called with True when the rank is to be paused before each communication, with
-            False when that is over.
-        hurry: called when somebody waits: has :meth:`take_up` called, and events told.
+        stepped: called with True to pause the rank before each communication, and with False to
+            stop doing so.
+        hurry: called when a listener waits for events or for :meth:`take_up`.
         release: called with the reason when the notebook ends the program.
-
-    Where there can be no such line, :attr:`path` is "".
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Line:
     ) -> None:
         self._stepped, self._hurry, self._release = stepped, hurry, release
         self._gate = Gate()
-        self._new: Channel | None = None  # taken up, and not greeted
+        self._new: Channel | None = None  # connected, but not greeted yet
         self._channel: Channel | None = None
         self._is_stepped = False
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
@@ -64,17 +64,17 @@ class Line:
             threading.Thread(target=self._listen, name="distkit-line", daemon=True).start()
 
     def pass_by(self, op: Op, nbytes: int) -> None:
-        """Stand at the gate: a hook of the tap's."""
+        """Wait at the gate, as a hook of the tap."""
         self._gate.wait()
 
     def take_up(self, written: int) -> None:
-        """Tell a new listener how many events are in the file; the others come from now on."""
+        """Tell a new listener how many events are in the file; later events are sent to it."""
         if self._new is not None:
             self._channel, self._new = self._new, None
             self.emit("begun", written)
 
     def emit(self, kind: str, what: Any) -> None:
-        """Tell whoever listens."""
+        """Send a message to the listener, if there is one."""
         channel = self._channel
         if channel is not None:
             try:
@@ -84,11 +84,11 @@ class Line:
 
     @property
     def heard(self) -> bool:
-        """True if somebody listens."""
+        """Whether there is a listener."""
         return self._channel is not None
 
     def close(self) -> None:
-        """The rank ends."""
+        """Close the connection and remove the socket, at the end of the rank."""
         if self._channel is not None:
             self._channel.hang_up()
         self.close_here()
@@ -96,7 +96,7 @@ class Line:
             shutil.rmtree(Path(self.path).parent, ignore_errors=True)
 
     def close_here(self) -> None:
-        """In a process that the rank has forked: it has no line."""
+        """Close the sockets in a forked child of the rank."""
         self._listener.close()
         if self._channel is not None:
             self._channel.close_here()

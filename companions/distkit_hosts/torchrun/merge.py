@@ -27,7 +27,7 @@ from distkit_hosts.foreign.files import checked
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
 
-#: A rank that was heard of so recently runs [s].
+#: A rank with a fact or event in this last period runs [s].
 RECENT = 2.0
 
 
@@ -112,12 +112,12 @@ def _launchers(start: Mapping[int, Record]) -> set[tuple[Any, ...]]:
 
 
 def _began(record: Record) -> float:
-    """When a rank's process began, by its wall clock [s]."""
+    """Return the start of a rank's process, by its wall clock [s]."""
     return float(record.about["began"][1])
 
 
 def _ended(record: Record) -> float:
-    """When a rank was last heard of, by its wall clock [s]."""
+    """Return the time of a rank's last fact or event, by its wall clock [s]."""
     monotonic, wall = record.about["began"]
     return float(wall + record.until - monotonic)
 
@@ -136,7 +136,7 @@ class _Clocks:
             assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
-        #: Why they could not be aligned.
+        #: The reason if they could not be aligned.
         self.disagreement = ""
         try:
             self._found = align(assumed, _crossings(ranks))
@@ -214,7 +214,7 @@ def _events(rank: int, record: Record, ahead: float = 0.0) -> Iterator[Event]:
 
 @lru_cache(4096)
 def _place(folder: str, where: str) -> str:
-    """A line as its user knows it: below the current folder, or by the file's name."""
+    """Return a source line relative to the current folder, or by the file's name."""
     file, _, line = where.rpartition(":")
     return f"{_label(folder, file)}:{line}" if file else where
 
@@ -225,7 +225,7 @@ def _label(folder: str, file: str) -> str:
 
 
 def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
-    """What a rank has lost, has not looked at, and has not seen; and if it has used a GPU."""
+    """Return what a rank has lost: events, values and calls; and whether it has used a GPU."""
     *_, lost, without_values, unseen, cuda = record.latest("beat", (0, 0, None, 0, 0, {}, False))
     return lost, without_values, unseen, cuda
 
@@ -244,7 +244,7 @@ def _raising(record: Record) -> Raising:
     return Raising(seq, text, _place(record.about["folder"], where))
 
 
-#: The interpreter's words for signals of crashes.
+#: faulthandler's names for signals of crashes.
 _CRASHES = {
     "Aborted": "SIGABRT",
     "Segmentation fault": "SIGSEGV",
@@ -280,7 +280,7 @@ def end_of(record: Record, ahead: float = 0.0, *, over: bool = False) -> RankEnd
 
 
 def _may_run(record: Record) -> bool:
-    """True if a rank runs still that has not told of its end."""
+    """Return whether a rank that has recorded no end may still run."""
     shares_clock = record.about["clock"] == rankfile.clock()
     ago = time.monotonic() - record.until if shares_clock else time.time() - _ended(record)
     if record.goes_on or abs(ago) < RECENT:
@@ -290,7 +290,7 @@ def _may_run(record: Record) -> bool:
 
 
 def _crashed_at(record: Record) -> str:
-    """The innermost line of the user's in a crash report."""
+    """Return the innermost line of the user's code in a crash report."""
     report = record.fault.partition("Fatal Python error")[2].partition("(most recent call first)")[
         2
     ]

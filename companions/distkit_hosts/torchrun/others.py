@@ -1,6 +1,6 @@
-"""A run of ranks that others have started, taken up by the lines that they offer on this machine.
+"""A run of another launcher's ranks, connected by their sockets on this machine.
 
-What they did before is in their files; from then on they tell it as a cluster's ranks do.
+Their files contain the events before the connection; later events arrive as from a cluster's ranks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.line import RUN
 from distkit_hosts.torchrun.rankfile import Record
 
-#: A rank that does not answer for so long is held by another notebook, or stopped [s].
+#: Time limit of a rank's answer [s]; another notebook may hold it, or it is stopped.
 ANSWERS = 5.0
 
-#: The facts that a rank's file has, too.
+#: The facts that are also in a rank's file.
 _FACTS = "group", "raising", "threads", "unreduced", "unused"
 
 
 class OthersRun(Conductor):
-    """Their launcher sees such a run to its end: nobody is released unless somebody asks.
+    """A run whose launcher handles its end; ranks are released only on request.
 
     Args:
-        records: of the ranks, by their number.
-        info: what is known of them, for the trace.
+        records: the files of the ranks, by their number.
+        info: the metadata of the trace.
     """
 
     def __init__(self, records: Mapping[int, Record], info: RunInfo) -> None:
@@ -45,7 +45,7 @@ class OthersRun(Conductor):
         self._afterwards = "their launcher decides what follows"
 
     def hear_history(self, rank: int, events: int) -> None:
-        """Take in what a rank has written, as far as it does not tell it."""
+        """Read the events and facts of a rank from before the connection."""
         record = rankfile.read(self._files[rank])
         for kind in _FACTS:
             for fact in record.notes.get(kind, ()):
@@ -53,7 +53,7 @@ class OthersRun(Conductor):
         self._add(rank, record.rows[:events])
 
     def hear_end(self, rank: int) -> None:
-        """A rank's line has broken: its file tells the rest."""
+        """Read the end of a rank from its file, after its connection broke."""
         record = rankfile.read(self._files[rank])
         self._add(rank, record.rows[self.live.rows[rank] :])
         self.add_outcome(outcome(rank, merge.end_of(record), ended=rank in self._killed))
@@ -68,9 +68,12 @@ class OthersRun(Conductor):
 
 
 def outcome(rank: int, end: RankEnd | None, *, ended: bool = False) -> Outcome:
-    """The outcome of a rank by what its file says of its end; None: nothing.
+    """Return the outcome of a rank.
 
-    ``ended``: it was ended here.
+    Args:
+        rank: its number.
+        end: the end according to its file; None if the file has none.
+        ended: whether this process has ended it.
     """
     if ended or end is None or end.how == "died":
         if ended:
@@ -86,10 +89,10 @@ def outcome(rank: int, end: RankEnd | None, *, ended: bool = False) -> Outcome:
 
 
 class TheirRanks(RankController):
-    """The ranks of such a run, by their lines.
+    """Controls the ranks of such a run through their sockets.
 
     Raises:
-        RunError: one does not answer.
+        RunError: a rank does not answer.
     """
 
     def __init__(self, run: OthersRun, records: Mapping[int, Record]) -> None:

@@ -1,11 +1,10 @@
-"""The record of one rank as a file: written while the rank runs, and readable however it ends.
+"""The record of one rank as a file, written while the rank runs, and readable however it ends.
 
-After a line that names the format come facts by their names, the first ``about`` and most of them
-``rows``, as msgpack, each with its length and checksum, so that one cut short by a crash is
-noticed; reading a file executes nothing. Events reach the file
-some tenths of a second after they happen. Until then they are in a black box beside it
-(``NAME.box``), and what the interpreter said of the signal that ended it is in ``NAME.fault``:
-a rank that ends by itself leaves neither.
+The first line names the format. Named facts follow, first ``about``, then mostly ``rows``, as
+msgpack with length and checksum, so that a fact cut short by a crash is detected. Reading a file
+executes nothing. Events reach the file some tenths of a second after they happen. Until then they
+are in a black box beside it (``NAME.box``). ``NAME.fault`` has faulthandler's report of the signal
+that ended the rank. A rank that ends by itself removes both.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from distkit.errors import TraceFileError
 from distkit.recording import blackbox
 from distkit.recording.plain import Row, decode, decode_rows, encode, encode_rows
 
-#: How the file of a rank is called and how it begins; the number is the format's version.
+#: Suffix of a rank's file, and its first line with the version of the format.
 SUFFIX, MAGIC = ".rank", b"distkit-rank 2\n"
-#: Of a rank so many events are kept; the others are counted.
+#: Maximum number of events in a rank's file; further ones are counted.
 MOST_ROWS = 1_000_000
 
-_HEAD = struct.Struct("<II")  # the bytes of a chunk, and their checksum
+_HEAD = struct.Struct("<II")  # size and checksum of a chunk
 
 
 def clock() -> str:
-    """The clock of this process: equal for all those that read the same monotonic clock."""
+    """Return the identity of this process's monotonic clock."""
     kernel = Path("/proc/sys/kernel/random/boot_id")
     try:
         return f"{kernel.read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
-    except OSError:  # no Linux, or an old one
+    except OSError:  # not Linux, or an old kernel
         return socket.gethostname()
 
 
 def pid_namespace() -> str:
-    """The numbering of this process's pids: containers and pods on one kernel have several."""
+    """Return the identity of this process's pid namespace; each container has its own."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -53,18 +52,18 @@ def pid_namespace() -> str:
 
 
 def is_here(about: Mapping[str, Any]) -> bool:
-    """True if this process sees that rank's process under the pid of its record."""
+    """Return whether the pid in a rank's record is valid in this process."""
     return bool(about["clock"] == clock() and about["pid_namespace"] == pid_namespace())
 
 
 def lives(pid: int, before: float = float("inf")) -> bool:
-    """True if there is such a process, and it has not ended.
+    """Return whether a process runs.
 
     Args:
         pid: its number.
-        before: it had begun by then, by the wall clock [s]; else it is another one.
+        before: the latest time at which it can have started, by the wall clock [s].
     """
-    import psutil  # late: no rank needs it
+    import psutil  # on first use: ranks do not need it
 
     try:
         process = psutil.Process(pid)
@@ -78,11 +77,11 @@ def lives(pid: int, before: float = float("inf")) -> bool:
 
 
 class RankFile:
-    """Writes the record of this rank. It never raises: a rank goes on when the disk is full.
+    """Writes the record of this rank. It never raises, so that the rank survives a full disk.
 
     Args:
-        path: of the file, which must not exist.
-        about: the rank: see :class:`Record`.
+        path: the path of the file, which must not exist.
+        about: see :class:`Record`.
     """
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
@@ -99,12 +98,12 @@ class RankFile:
         self.lost += len(rows) - len(kept) * written
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the file."""
         with self._writing:
             self._file.close()
 
     def note(self, name: str, value: Any) -> bool:
-        """Add a fact; False if that failed, now or before."""
+        """Add a fact; return False if this or an earlier one failed."""
         packed = encode((name, value))
         chunk = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
         with self._writing:
@@ -129,16 +128,16 @@ class Record:
     """The file of a rank, as far as it was written.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         about: ``rank``, ``world_size``, ``local_rank``, ``host``, ``pid``, ``parent`` (its pid),
             ``pid_namespace`` (pids are unique within one), ``launcher``, ``restart``, ``clock``
             (equal for processes with the same monotonic clock), ``began`` (the monotonic and the
-            wall clock at one instant [s]), ``folder`` (the current one), ``program``, ``line`` (a
-            socket that it offers, "" for none).
-        rows: its events.
-        notes: facts by their names, in their order.
-        fault: what the interpreter said of the signals that have come.
-        goes_on: its file was seen to grow a moment ago.
+            wall clock at the start [s]), ``folder`` (the current one), ``program``, ``line`` (the
+            path of its socket, "" for none).
+        rows: the events.
+        notes: the facts by name, in order.
+        fault: faulthandler's report of the signals that arrived.
+        goes_on: whether the file has grown recently.
     """
 
     path: Path
@@ -149,12 +148,12 @@ class Record:
     goes_on: bool = False
 
     def latest(self, name: str, default: Any = None) -> Any:
-        """The latest fact of a name."""
+        """Return the latest fact of a name."""
         return self.notes[name][-1] if name in self.notes else default
 
     @property
     def rank(self) -> int:
-        """The rank as its process group has it, or else its launcher."""
+        """The rank in the process group, or else that of the launcher."""
         return int(self.latest("world", (self.about["rank"],))[0])
 
     @property
@@ -164,13 +163,13 @@ class Record:
 
     @property
     def until(self) -> float:
-        """When the rank has last been heard of, on its clock [s]."""
+        """The time of the last fact or event, by the rank's clock [s]."""
         beat = self.latest("beat", (self.about["began"][0],))[0]
         return float(max(beat, self.rows[-1][3] if self.rows else beat))
 
 
 def found(paths: Iterable[Path]) -> list[Path]:
-    """The files of ranks among some files, and in folders."""
+    """Return the files of ranks among some files and in folders."""
     files = [
         f for p in paths for f in (sorted(p.glob(f"*{SUFFIX}")) if p.is_dir() else [p]) if _is(f)
     ]
@@ -186,14 +185,14 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
     """Read the file of a rank, and what is beside it.
 
     Args:
-        path: of the file.
-        goes_on: its latest events will be in the file soon, in order and with their values.
+        path: the path of the file.
+        goes_on: whether the latest events will be in the file soon, in order and with values.
 
     Raises:
-        TraceFileError: not such a file, or of a newer version.
-        OSError: it cannot be read.
+        TraceFileError: the file is of another kind or version.
+        OSError: the file cannot be read.
     """
-    # first: a rank that ends by itself removes these, once all is in its file
+    # before the file itself, because a rank that ends removes these when its file is complete
     fault = _beside(path, ".fault")
     box = _beside(path, ".box") if fault or not goes_on else b""
     content = memoryview(path.read_bytes())
@@ -217,7 +216,7 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
         raise TraceFileError(f"{path}: damaged ({error}). Copy it again.") from error
     record.goes_on = goes_on
     record.fault = fault.decode(errors="replace")[:20_000]
-    if len(record.rows) < MOST_ROWS:  # those that had not been written when the box was read
+    if len(record.rows) < MOST_ROWS:  # add the events that the file did not have yet
         try:
             record.rows += blackbox.rows_in(box, 1, len(record.rows))
         except blackbox.DECODE_ERRORS:
@@ -226,7 +225,7 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
 
 
 def _beside(path: Path, end: str) -> bytes:
-    """What is in a file beside a rank's; nothing if the rank has removed it."""
+    """Return the content of a file beside a rank's; b"" if the rank has removed it."""
     try:
         return path.with_suffix(end).read_bytes()
     except FileNotFoundError:
@@ -234,7 +233,7 @@ def _beside(path: Path, end: str) -> bytes:
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:
-    """The chunks, up to the first that is not complete."""
+    """Yield the chunks up to the first incomplete one."""
     while len(content) >= _HEAD.size:
         size, checksum = _HEAD.unpack_from(content)
         packed = content[_HEAD.size : _HEAD.size + size]
