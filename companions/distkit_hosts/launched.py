@@ -21,7 +21,6 @@ class Launched:
         rank, world_size: its rank, and the number of ranks.
         local_rank: its rank on this host; None if the launcher does not set it.
         host: the name of this host.
-        restart: the number of times the launcher has restarted its ranks.
     """
 
     launcher: str
@@ -29,7 +28,6 @@ class Launched:
     world_size: int
     local_rank: int | None
     host: str
-    restart: int
 
 
 #: The environment variables of launchers, the innermost launcher first.
@@ -38,7 +36,6 @@ _SAID = {
         "rank": "RANK",
         "world_size": "WORLD_SIZE",
         "local_rank": "LOCAL_RANK",
-        "restart": "TORCHELASTIC_RESTART_COUNT",
     },
     "Open MPI": {
         "rank": "OMPI_COMM_WORLD_RANK",
@@ -54,7 +51,6 @@ _SAID = {
         "rank": "SLURM_PROCID",
         "world_size": "SLURM_NTASKS",
         "local_rank": "SLURM_LOCALID",
-        "restart": "SLURM_RESTART_COUNT",
     },
 }
 
@@ -76,7 +72,7 @@ def recognise(environ: Mapping[str, str], host: str) -> Launched:
     """
     said = [name for name, variables in _SAID.items() if variables["rank"] in environ]
     if not said:
-        return Launched("none", 0, 1, 0, host, 0)
+        return Launched("none", 0, 1, 0, host)
     first = _read(said[0], environ, host)
     if first.launcher == "environment":  # set by hand, or left over from another program
         for other in (_read(name, environ, host) for name in said[1:]):
@@ -104,14 +100,8 @@ def _read(launcher: str, environ: Mapping[str, str], host: str) -> Launched:
         )
     if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
         launcher = "environment"
-    return Launched(
-        launcher,
-        number["rank"],
-        number["world_size"],
-        number.get("local_rank"),
-        host,
-        number.get("restart", 0),
-    )
+    rank, world_size = number["rank"], number["world_size"]
+    return Launched(launcher, rank, world_size, number.get("local_rank"), host)
 
 
 def _number(variable: str, environ: Mapping[str, str]) -> int:

@@ -39,20 +39,20 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (TORCHRUN, Launched("torchrun", 5, 8, 1, "h", 2)),
-        (SLURM, Launched("Slurm", 3, 4, 1, "h", 0)),
-        (OPEN_MPI, Launched("Open MPI", 2, 3, 0, "h", 0)),
-        (MPICH, Launched("MPICH", 1, 2, None, "h", 0)),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, Launched("environment", 0, 2, None, "h", 0)),
-        ({"SLURM_NTASKS": "4"}, Launched("none", 0, 1, 0, "h", 0)),  # in salloc
-        ({}, Launched("none", 0, 1, 0, "h", 0)),
+        (TORCHRUN, Launched("torchrun", 5, 8, 1, "h")),
+        (SLURM, Launched("Slurm", 3, 4, 1, "h")),
+        (OPEN_MPI, Launched("Open MPI", 2, 3, 0, "h")),
+        (MPICH, Launched("MPICH", 1, 2, None, "h")),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, Launched("environment", 0, 2, None, "h")),
+        ({"SLURM_NTASKS": "4"}, Launched("none", 0, 1, 0, "h")),  # in salloc
+        ({}, Launched("none", 0, 1, 0, "h")),
         # the innermost launcher: Slurm starts torchrun, or mpiexec within a batch script
-        ({**SLURM, **TORCHRUN}, Launched("torchrun", 5, 8, 1, "h", 2)),
-        ({**SLURM, **OPEN_MPI}, Launched("Open MPI", 2, 3, 0, "h", 0)),
+        ({**SLURM, **TORCHRUN}, Launched("torchrun", 5, 8, 1, "h")),
+        ({**SLURM, **OPEN_MPI}, Launched("Open MPI", 2, 3, 0, "h")),
         # as many scripts do it by hand
         (
             {**SLURM, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
-            Launched("environment", 3, 4, 1, "h", 0),
+            Launched("environment", 3, 4, 1, "h"),
         ),
     ],
 )

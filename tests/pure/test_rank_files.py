@@ -32,7 +32,6 @@ def about(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, 
     return {
         "rank": rank,
         "world_size": size,
-        "local_rank": rank,
         "host": "a",
         "pid_namespace": "a",
         "pid": 100 + rank,
@@ -280,7 +279,7 @@ def test_ranks_with_equal_pids_on_one_kernel_are_one_run(
 ) -> None:
     """Containers share a clock, and each numbers its processes from 1."""
     for rank in (0, 1):
-        its = about(rank, launcher=launcher, local_rank=0, pid=7, **{apart: f"pod{rank}"})
+        its = about(rank, launcher=launcher, pid=7, **{apart: f"pod{rank}"})
         write(tmp_path, its, [(Op.BARRIER, 11.0, 12.0)], end="returned").rename(
             tmp_path / f"{rank}.rank"
         )

@@ -110,15 +110,9 @@ def _name(facts: Facts, asked: str, host: str, answer: Json) -> Iterator[Check]:
     name, right = _called(facts, asked, host), facts.addresses.get(host, "ADDRESS")
     first = answer.get("addresses", [""])[0]
     add = f"Add the line '{right} {name}' to /etc/hosts {on(asked)}"
-    if answer.get("silent"):
-        kind, remedy = "names.silent", f"Repair the name server in /etc/resolv.conf {on(asked)}."
-        what = f"the name server {on(asked)} does not answer for {name!r} ({answer['error']})."
-    elif "ipv6" in answer:
-        kind, remedy = "names.ipv6", f"Ranks connect by IPv4. {add}, or an A record."
-        what = f"{name!r} has only IPv6 addresses {on(asked)} ({joined(answer['ipv6'])})."
-    elif "error" in answer:
-        kind, remedy = "names.unknown", f"{add}."
-        what = f"{name!r} does not resolve {on(asked)} ({answer['error']})."
+    if "error" in answer:
+        kind, remedy = "names.unknown", f"{add}, or repair the name server in /etc/resolv.conf."
+        what = f"{name!r} does not resolve to an IPv4 address {on(asked)} ({answer['error']})."
     elif first.startswith("127.") and not right.startswith("127."):
         kind, remedy = "names.loopback", f"{add}, in place of that with {first}."
         whose = "its own name" if asked == host else repr(name)

@@ -134,13 +134,6 @@ def _torch(host: str, machine: Json) -> Iterator[Check]:
             "Install it again there.",
             host,
         )
-    elif not torch.get("gloo", True):
-        yield failure(
-            "torch.gloo",
-            f"torch {torch['version']} {on(host)} was built without gloo.",
-            "Install torch from its own packages.",
-            host,
-        )
 
 
 def _gpus(host: str, machine: Json) -> Iterator[Check]:

@@ -142,9 +142,9 @@ def torch() -> Json:
     """Import torch in a separate process, and return its version and backends."""
     code = (
         "import sys; sys.path[:]=[p for p in sys.path if p];"
-        "import json, torch, torch.distributed as d; v = getattr(torch._C, '_nccl_version', None);"
+        "import json, torch; v = getattr(torch._C, '_nccl_version', None);"
         "print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
-        "'gloo': d.is_gloo_available(), 'nccl': torch.cuda.nccl.version() if v else None}))"
+        "'nccl': torch.cuda.nccl.version() if v else None}))"
     )
     command = [sys.executable, "-c", code]
     try:
@@ -161,15 +161,12 @@ def torch() -> Json:
 
 
 def resolve(name: str) -> Json:
-    """Resolve a name to its IPv4 addresses, or else its IPv6 addresses."""
+    """Resolve a name to its IPv4 addresses."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    ipv4 = list(dict.fromkeys(str(e[4][0]) for e in found if e[0] == socket.AF_INET))
-    if not ipv4:
-        return {"error": "only IPv6", "ipv6": [str(entry[4][0]) for entry in found]}
-    return {"addresses": ipv4}
+    return {"addresses": [str(entry[4][0]) for entry in found]}
 
 
 def at_once(what: Callable[[Any], Any], items: Iterable[Any], patience: float) -> dict[Any, Any]:
@@ -206,7 +203,7 @@ class Probe:
 
     def do_resolve(self, names: list[str]) -> Json:
         """Resolve names by :func:`resolve`, with a time limit."""
-        silent = {"error": f"no answer within {2 * PATIENCE:g} s", "silent": True}
+        silent = {"error": f"no answer within {2 * PATIENCE:g} s"}
         return {**dict.fromkeys(names, silent), **at_once(resolve, names, 2 * PATIENCE)}
 
     def do_see(self, files: dict[str, str]) -> dict[str, bool]:

@@ -99,13 +99,11 @@ class Attached:
         about = {
             "rank": place.rank,
             "world_size": place.world_size,
-            "local_rank": place.local_rank,
             "host": place.host,
             "pid": os.getpid(),
             "parent": os.getppid(),
             "pid_namespace": pid_namespace(),
             "launcher": place.launcher,
-            "restart": place.restart,
             "clock": clock(),
             "began": began,
             "folder": str(Path.cwd()),

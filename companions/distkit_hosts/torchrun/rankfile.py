@@ -129,11 +129,11 @@ class Record:
 
     Args:
         path: the path of the file.
-        about: ``rank``, ``world_size``, ``local_rank``, ``host``, ``pid``, ``parent`` (its pid),
-            ``pid_namespace`` (pids are unique within one), ``launcher``, ``restart``, ``clock``
-            (equal for processes with the same monotonic clock), ``began`` (the monotonic and the
-            wall clock at the start [s]), ``folder`` (the current one), ``program``, ``line`` (the
-            path of its socket, "" for none).
+        about: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (its pid), ``pid_namespace``
+            (pids are unique within one), ``launcher``, ``clock`` (equal for processes with the
+            same monotonic clock), ``began`` (the monotonic and the wall clock at the start [s]),
+            ``folder`` (the current one), ``program``, ``line`` (the path of its socket, "" for
+            none).
         rows: the events.
         notes: the facts by name, in order.
         fault: faulthandler's report of the signals that arrived.

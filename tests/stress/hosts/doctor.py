@@ -239,7 +239,7 @@ FAULTS = (
     ),
     Fault(
         "a name has an IPv6 address only",
-        "names.ipv6",
+        "names.unknown",
         "alpha beta",
         _do(lambda lab: lab.unname("beta", "fd00::2", ["alpha"])),
     ),
