@@ -8,7 +8,6 @@ training using what-if analysis", 2025.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ from distkit.trace.info import RankInfo, RunInfo
 
 Json = dict[str, Any]
 
-LOOKED_FOR = "forward-compute, backward-compute, sends, receives and collectives with their step"
 _THREAD = re.compile(r"PP rank (\d+), TP rank (\d+)")
 #: The stages to which messages go, or come from, relative to the rank's own.
 _PEERS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
@@ -50,18 +48,14 @@ def is_one(value: Any) -> bool:
     """Return whether this looks like such a trace."""
     events = value.get("traceEvents") if isinstance(value, dict) else None
     return isinstance(events, list) and any(
-        isinstance(e, dict) and e.get("name") == "forward-compute" for e in events
+        isinstance(e, dict) and (e.get("ph"), e.get("name")) == ("X", "forward-compute")
+        for e in events
     )
 
 
 def check(trace: Json) -> None:
     """Raise a ValueError that names the first invalid field."""
     msgspec.convert(_slices(trace), list[_Slice])
-
-
-def holds(traces: Iterable[Json]) -> str:
-    """Describe the contents of traces."""
-    return f"{sum(len(_slices(trace)) for trace in traces):,} events"
 
 
 def read(trace: Json) -> tuple[list[Event], RunInfo]:

@@ -180,16 +180,15 @@ class Laboratory:
         self.ssh()
         return {"ssh_cmd": [*self.enter(self.hosts[0]), find("ssh")], "interface": self._listener}
 
-    def slurm(self, cpus: int = 2) -> None:
+    def slurm(self) -> None:
         """Start Slurm: ``srun``, ``sbatch`` and ``salloc`` work on the head; the others are nodes.
 
-        Args:
-            cpus: how many tasks each node takes.
+        Each node takes two tasks.
 
         Raises:
             LaboratoryError: Slurm is missing, or does not start.
         """
-        services.start_slurm(self, cpus)
+        services.start_slurm(self)
 
     # -- faults --------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ SlurmdTimeout=10
 KillWait=2
 ReturnToService=2
 MailProg=/bin/true
-NodeName={nodes} CPUs={cpus} State=UNKNOWN
+NodeName={nodes} CPUs=2 State=UNKNOWN
 PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -145,12 +145,11 @@ def _settings(lab: Laboratory) -> Path:
     return lab.folder / "slurm" / "slurm.conf"
 
 
-def start_slurm(lab: Laboratory, cpus: int) -> None:
+def start_slurm(lab: Laboratory) -> None:
     """Start munge, the controller and the daemons, unless they run; wait until all nodes are ready.
 
     Args:
-        lab: its first host has the controller; the others are the nodes.
-        cpus: the number of tasks that a node takes.
+        lab: the laboratory, whose first host has the controller; the others are nodes.
 
     Raises:
         LaboratoryError: Slurm is missing, or does not start.
@@ -161,9 +160,7 @@ def start_slurm(lab: Laboratory, cpus: int) -> None:
     head, *nodes = lab.hosts
     if not nodes:
         raise LaboratoryError("Slurm needs a host for its controller, and at least one more.")
-    text = _SLURM.format(
-        head=head, nodes=",".join(nodes), user=user(), folder=lab.folder, cpus=cpus
-    )
+    text = _SLURM.format(head=head, nodes=",".join(nodes), user=user(), folder=lab.folder)
     _settings(lab).write_text(text)
     key = lab.folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
