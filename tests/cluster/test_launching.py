@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from heads import Head
-from laboratories import laboratory, say
+from laboratories import hidden, laboratory, say, shrunk
 from waiting import until
 
 from distkit_hosts.laboratory import Laboratory
@@ -34,14 +34,6 @@ def needs(program: str, package: str) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that the hosts share, as users of Slurm have it."""
     return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture
-def empty(home: Path) -> Path:
-    """A folder with nothing in it, in the place of an installed package."""
-    folder = home / "empty"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -201,16 +193,14 @@ def test_a_machine_without_distkit(head: Head, hosts: Laboratory) -> None:
         ("distributed", "beta is lost, with ranks 2 and 3: the process that ranks are forked from"),
     ],
 )
-def test_a_machine_without_torch(
-    head: Head, hosts: Laboratory, empty: Path, part: str, said: str
-) -> None:
-    hosts.replace("beta", Path(torch.__file__).parent / part, empty)
-    refused(head, SSH, said, "-m pip install torch")
+def test_a_machine_without_torch(head: Head, hosts: Laboratory, part: str, said: str) -> None:
+    with hidden(hosts, "beta", Path(torch.__file__).parent / part):
+        refused(head, SSH, said, "-m pip install torch")
 
 
 def test_a_machine_without_room(head: Head, hosts: Laboratory) -> None:
-    hosts.fill("beta")
-    refused(head, SSH, "on beta: ", "/tmp", "TMPDIR")
+    with shrunk(hosts, "beta", "/tmp"):
+        refused(head, SSH, "on beta: ", "/tmp", "TMPDIR")
 
 
 # -- MPI ------------------------------------------------------------------------------------

@@ -52,3 +52,20 @@ def needs(program: str, package: str) -> pytest.MarkDecorator:
     """Skip a test where a program is not installed."""
     missing = not shutil.which(program, path=PATH)
     return pytest.mark.skipif(missing, reason=f"there is no {program} here ({package})")
+
+
+@contextmanager
+def hidden(lab: Laboratory, host: str, folder: Path) -> Iterator[None]:
+    """Put an empty folder in the place of one that a host shares."""
+    lab._admin(host, "mount", "-t", "tmpfs", "tmpfs", str(folder))
+    yield
+    lab._admin(host, "umount", "--lazy", str(folder))
+
+
+@contextmanager
+def shrunk(lab: Laboratory, host: str, folder: str) -> Iterator[None]:
+    """Leave half a megabyte in a file system of a host."""
+    remount = "mount", "--options-mode=ignore", "-o"
+    lab._admin(host, *remount, "remount,size=512k", folder)
+    yield
+    lab._admin(host, *remount, "remount,size=50%", folder)
