@@ -272,6 +272,13 @@ def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
     assert not trace.info.limits
 
 
+def test_a_rank_that_ended_before_another_began_is_of_the_same_start(tmp_path: Path) -> None:
+    write(tmp_path, about(0), end="returned", until=10.5)
+    write(tmp_path, about(1, began=11.0), end="returned", until=12.0)
+    trace = Trace.load(tmp_path)
+    assert ([*trace.info.ranks], trace.info.limits) == ([0, 1], {})
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "Slurm"])
 @pytest.mark.parametrize("apart", ["pid_namespace", "host"])
 def test_ranks_with_equal_pids_on_one_kernel_are_one_run(

@@ -88,27 +88,28 @@ def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
         if not starts or not _belongs(record, starts[-1]):
             starts.append({})
         starts[-1][record.rank] = record
-    latest = _launchers(starts[-1])
-    return [dict(sorted(start.items())) for start in starts if latest & _launchers(start)]
+    latest = set(map(_launcher, starts[-1].values()))
+    run = [start for start in starts if not latest.isdisjoint(map(_launcher, start.values()))]
+    return [dict(sorted(start.items())) for start in run]
 
 
 def _belongs(record: Record, start: Mapping[int, Record]) -> bool:
     """Return whether a rank is of this start, none of whose ranks began later."""
-    if record.rank in start or _began(record) > max(map(_ended, start.values())):
+    others = start.values()
+    if record.rank in start or any(r.world_size != record.world_size for r in others):
         return False
-    return all(other.world_size == record.world_size for other in start.values())
+    same_launcher = _launcher(record) in map(_launcher, others)
+    return same_launcher or _began(record) <= max(map(_ended, others))
 
 
-def _launchers(start: Mapping[int, Record]) -> set[tuple[Any, ...]]:
-    """Return the processes that have started these ranks; only torchrun starts ranks again.
+def _launcher(record: Record) -> tuple[Any, ...]:
+    """Return the identity of the process that starts a rank, again and again if it is torchrun.
 
     Hosts that share a kernel share its clock, and their pids may coincide.
     """
-    return {
-        (r.about["clock"], r.about["host"], r.about["pid_namespace"], r.about[pid])
-        for r in start.values()
-        for pid in ["parent" if r.about["launcher"] == "torchrun" else "pid"]
-    }
+    its = record.about
+    pid = its["parent" if its["launcher"] == "torchrun" else "pid"]
+    return its["clock"], its["host"], its["pid_namespace"], pid
 
 
 def _began(record: Record) -> float:
