@@ -109,8 +109,7 @@ def test_the_catalogue_explains_itself() -> None:
         assert set(case.culprits) <= set(range(case.ranks))
     shown = {case.kind for case in ALL.values()}
     # a signal stops a rank, a backend does not end what all have called: no mistake of a program
-    others = {"in_backend", "stopped"}
-    others |= {"not_judged"}  # of records that other programs made
+    others = {"in_backend", "stopped", "not_judged"}  # the last is of other programs' records
     assert shown == {rule.name for rule in RULES.values()} - others, (
         "every kind of finding has its example"
     )
