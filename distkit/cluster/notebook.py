@@ -18,7 +18,6 @@ from distkit.events import LINES, STACK, Event
 _files: dict[str, str] = {}  # label of a file -> its path
 _labels: dict[str, str] = {}  # file of a cell that runs on the ranks -> its label
 _cells = itertools.count()
-SAVE_FIGURES = "a figure is shown in notebooks only; save it with plt.savefig('figure.png')"
 _MAX_SOURCE = 200_000  # characters of one source file that go into a trace
 
 
@@ -32,16 +31,6 @@ def in_notebook() -> bool:
     """Return True if a front end can show images."""
     current = shell()
     return current is not None and hasattr(current, "kernel")
-
-
-def show_figures(figures: list[tuple[int, bytes]]) -> None:
-    """Show the ranks' PNG images with labels, or print that only notebooks can."""
-    for rank, image in figures:
-        print(f"[rank {rank}] {'' if in_notebook() else SAVE_FIGURES}")
-        if in_notebook():
-            from IPython.display import Image, display
-
-            display(Image(image))
 
 
 def cell(depth: int = 2) -> object | None:

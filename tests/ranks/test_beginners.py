@@ -157,20 +157,3 @@ def test_a_script_that_lacks_an_argument_says_how_to_give_it(tmp_path: Path) -> 
     said = str(caught.value)
     assert "usage: train.py [-h] --lr LR" in said and "required: --lr" in said
     assert "cluster.run('train.py', '--lr', '0.1')" in said and "Return instead" not in said
-
-
-def test_outside_a_notebook_a_figure_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    def plot() -> int:
-        import matplotlib.pyplot as plt
-
-        plt.plot([1, 2])
-        plt.show()
-        if dist.get_rank() == 1:
-            plt.plot([2, 1])  # shown at the end, as notebooks do
-        return len(plt.get_fignums())
-
-    assert dk.run_ranks(plot, 2).results == [0, 1]
-    said = sorted(capsys.readouterr().out.splitlines())
-    assert [line[:25] for line in said] == ["[rank 0] a figure is show"] + [
-        "[rank 1] a figure is show"
-    ] * 2

@@ -50,8 +50,8 @@ from distkit.recording.tap import tap
 from distkit.recording.trouble import Dropped, OnRank
 from distkit.recording.witness import CallContext, CollectiveFingerprint
 
-#: matplotlib's backend in notebooks, and its replacement on ranks.
-INLINE, FIGURES = "module://matplotlib_inline.backend_inline", "distkit.cluster.rank.figures"
+#: matplotlib's backend in notebooks, which ranks do not have.
+INLINE = "module://matplotlib_inline.backend_inline"
 
 #: Time in which a cell handles a signal, unless it waits in C++ [s].
 SIGNAL_TIMEOUT = 0.3
@@ -105,7 +105,7 @@ class Rank:
         if spec.backend == "nccl":
             os.environ.update(NCCL)
         if os.environ.get("MPLBACKEND", INLINE) == INLINE:
-            os.environ["MPLBACKEND"] = f"module://{FIGURES}"
+            os.environ["MPLBACKEND"] = "agg"
         with suppress(OSError):
             os.chdir(spec.cwd)
         torch.set_num_threads(spec.threads)
@@ -184,11 +184,6 @@ class Rank:
 
     # -- one run ----------------------------------------------------------------
 
-    def show(self, image: bytes) -> None:
-        """Show a PNG image in the notebook."""
-        if self._running is not None:
-            self.outbox.emit(self._running, "figure", image)
-
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
         """Run one pickled ``(fn, args, kwargs)`` and report the outcome; never raises."""
         emit = partial(self.outbox.emit, options["run"])
@@ -214,8 +209,6 @@ class Rank:
                 try:
                     value, outcome.grown = self._call(payload, run)
                     tap.wait_for_gpu()
-                    if FIGURES in sys.modules:
-                        sys.modules[FIGURES].show()
                 except Dropped as reason:
                     value, outcome.remark = None, str(reason)
                 outcome.result_type = type(value).__name__

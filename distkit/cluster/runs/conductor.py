@@ -101,7 +101,6 @@ class Conductor:
         self.stepped, self.wait_forever, self.is_cell = stepped, wait_forever, is_cell
         self._expected_exits = set(expected_exits)
         self.live, self.prints = LiveTrace(structs.replace(info, name=name)), Prints()
-        self.figures: list[tuple[int, bytes]] = []  # PNG images, not yet shown
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
         #: Outcome of each rank, in the order in which the ranks ended.
@@ -241,8 +240,6 @@ class Conductor:
                 self.live.add(rank, *what)
             case "text":
                 self.prints.add(rank, *what)
-            case "figure":
-                self.figures.append((rank, what))
             case "stopped":
                 self._handle_stop(rank, *what)
             case "replaced":

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pickle import loads
 from typing import TYPE_CHECKING, Any
 
-from distkit.cluster.notebook import in_notebook, show_figures
+from distkit.cluster.notebook import in_notebook
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
 from distkit.cluster.runs.outcome import Outcome
@@ -136,8 +136,6 @@ class Run:
                 if not conductor.prints.print_until(lambda: self.finished, timeout):
                     raise TimeoutError(f"{self.name} still runs after {timeout} s; it goes on")
         finally:
-            figures, conductor.figures = conductor.figures, []
-            show_figures(figures)
             with conductor.announcing:  # a view's last update belongs to the cell that waited
                 pass
         self._warn_once()
