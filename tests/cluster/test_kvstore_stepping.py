@@ -60,6 +60,14 @@ def calls(stepper: Stepper) -> list[str]:
     return [s.call() for s in stepper.moment.standings]
 
 
+def up_to(op: Op, stepper: Stepper) -> Stepper:
+    """Step until every worker is paused before this operation."""
+    while others := [s.rank for s in stepper.moment.standings if s.op is not op]:
+        for rank in others:
+            stepper.next(rank)
+    return stepper
+
+
 def late(run: Run) -> list[int]:
     """The staleness of each gradient, in the order of the updates."""
     return [max(s.attributes["late"]) for s in run.trace.spans if "version" in s.attributes]
@@ -106,7 +114,7 @@ def test_a_call_of_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> Non
 
 
 def test_a_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> None:
-    stepper = usable.step(train, "dist_sync").run_to(op="push").next(rank=0)
+    stepper = up_to(Op.PUSH, usable.step(train, "dist_sync")).next(rank=0)
     stepper.next(rank=0)
     mine = stepper.moment.standings[0]
     assert doing(stepper) == ["blocked", "paused", "paused"]
@@ -135,7 +143,7 @@ def test_the_order_of_pushes_makes_their_staleness(
     usable: dk.Cluster, order: list[tuple[int, ...]], stale: list[int], tmp_path: Path
 ) -> None:
     """In dist_async; and the same order again gives the same."""
-    stepper = usable.step(train, "dist_async", 1).run_to(op="pull")
+    stepper = up_to(Op.PULL, usable.step(train, "dist_async", 1))
     stepper.replay(order)
     file = stepper.save(tmp_path / "choices.json")
     first = stepper.finish()
@@ -307,7 +315,7 @@ GO_ON = [dict(mode="dist_async"), dict(mode="dist_sync", on_crash="continue")]
 
 @pytest.mark.parametrize("options", GO_ON)
 def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, options) -> None:
-    stepper = usable.step(train, **options).run_to(op="push")
+    stepper = up_to(Op.PUSH, usable.step(train, **options))
     moments = len(stepper.moments)
     kill(usable, 1)
     told(
@@ -342,7 +350,7 @@ def test_a_worker_that_is_killed_in_a_step_stops_nobody(usable: dk.Cluster, opti
 
 
 def test_who_takes_a_dead_workers_place_is_stepped_through(usable: dk.Cluster) -> None:
-    stepper = usable.step(train, "dist_async", on_crash="replace").run_to(op="push")
+    stepper = up_to(Op.PUSH, usable.step(train, "dist_async", on_crash="replace"))
     kill(usable, 1)
     told(stepper, 1, "paused before set_optimizer(sgd)")
     assert "it replaces one that died (signal SIGKILL)" in str(stepper.moment.standings[1])

@@ -160,10 +160,3 @@ def test_play_while_looking_back_shows_the_past_again(usable: dk.Cluster) -> Non
             stepper.next()
         stepper.seek(0).play(speed=100)
         assert (stepper.position, len(stepper.moments)) == (3, 4)
-
-
-def test_a_line_that_is_not_there(usable: dk.Cluster) -> None:
-    with usable.step(total) as stepper:
-        with pytest.raises(dk.errors.StepError, match="there is no line 99999"):
-            stepper.run_to(line=99999)
-        assert not stepper.finished

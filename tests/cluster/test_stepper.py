@@ -192,18 +192,6 @@ def test_pauses_are_not_in_its_times(usable: dk.Cluster) -> None:
     assert all(a.time <= b.time for a, b in zip(stepper.moments, stepper.moments[1:], strict=False))
 
 
-def test_run_to(usable: dk.Cluster) -> None:
-    stepper = usable.step(pass_on).run_to(op="all_reduce")
-    assert calls(stepper) == ["all_reduce()"] * 3
-    with pytest.raises(dk.errors.StepError, match="no rank came to line 1 "):
-        stepper.run_to(line=1)
-    assert stepper.finished
-    with pytest.raises(dk.errors.StepError, match="no operation 'sum'"):
-        stepper.run_to(op="sum")
-    with pytest.raises(dk.errors.StepError, match="needs a line or an operation"):
-        stepper.run_to()
-
-
 def test_play_to_the_end(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).play(speed=200)
     assert stepper.finished and not stepper.playing

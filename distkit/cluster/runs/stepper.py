@@ -15,9 +15,9 @@ from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
 from distkit.cluster.runs.lockstep import Go, Lockstep, Moment
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
-from distkit.diagnosis.rank_state import RankState, RankStatus
+from distkit.diagnosis.rank_state import RankStatus
 from distkit.errors import StepError
-from distkit.events import Event, Op
+from distkit.events import Event
 from distkit.trace.trace import Trace
 
 
@@ -36,7 +36,7 @@ class Stepper:
         >>> stepper = cluster.step(ring, x)          # doctest: +SKIP
         >>> stepper.next()                           # doctest: +SKIP
         >>> stepper.next(rank=1)                     # doctest: +SKIP
-        >>> stepper.run_to(op="all_reduce").finish().results       # doctest: +SKIP
+        >>> stepper.finish().results                 # doctest: +SKIP
     """
 
     def __init__(self, run: Run, go: Go, collect: Callable[[], None] = lambda: None) -> None:
@@ -95,37 +95,6 @@ class Stepper:
     def pause(self) -> Stepper:
         """Stop playing."""
         self._pause_requested.set()
-        return self
-
-    def run_to(self, *, line: int | str | None = None, op: Op | str | None = None) -> Stepper:
-        """Continue until every rank that gets there is paused at a line, or before an operation.
-
-        It always makes at least one step, so it can be called repeatedly.
-
-        Args:
-            line: a line number, or file and line: ``"In[5]:3"``, ``"train.py:31"``.
-            op: ``"all_reduce"``, ``"send"`` …
-
-        Raises:
-            StepError: neither is given, or no rank paused there.
-        """
-        if line is None and op is None:
-            raise StepError(
-                'run_to() needs a line or an operation: run_to(line=7) or run_to(op="all_reduce").'
-            )
-        self._check_line(line)
-        if op is not None and str(op) not in {str(o) for o in Op}:
-            raise StepError(f"there is no operation {op!r}: choose from {', '.join(map(str, Op))}.")
-
-        def is_target(s: RankState) -> bool:
-            return (line is None or f":{s.where}".endswith(f":{line}")) and op in (None, s.op)
-
-        with self._exclusive():
-            self._step(self._paused())
-            while others := [s.rank for s in self._lockstep.paused if not is_target(s)]:
-                self._step(others)
-        if not any(map(is_target, self._lockstep.paused)):
-            raise StepError(f"no rank came to {op or f'line {line}'} and paused there.")
         return self
 
     def finish(self) -> Run:
@@ -321,15 +290,6 @@ class Stepper:
             can = f"Let {named(paused)} go." if paused else "No rank can."
             raise StepError(f"rank {rank} is not paused and cannot be let go. {standing}. {can}")
         return rank
-
-    def _check_line(self, line: int | str | None) -> None:
-        """Raise StepError for a line beyond the end of all known sources."""
-        if not isinstance(line, int):
-            return
-        longest = {f: len(t.splitlines()) for f, t in self.trace.info.sources.items()}
-        if longest and not 0 < line <= max(longest.values()):
-            known = ", ".join(f"{file} has {n} lines" for file, n in longest.items())
-            raise StepError(f"there is no line {line}: {known}.")
 
     def _check_running(self) -> None:
         if self.run.finished:
