@@ -74,8 +74,6 @@ def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
         return "ended"
     if child is None:
         return "idle" if supervisor.ready.is_set() else "starting"
-    if child.stopped[0]:
-        return "stopped"
     if rank >= supervisor.plan.ranks:
         return "serving"
     verb = "stepping" if running and running.stepped else "running"

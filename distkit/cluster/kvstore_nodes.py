@@ -80,7 +80,6 @@ class Nodes:
             self.children[n] = child
             child.on_message(partial(self._handle_message, n))
             child.on_exit(partial(self._handle_exit, n))
-            child.on_stop = partial(self._on_message, n, "stopped")
 
     def _fork_args(self, node: int) -> tuple[ForkServer, dict[str, Any]]:
         host, (kind, i) = self.host(node), self.roles[node]

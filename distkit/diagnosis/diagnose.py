@@ -67,30 +67,9 @@ class _Diagnosis:
         fatal = [f for f in wrong if broken & set(f.lines)]
         others = [f for f in wrong if f not in fatal]
         hangs = [*leaving, *fatal, *failures, *(f for f in others if f.hang), *stuck]
-        found = [*self._stopped_processes(), *hangs, *(f for f in others if not f.hang)]
+        found = [*hangs, *(f for f in others if not f.hang)]
         found += silent_findings(self.facts, found)
         return [*found, *lint_findings(self.facts, found)]
-
-    def _stopped_processes(self) -> Iterator[Finding]:
-        """Find ranks whose processes a signal has stopped; they may still be continued."""
-        info = self.facts.trace.info
-        for rank, how in sorted(info.stopped.items()):
-            known = info.rank(rank)
-            serves = known.role in ("server", "scheduler")
-            yield (rules.stopped_server if serves else rules.stopped).finding(
-                culprits=[] if serves else [rank],
-                who=known.name if serves else f"rank {rank}",
-                how=how,
-                silence=self._silence(rank),
-                pid=known.pid or "its pid",
-            )
-
-    def _silence(self, rank: int) -> str:
-        """Return how long a stopped process has sent no heartbeat, in words; "" if unknown."""
-        since, until = self.facts.trace.info.silent_since.get(rank), self.facts.trace.info.until
-        if since is None or until is None:
-            return ""
-        return rules.stopped.say("silent", seconds=max(0.0, until - since))
 
     # -- exceptions under way -----------------------------------------------------
 

@@ -250,34 +250,6 @@ died = Rule(
 )
 
 
-stopped = Rule(
-    "DK105",
-    "stopped",
-    """The process of a rank is stopped by a signal, and executes nothing.
-
-    SIGSTOP, Ctrl-Z in a terminal or a debugger stops a process without ending it. The ranks that
-    wait for it stay blocked, and go on when it is continued:
-
-    ```shell
-    kill -CONT PID
-    ```
-
-    Plain torch says nothing until the timeout.
-    """,
-    message="{who} is stopped ({how}){silence}.",
-    remedy="`kill -CONT {pid}` continues it; cluster.interrupt() ends the run.",
-    silent=" and has missed heartbeats for {seconds:.2g} s",
-)
-
-
-stopped_server = stopped.variant(
-    remedy=(
-        "`kill -CONT {pid}` continues it. When it has missed heartbeats for the cluster's "
-        "heartbeat_timeout, it is killed and replaced."
-    ),
-)
-
-
 in_backend = Rule(
     "DK106",
     "in_backend",

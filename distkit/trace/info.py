@@ -141,8 +141,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         limits: the limits of the record, by topic, such as "matching".
         replaced: the processes that were replaced.
         sources: the source text of the program's files.
-        stopped: the signal by which each stopped process was stopped.
-        silent_since: the time of a stopped process's last heartbeat [s].
         waits: the waits of ranks that may still run.
         clocks: the clock offsets of the hosts, if there are several.
         clocks_disagree: the reason why the clocks could not be aligned.
@@ -176,8 +174,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     limits: dict[str, Limit] = {}
     replaced: list[Replacement] = []
     sources: dict[str, str] = {}
-    stopped: dict[Rank, str] = {}
-    silent_since: dict[Rank, Number] = {}
     waits: dict[Rank, Wait] = {}
     clocks: dict[str, ClockOffset] = {}
     clocks_disagree: str = ""

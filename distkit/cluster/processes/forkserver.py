@@ -18,7 +18,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent import futures
@@ -39,9 +38,6 @@ RESPONSE_TIMEOUT = 60.0
 #: Time in which a killed process ends [s].
 KILL_TIMEOUT = 5.0
 
-#: The signal that stopped a process, 0 if it runs; and the time [s, monotonic].
-Stop = tuple[int, float]
-
 
 class Child:
     """A forked process: its pid, its lifeline, and the callbacks for its end.
@@ -53,9 +49,6 @@ class Child:
         self.channel, self.server, self.number = channel, server, number
         self.pid = 0  # until it has started
         self.status: int | None = None  # exit status, negative for a signal
-        self.stopped: Stop = (0, 0.0)
-        #: Called with ``stopped``, from another thread, when the process stops or continues.
-        self.on_stop: Callable[[Stop], None] = lambda stop: None
         self._channel_closed = False
         #: Its exit status, after its last message was handled.
         self._exit: futures.Future[int] = futures.Future()
@@ -215,12 +208,8 @@ class ForkServer:
         return response
 
     def _handle_message(self, message: dict[str, Any]) -> None:
-        """Handle a child's stop, continuation or end; or a response."""
-        if "stopped" in message:
-            child = self._children[message["stopped"]]
-            child.stopped = message["signal"], time.monotonic()
-            child.on_stop(child.stopped)
-        elif "exit" in message:
+        """Handle a child's end, or a response."""
+        if "exit" in message:
             self._children.pop(message["exit"]).set_exit_status(message["status"])
         else:
             self._responses.put(message)

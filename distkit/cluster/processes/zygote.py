@@ -206,19 +206,13 @@ class Zygote:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Report children that ended, stopped or continued; kill the orphans of ended ones."""
+        """Report children that ended, and kill the orphans that they left."""
         while changed := _next_status():
             pid, status = changed
-            child = self.children.get(pid)
-            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                if child is not None:
-                    stopped = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
-                    self.channel.send({"stopped": child.number, "signal": stopped})
-                continue
-            if child is not None:
+            if pid in self.children:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-                del self.children[pid]
+                child = self.children.pop(pid)
                 how = {"status": os.waitstatus_to_exitcode(status), "log": child.log}
                 self.channel.send({"exit": child.number, **how})
             end_children(exclude=self.children)  # orphans, and orphans of orphans
@@ -232,9 +226,9 @@ class Zygote:
 
 
 def _next_status() -> tuple[int, int] | None:
-    """Return pid and status of a child that ended, stopped or continued; None without one."""
+    """Return pid and status of a child that ended; None without one."""
     with suppress(ChildProcessError):
-        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        pid, status = os.waitpid(-1, os.WNOHANG)
         return (pid, status) if pid else None
     return None
 

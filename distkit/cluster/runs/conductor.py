@@ -7,7 +7,6 @@ killed. The processes belong to a :class:`RankController`.
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
 import threading
 import time
@@ -197,14 +196,6 @@ class Conductor:
         """True if the diagnosis of the events so far takes no time."""
         return self.live.arrived <= MAX_DIAGNOSED_EVENTS
 
-    @property
-    def _is_stalled(self) -> bool:
-        """True if a rank is stopped, or waits in its latest recorded call."""
-        latest = self.live.latest(self.ranks)
-        return bool(self._stopped()) or any(
-            self.watchdog.waits(r, seq) for r, seq in latest.items()
-        )
-
     def check_owner(self) -> None:
         """Raise ClusterError in a process forked during the run, which receives no messages."""
         if self.forked:
@@ -240,14 +231,10 @@ class Conductor:
                 self.live.add(rank, *what)
             case "text":
                 self.prints.add(rank, *what)
-            case "stopped":
-                self._handle_stop(rank, *what)
             case "replaced":
                 how = report.cause(what, silent_for=self.silent_for.get(rank, 0.0))
-                self.live.forget("stopped", rank)
                 self._begin_process(rank, how, time.monotonic())
             case "outcome":
-                self.live.forget("stopped", rank)  # a rank that sends is running
                 self.add_outcome(msgspec.convert(what, Outcome))
             case "waits":
                 with self.changed:
@@ -272,24 +259,6 @@ class Conductor:
     @cached_property
     def _link_monitor(self) -> Any:
         return companions.load("distkit_hosts.links").Links()
-
-    def _handle_stop(self, rank: int, number: int, since: float) -> None:
-        """Handle a stop of a process by this signal, or with 0 its continuation."""
-        self.live.note("silent_since", rank, self.live.clock(since))
-        name = signal.Signals(number).name if number else ""
-        was_stopped = self.live.forget("stopped", rank)
-        if name:
-            self.live.note("stopped", rank, name)
-        if rank not in self.ranks:  # a server or the scheduler: the diagnosis reports it
-            return
-        if name:
-            pid = self.live.info.ranks[rank].pid
-            self.prints.add(rank, "stderr", report.of_stop(rank, name, pid) + "\n")
-        elif was_stopped:
-            self.prints.add(rank, "stderr", f"rank {rank} continues\n")
-
-    def _stopped(self) -> set[int]:
-        return {*self.live.info.stopped}
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
@@ -384,10 +353,9 @@ class Conductor:
         """Release the remaining ranks, and kill those that do not end."""
         if not (self._interrupted or self.deadlock):
             self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
-        if self._interrupted and (self._is_small or self._is_stalled):
+        if self._interrupted and self._is_small:
             self._interrupt_findings = self.findings  # before the release, which adds to the trace
         controller.release(self.waiting)
-        self._kill_ranks(controller, self._stopped() & {*self.waiting})
         self._wait_until_all_ended(RELEASE_TIMEOUT)
         self._kill_ranks(controller, self.waiting)
         self._wait_until_all_ended(RELEASE_TIMEOUT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -68,14 +68,6 @@ class LiveTrace:
         """Add a fact about a rank or a group; earlier traces do not change."""
         with self._info_lock:
             self.update(**{field: {**getattr(self.info, field), key: fact}})
-
-    def forget(self, field: str, key: Any) -> bool:
-        """Remove a fact that :meth:`note` added; return True if there was one."""
-        with self._info_lock:
-            known = dict(getattr(self.info, field))
-            found = known.pop(key, None)
-            self.update(**{field: known})
-        return found is not None
 
     def update(self, **facts: Any) -> None:
         """Replace facts about the run."""
@@ -143,12 +135,6 @@ class LiveTrace:
             sources=sources(events, [end.where for end in ends.values()]),
         )
         return Trace(events, info)
-
-    def latest(self, ranks: Iterable[int]) -> dict[int, int]:
-        """Return the sequence number of the latest operation of each of these ranks."""
-        self._unpack()
-        selected = set(ranks)
-        return {e.rank: e.seq for e in self._events if e.rank in selected}
 
     # -- subscribers ------------------------------------------------------------
 

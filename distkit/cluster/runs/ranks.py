@@ -21,7 +21,6 @@ from distkit.cluster.process_host import ProcessHost
 from distkit.cluster.processes.forkserver import (
     KILL_TIMEOUT,
     Child,
-    Stop,
     end,
     fork_all,
     server,
@@ -57,7 +56,7 @@ class Ranks(RankController):
         number: number of the run.
         hosts: their machines; by default this one.
         heartbeat_timeout: time without heartbeats after which a worker or server is dead [s].
-        on_change: called, from any thread, when a process stops or ends.
+        on_change: called, from any thread, when a process ends.
     """
 
     #: Function that a rank's process calls.
@@ -111,7 +110,6 @@ class Ranks(RankController):
             self.ranks[r] = child
             child.on_message(partial(self._handle_message, r))
             child.on_exit(partial(self._on_exit, r, child))
-            child.on_stop = partial(self._on_stop, r)
 
     def _spec(self, r: int) -> Spec:
         plan = self.plan
@@ -166,9 +164,6 @@ class Ranks(RankController):
         """
         self.run, self._call = run, (payload, {**options, "run": run.number})
         run.live.offset = self._clock
-        for n, child in self.children.items():
-            if child.stopped[0]:
-                run.handle_event(n, "stopped", child.stopped)
         for r, child in self.ranks.items():
             if child.status is not None:
                 self._on_exit(r, child, child.status)
@@ -283,12 +278,6 @@ class Ranks(RankController):
         if self.run is not None:
             self.run.silent_for[node] = self._heartbeat_timeout
         end([child])
-
-    def _on_stop(self, rank: int, stop: Stop) -> None:
-        """Report to the run that a rank's process was stopped or continues."""
-        if self.run is not None:
-            self.run.handle_event(rank, "stopped", stop)
-        self._on_change()
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
         """Report to the run that a rank's process has ended."""

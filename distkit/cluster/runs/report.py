@@ -16,7 +16,7 @@ from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outc
 from distkit.cluster.runs.outcome import text as text_of
 from distkit.diagnosis import rules
 from distkit.diagnosis.deadlocks import gone, raised, search
-from distkit.diagnosis.findings import Finding, fill, verb
+from distkit.diagnosis.findings import Finding, verb
 from distkit.errors import (
     OWN,
     CommunicationWarning,
@@ -147,14 +147,6 @@ def of_deadlock(findings: list[Finding], more: Iterable[str]) -> DeadlockError:
 
 def _with_state(text: str, afterwards: str) -> str:
     return f"{text}; {afterwards}." if afterwards else f"{text}."
-
-
-def of_stop(rank: int, how: str, pid: int | str) -> str:
-    """Return the notice that a rank's process was stopped by a signal."""
-    return (
-        f"rank {rank} is stopped ({how}), and ranks that wait for it stay blocked. "
-        f"{fill(rules.stopped.remedy, pid=pid)} [{rules.stopped.code}]"
-    )
 
 
 def interrupted(

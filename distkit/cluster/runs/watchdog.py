@@ -33,10 +33,6 @@ class DeadlockWatchdog:
         """Record that a rank waits in operations ``seqs``, at least from ``since`` to ``until``."""
         self._waits[rank] = seqs, since, until
 
-    def waits(self, rank: int, seq: int) -> bool:
-        """Return True if a rank's latest report is that it waits in this operation."""
-        return rank in self._waits and seq in self._waits[rank][0]
-
     def forget(self, rank: int) -> None:
         """Remove a rank's report, because its process was replaced."""
         self._waits.pop(rank, None)
