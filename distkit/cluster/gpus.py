@@ -37,10 +37,10 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or one of its MIG slices.
+    """A GPU.
 
-    ``index`` is nvidia-smi's; ``slice`` is the number of the slice on that GPU, None for a whole
-    GPU; sizes are in bytes, 0 if unknown.
+    ``index`` is nvidia-smi's; sizes are in bytes, 0 if unknown. With ``mig`` it stands for one of
+    its slices: CUDA shows a process only one, the first or that in CUDA_VISIBLE_DEVICES.
     """
 
     index: int
@@ -48,13 +48,12 @@ class Gpu:
     uuid: str = ""
     total: int = 0
     free: int = 0
-    slice: int | None = None
+    mig: bool = False
 
     @property
     def label(self) -> str:
         """Name in messages."""
-        part = "" if self.slice is None else f"slice {self.slice} of "
-        return f"{part}GPU {self.index}"
+        return f"{'a slice of ' if self.mig else ''}GPU {self.index}"
 
     @property
     def capacity(self) -> float:
@@ -85,20 +84,17 @@ class DeviceAssignment:
         device: torch's name of the device on the rank.
         gpu: the GPU; None for the CPU.
         fraction: share of the GPU's memory that torch may allocate; 0 for all of it.
-        exclusive: the rank sees no other GPU, so this one is its cuda:0.
     """
 
     device: str = "cpu"
     gpu: Gpu | None = None
     fraction: float = 0.0
-    exclusive: bool = False
 
     @property
     def summary(self) -> str:
         """The device, for the status card."""
         limit = f", at most {human_bytes(self.limit)}" if self.gpu and self.limit else ""
-        alias = f" = {self.gpu.label}" if self.gpu and self.exclusive else ""
-        return f"{self.device}{alias}{limit}"
+        return f"{self.device}{limit}"
 
     @property
     def limit(self) -> int:
@@ -106,11 +102,8 @@ class DeviceAssignment:
         return int(self.fraction * self.gpu.total) if self.gpu else 0
 
     def environ(self, backend: str) -> dict[str, str]:
-        """Return the environment variables that select the device for CUDA and NCCL."""
-        if self.gpu is None:
-            return {}
-        visible = {"CUDA_VISIBLE_DEVICES": self.gpu.uuid} if self.exclusive else {}
-        return visible | (_NCCL if backend == "nccl" else {})
+        """Return the environment variables for NCCL."""
+        return _NCCL if self.gpu is not None and backend == "nccl" else {}
 
 
 CPU = DeviceAssignment()
@@ -126,26 +119,13 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
         found: result of :func:`distkit.cluster.machine.gpus`.
         torch: torch's versions of CUDA and NCCL; empty if torch did not respond.
     """
-    devices = [gpu for entry in found["found"] for gpu in _devices(entry)]
+    devices = [Gpu(**entry) for entry in found["found"] if "error" not in entry]
     usable, hidden = _visible(devices, found.get("visible"))
     for obstacle in (_no_driver(found), hidden, _no_torch(found, torch)):
         if obstacle is not None and (found["found"] or obstacle.kind == "driver"):
             return Gpus((), obstacle)
     nccl = tuple(int(n) for n in (torch.get("nccl") or ())[:3])
     return Gpus(tuple(usable), None, nccl)
-
-
-def _devices(entry: Mapping[str, Any]) -> list[Gpu]:
-    """Return CUDA's devices of a GPU: itself, or its slices in MIG mode."""
-    fields = ("name", "uuid", "total", "free")
-    slices = entry.get("slices")
-    if slices is None:
-        known = {name: entry[name] for name in fields if name in entry}
-        return [] if "error" in entry else [Gpu(entry.get("index", 0), **known)]
-    return [
-        Gpu(entry["index"], **{name: part[name] for name in fields}, slice=n)
-        for n, part in enumerate(slices)
-    ]
 
 
 def _no_driver(found: Mapping[str, Any]) -> Obstacle | None:
@@ -158,22 +138,16 @@ def _no_driver(found: Mapping[str, Any]) -> Obstacle | None:
 
 def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Obstacle | None]:
     """Apply CUDA_VISIBLE_DEVICES by CUDA's rules: the first invalid name ends the list."""
-    if not devices:
-        remedy = "Make some (nvidia-smi mig -cgi … -C), or switch MIG off (nvidia-smi -mig 0)."
-        return [], Obstacle("mig", "the GPUs are in MIG mode and have no slices", remedy)
+    slices = [gpu for gpu in devices if gpu.mig]
+    if slices and (setting or "MIG-").startswith("MIG-"):
+        return slices[:1], None
     if setting is None:
         return list(devices), None
     found: list[Gpu] = []
     for name in filter(None, (name.strip() for name in setting.split(","))):
         matches = [gpu for gpu in devices if _matches(gpu, name)]
-        if not matches or (len({gpu.index for gpu in matches}) > 1):
+        if len(matches) != 1:
             break
-        if matches[0] in found:
-            what = (
-                f"CUDA_VISIBLE_DEVICES={setting!r} names {matches[0].label} twice, so CUDA shows "
-                "none"
-            )
-            return [], Obstacle("hidden", what, "Name each GPU once.")
         found += matches
     if found:
         return found, None
@@ -183,7 +157,7 @@ def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Ob
 
 
 def _matches(gpu: Gpu, name: str) -> bool:
-    """Return True for the GPU's index, and for a prefix of its UUID or its slice's."""
+    """Return True for the GPU's index, and for a prefix of its UUID."""
     return name == str(gpu.index) or (not name.isdigit() and gpu.uuid.startswith(name))
 
 
@@ -265,14 +239,11 @@ def assign_devices(
             f"backend='nccl' needs one GPU for each of {ranks} ranks: {no_nccl}. Use "
             f"backend='auto', or at most {count(len(usable), 'rank')}."
         )
-    # CUDA shows a process that sees a slice no other device
-    exclusive = any(gpu.slice is not None for gpu in gpus.usable)
     assignments = tuple(
         DeviceAssignment(
-            "cuda:0" if exclusive else f"cuda:{gpus.usable.index(gpu)}",
+            f"cuda:{gpus.usable.index(gpu)}",
             gpu,
             wanted.memory_fraction or _memory_share(gpu, sharers[gpu]),
-            exclusive,
         )
         for gpu in by_rank
     )
@@ -280,7 +251,7 @@ def assign_devices(
     if backend == "nccl":
         return assignments, backend, "nccl: every rank has a GPU of its own"
     note = f"gloo: {no_nccl or 'as asked'}, so messages go through host memory"
-    return assignments, backend, note + _nccl_hint(usable, max(sharers.values()), gpus)
+    return assignments, backend, note
 
 
 def _choose(ranks: int, device: str, gpus: Gpus) -> tuple[Sequence[Gpu], str]:
@@ -331,8 +302,6 @@ def _why_not_nccl(by_rank: Sequence[Gpu], gpus: Gpus) -> str:
         return "torch is built without NCCL"
     sharers = {gpu: [r for r, other in enumerate(by_rank) if other == gpu] for gpu in by_rank}
     gpu, ranks = max(sharers.items(), key=lambda item: len(item[1]))
-    if len(by_rank) > 1 and any(gpu.slice is not None for gpu in by_rank):
-        return "NCCL does not connect MIG slices"
     if len(ranks) == 1:
         return ""
     return f"{named(ranks)} share {gpu.label}, and NCCL needs one GPU per rank"
@@ -345,11 +314,3 @@ def _memory_share(gpu: Gpu, sharers: int) -> float:
     if not gpu.total:
         return 1 / sharers
     return max(0.01, (gpu.free - sharers * GPU_RANK_BYTES / 2) / sharers / gpu.total)
-
-
-def _nccl_hint(usable: Sequence[Gpu], max_sharers: int, gpus: Gpus) -> str:
-    """Suggest a number of ranks with a GPU each, if ranks share GPUs; else ""."""
-    whole = all(gpu.slice is None for gpu in usable)
-    if max_sharers == 1 or len(usable) == 1 or not whole or not gpus.nccl:
-        return ""
-    return f"; dk.Cluster({len(usable)}) would use NCCL"

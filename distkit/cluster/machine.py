@@ -156,32 +156,18 @@ def own_address(towards: str) -> str:
 def gpus() -> Json:
     """Return the GPUs that nvidia-smi lists, and the setting of CUDA_VISIBLE_DEVICES.
 
-    ``found`` has each GPU's index, name, UUID, and memory [bytes], 0 if unknown; in MIG mode its
-    ``slices``; or its ``error``.
+    ``found`` has each GPU's index, name, UUID, memory [bytes], 0 if unknown, and whether it is in
+    MIG mode; or its ``error``.
     """
     environment = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):
         return {"found": [], **environment}
     try:
         rows = [line.split(", ", 6) for line in _smi(f"--query-gpu={_QUERY}", *_CSV)]
-        slices = _slices(_smi("-L")) if any(row[5:6] == ["Enabled"] for row in rows) else {}
     except OSError as error:
         return {"found": [], "error": str(error), **environment}
     driver = next((row[4] for row in rows if row[4:] and row[4][:1].isdigit()), "")
-    return {"found": [_gpu(row, slices) for row in rows], "driver": driver, **environment}
-
-
-def holders(uuid: str) -> dict[int, int]:
-    """Return the processes that hold memory of a GPU: pid -> bytes, 0 if unknown.
-
-    In a container the pids are those of the host, if any.
-    """
-    try:
-        rows = _smi("--query-compute-apps=pid,used_memory", f"--id={uuid}", *_CSV)
-    except OSError:
-        return {}
-    held = (row.split(", ") for row in rows)
-    return {int(row[0]): _bytes(row[1]) for row in held if len(row) == 2 and row[0].isdigit()}
+    return {"found": [_gpu(row) for row in rows], "driver": driver, **environment}
 
 
 _CSV = ("--format=csv,noheader,nounits",)
@@ -205,27 +191,17 @@ def _smi(*options: str) -> list[str]:
     return [line for line in ran.stdout.splitlines() if line.strip()]
 
 
-def _gpu(row: list[str], slices: Json) -> Json:
+def _gpu(row: list[str]) -> Json:
     if len(row) < 7:  # an error message
         return {"index": 0, "error": ", ".join(row)}
     index, uuid, total, free, _, mig, name = row
     if not index.isdigit() or uuid.startswith("["):  # [GPU is lost]
         return {"index": int(index) if index.isdigit() else 0, "error": uuid.strip("[]")}
     known = {"index": int(index), "name": name, "uuid": uuid}
-    parts = {"slices": slices.get(uuid, [])} if mig == "Enabled" else {}
-    return {**known, "total": _bytes(total), "free": _bytes(free), **parts}
+    if mig == "Enabled":  # the sizes are those of the whole GPU
+        return {**known, "mig": True}
+    return {**known, "total": _bytes(total), "free": _bytes(free)}
 
 
 def _bytes(mebibytes: str) -> int:
     return int(mebibytes) << 20 if mebibytes.isdigit() else 0
-
-
-def _slices(listed: list[str]) -> dict[str, list[Json]]:
-    """Return the slices of GPUs in MIG mode, by the GPUs' UUIDs."""
-    found: dict[str, list[Json]] = {}
-    for line in listed:
-        if gpu := re.match(r"GPU .*\(UUID: (\S+)\)", line):
-            parts = found[gpu[1]] = []
-        elif part := re.match(r"\s+(MIG \S+) .*\(UUID: (\S+)\)", line):
-            parts.append({"name": part[1], "uuid": part[2], "total": 0, "free": 0})
-    return found

@@ -39,7 +39,7 @@ def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str
             some_gpus(2),
             ["cuda:0", "cuda:1", "cuda:0"],
             "gloo",
-            ["ranks 0 and 2 share GPU 0", "dk.Cluster(2) would use NCCL"],
+            ["ranks 0 and 2 share GPU 0", "through host memory"],
         ),
         (2, some_gpus(2, ()), ["cuda:0", "cuda:1"], "gloo", ["torch is built without NCCL"]),
     ],
@@ -133,28 +133,6 @@ def test_a_rank_is_told_by_its_environment() -> None:
     assert one.environ("gloo") == DeviceAssignment().environ("gloo") == {}
 
 
-def test_each_rank_sees_its_slice_alone() -> None:
-    parts = [{"name": "MIG 1g.10gb", "uuid": f"MIG-{n}", "total": 9 * GIB, "free": 9 * GIB}
-             for n in range(2)]  # fmt: skip
-    gpu = {"index": 0, "name": "H100", "uuid": "GPU-0", "total": 80 * GIB, "free": 0}
-    gpus = examine({"found": [{**gpu, "slices": parts}]}, {"cuda": "13.0", "nccl": [2, 29, 7]})
-    assignments, backend, note = assign_devices(2, DeviceRequest(), gpus)
-    assert [assignment.environ(backend)["CUDA_VISIBLE_DEVICES"] for assignment in assignments] == [
-        "MIG-0",
-        "MIG-1",
-    ]
-    assert {assignment.device for assignment in assignments} == {"cuda:0"}
-    assert (assignments[1].summary, backend) == ("cuda:0 = slice 1 of GPU 0", "gloo")
-    assert "NCCL does not connect MIG slices" in note
-    assert assign_devices(1, DeviceRequest(), gpus)[1] == "nccl"
-    whole = replace(gpus, usable=(*some_gpus(1).usable, *gpus.usable))
-    assert assign_devices(1, DeviceRequest(), whole)[0][0].environ("gloo") == {
-        "CUDA_VISIBLE_DEVICES": "GPU-0"  # or CUDA would show a slice in its place
-    }
-    with pytest.raises(StartError, match="does not connect MIG"):
-        assign_devices(2, DeviceRequest(backend="nccl"), gpus)
-
-
 FOUND: dict[str, Any] = {
     "found": [
         {"index": i, "name": "H100", "uuid": f"GPU-{uuid}", "total": 80 * GIB, "free": 70 * GIB}
@@ -185,8 +163,18 @@ def test_visible_gpus(visible: str | None, indices: list[int]) -> None:
     assert (assignments[0].device, assignments[0].gpu) == ("cuda:0", gpus.usable[0])
 
 
+def test_ranks_share_the_slice_that_cuda_shows() -> None:
+    part = {"index": 1, "name": "H100", "uuid": "GPU-cc", "mig": True}
+    for visible in (None, "MIG-x"):
+        gpus = examine({"found": [FOUND["found"][0], part], "visible": visible}, TORCH)
+        assignments, backend, note = assign_devices(2, DeviceRequest(), gpus)
+        assert [assignment.device for assignment in assignments] == ["cuda:0", "cuda:0"]
+        assert [assignment.fraction for assignment in assignments] == [0.5, 0.5]
+        assert backend == "gloo" and "ranks 0 and 1 share a slice of GPU 1" in note
+        assert assign_devices(1, DeviceRequest(), gpus)[1] == "nccl"
+
+
 LOST = {"index": 0, "error": "GPU is lost"}
-EMPTY = {"index": 0, "name": "H100", "uuid": "GPU-a", "slices": []}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +184,6 @@ EMPTY = {"index": 0, "name": "H100", "uuid": "GPU-a", "slices": []}
         ({"visible": "7"}, {}, "hidden", "GPU 0, GPU 1 and GPU 2. Unset it"),
         ({"visible": "GPU-a"}, {}, "hidden", "names none"),  # of two
         ({"visible": "MIG-x"}, {}, "hidden", "names none"),
-        ({"visible": "0,0"}, {}, "hidden", "names GPU 0 twice"),
         ({}, {"cuda": None}, "torch", "torch is built without CUDA. Install torch with CUDA"),
         (
             {"driver": "550.1"},
@@ -206,7 +193,6 @@ EMPTY = {"index": 0, "name": "H100", "uuid": "GPU-a", "slices": []}
         ),
         ({"found": [LOST]}, {}, "driver", "GPU 0: GPU is lost"),
         ({"found": [], "error": "Driver not loaded"}, {}, "driver", "Driver not loaded. Reboot"),
-        ({"found": [EMPTY]}, {}, "mig", "in MIG mode and have no slices. Make some"),
     ],
 )
 def test_what_stands_in_the_way(

@@ -1,20 +1,16 @@
-"""A rank's GPU: initialization after the fork, memory limit, explanation of errors, staging."""
+"""Initializes a rank's GPU after the fork, explains its errors, and stages messages for gloo."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C import DisableTorchFunction
 
-from distkit._format import human_bytes
-from distkit.cluster import machine
 from distkit.cluster.processes.rank_spec import Spec
 from distkit.cluster.runs.outcome import text
 from distkit.errors import StartError
@@ -55,9 +51,6 @@ _REMEDIES = (
     ("no kernel image", "torch's build has no code for this GPU: install one for its generation"),
 )
 
-#: Maximum number of processes named in an out-of-memory error.
-MAX_HOLDERS = 8
-
 #: torch's error for a tensor on a device that the backend does not support.
 _WRONG_DEVICE = re.compile(
     r"No backend type associated with device type (\w+)|must be CUDA and dense"
@@ -72,7 +65,6 @@ def take(spec: Spec) -> None:
     """
     assignment = spec.assignment
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi numbers them
-    Path(_pid_file(spec, spec.rank)).write_text(str(os.getpid()))
     try:
         torch.cuda.init()
         torch.cuda.set_device(assignment.device)
@@ -84,11 +76,6 @@ def take(spec: Spec) -> None:
         raise StartError(
             f"{_describe_rank(spec)} cannot use it: {reason}; {_remedy(reason)}."
         ) from error
-
-
-def _pid_file(spec: Spec, rank: int) -> str:
-    """Return the path of the file with a rank's pid, which other ranks' errors read."""
-    return f"{spec.folder}/rank-{rank}.pid"
 
 
 def _describe_rank(spec: Spec) -> str:
@@ -103,9 +90,9 @@ def _remedy(message: str) -> str:
 
 
 def hint(error: BaseException, spec: Spec) -> str:
-    """Return an explanation of torch's exception: holders of GPU memory, or a remedy; else ""."""
+    """Return a remedy for torch's exception; "" without one."""
     if isinstance(error, torch.OutOfMemoryError):
-        return f"\n{_describe_rank(spec)}: {_memory_use(spec)}. {_MEMORY_HINT}"
+        return f"\n{_describe_rank(spec)}. {_MEMORY_HINT}"
     message = text(error)
     if found := _WRONG_DEVICE.search(message):
         return (
@@ -114,7 +101,7 @@ def hint(error: BaseException, spec: Spec) -> str:
             f'it with x.to("{spec.device}").'
         )
     if "invalid device ordinal" in message:
-        return f"\n{_describe_rank(spec)} has no other GPU: torch.device('cuda') means it."
+        return f"\n{_describe_rank(spec)}: use torch.device('cuda'), which is its GPU."
     if "CUDA error" in message:
         return f"\n{_describe_rank(spec)}: {_remedy(message)}."
     return ""
@@ -124,21 +111,6 @@ _MEMORY_HINT = (
     "Use smaller batches or fewer ranks, or give a rank more: dk.Cluster(…, memory_fraction=…). "
     "cluster.restart() frees what variables of %%ranks cells hold."
 )
-
-
-def _memory_use(spec: Spec) -> str:
-    """Describe which processes hold how much memory of the rank's GPU."""
-    gpu = spec.assignment.gpu
-    if gpu is None:
-        return "it computes on the CPU"
-    ranks = {}
-    for rank in range(spec.world_size):
-        with suppress(OSError):  # it is on another machine
-            ranks[Path(_pid_file(spec, rank)).read_text()] = f"rank {rank}"
-    held = sorted(machine.holders(gpu.uuid).items(), key=lambda item: -item[1])
-    each = [f"{ranks.get(str(p), f'process {p}')} {human_bytes(n)}" for p, n in held[:MAX_HOLDERS]]
-    limit = f"it may take {human_bytes(spec.assignment.limit)}; " if spec.assignment.limit else ""
-    return f"{limit}of {human_bytes(gpu.total)} hold: {', '.join(each) or 'unknown processes'}"
 
 
 # -- messages through host memory ----------------------------------------------------------------
