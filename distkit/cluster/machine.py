@@ -99,44 +99,6 @@ def words(path: Path) -> list[str]:
         return []
 
 
-#: Open files of a process of each kind: a base number, and a number per process of the cluster. The
-#: user's files on ranks, and the kernel's present files, come on top.
-_FILES = {"kernel": (40, 1), "rank": (80, 1), "controller": (130, 6)}
-
-
-def files(processes: int) -> dict[str, int]:
-    """Return the number of open files of each kind of process in a cluster."""
-    return {kind: base + each * processes for kind, (base, each) in _FILES.items()}
-
-
-def check_files(processes: int, controller: bool = True) -> None:
-    """Check that the limit of open files suffices for the processes, and a controller.
-
-    Raises:
-        StartError: the limit is too low.
-    """
-    import psutil
-
-    from distkit.errors import StartError
-
-    soft, hard = (
-        math.inf if n == resource.RLIM_INFINITY else n
-        for n in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    need = files(processes)
-    need["kernel"] += psutil.Process().num_fds()
-    need["controller"] *= controller
-    soft_need = max(need["kernel"], need["rank"])
-    if soft < soft_need or hard < need["controller"]:
-        total = max(soft_need, need["controller"])
-        limit = f"{soft}" if soft == hard else f"{soft}, at most {hard}"
-        raise StartError(
-            f"a process may open {limit} files at once here (RLIMIT_NOFILE), and a cluster of "
-            f"{processes} processes needs {total}. Set the limit before Jupyter starts "
-            f"(ulimit -n {max(1024, total)}), close files, or ask for fewer ranks."
-        )
-
-
 def raise_files() -> None:
     """Raise this process's soft limit of open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -46,7 +46,7 @@ class Supervisor:
         start_hosts: Callable[[str, Callable[[str], None]], Fleet] | None = None,
     ) -> None:
         self.plan, self._fork = plan, server()
-        self.folder = self._fork.make_folder(plan.processes, True)
+        self.folder = self._fork.make_folder(plan.processes)
         #: The ranks' machines; other machines once they have connected.
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
         self.card, self._heartbeat_timeout = Card(self), heartbeat_timeout

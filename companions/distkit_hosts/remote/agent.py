@@ -177,7 +177,6 @@ class Agent:
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
         """Create a folder like the kernel's, with sockets forwarded to the kernel's sockets."""
         try:
-            machine.check_files(processes, False)
             folder, held = folders.make(processes)
         except StartError as error:
             self._tunnel.say({"refused": str(error)})

@@ -97,7 +97,6 @@ class HostForkServer(ForkServer):
     def make_folder(
         self,
         processes: int,
-        controller: bool = False,
         *,
         like: str = "",
         sockets: dict[str, str] | None = None,
@@ -106,7 +105,6 @@ class HostForkServer(ForkServer):
 
         Args:
             processes: number of processes there.
-            controller: not used: the controller runs beside the kernel.
             like: this machine's folder, which receives the files of processes that end there.
             sockets: names of sockets there -> names of sockets in ``like``.
         """

@@ -122,11 +122,11 @@ class ForkServer:
         """Close the channel of a process that has ended, after its last message."""
         channel.hang_up()
 
-    def make_folder(self, processes: int, controller: bool = False) -> str:
+    def make_folder(self, processes: int) -> str:
         """Create a folder that only this user can enter, for the files of some processes.
 
         Raises:
-            StartError: there is too little space, or the limit of open files is too low.
+            StartError: there is too little space.
         """
         raise NotImplementedError
 
@@ -247,9 +247,8 @@ class LocalForkServer(ForkServer):
         """True if the zygote is running."""
         return super().alive and self.process.poll() is None
 
-    def make_folder(self, processes: int, controller: bool = False) -> str:
+    def make_folder(self, processes: int) -> str:
         """Create a folder on this machine, locked during the life of this process."""
-        machine.check_files(processes, controller)
         folder, lock = folders.make(processes)
         self._folders[folder] = lock
         return folder
