@@ -7,20 +7,18 @@ process: ``multiprocessing.Pool`` ends its processes by SIGTERM, a DataLoader's 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import builtins
 import os
+import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -39,32 +37,11 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
     """Run a file as Python does: as ``__main__``, with its arguments."""
     sys.argv[:] = [str(path), *argv]
     sys.path.insert(0, str(path.resolve().parent))
-    main = ModuleType("__main__")
-    vars(main).update(
-        __file__=str(path),
-        __cached__=None,
-        __builtins__=builtins,
-        __loader__=SourceFileLoader("__main__", str(path)),
-    )
-    sys.modules["__main__"] = main
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(main))
+        runpy.run_path(str(path), run_name="__main__")
     except SystemExit as end:  # scripts like to end with sys.exit(main())
         if end.code not in (None, 0):
             raise
-
-
-@contextmanager
-def without_event_loop() -> Iterator[None]:
-    """Hide the engine's event loop from the function, which may run its own."""
-    loop, policy = asyncio._get_running_loop(), asyncio.get_event_loop_policy()
-    asyncio._set_running_loop(None)
-    asyncio.set_event_loop_policy(None)
-    try:
-        yield
-    finally:
-        asyncio.set_event_loop_policy(policy)
-        asyncio._set_running_loop(loop)
 
 
 _ARGUMENTS_HINT = (

@@ -225,6 +225,8 @@ class InterruptibleStore(dist.Store):
 
     deleteKey, getNumKeys = delete_key, num_keys  # what C++ calls them
 
+    # not torch's, which would call what the recorder puts in place of them
+
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for several values."""
         return [self.get(key) for key in keys]
@@ -233,10 +235,6 @@ class InterruptibleStore(dist.Store):
         """Write several values."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
-
-    def has_extended_api(self) -> bool:
-        """Return False: file stores have no ``append``."""
-        return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist.

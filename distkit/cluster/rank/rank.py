@@ -201,7 +201,6 @@ class Rank:
             with (
                 self._recording(options, emit, outcome),
                 self._interruptible(run),
-                interpreter.without_event_loop(),
                 self._kvstore(options, emit),
             ):
                 if options.get("seed") is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import runpy
 import sys
 import time
 import traceback
@@ -37,7 +38,8 @@ _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udf
 
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 
-_OWN_FILES = str(Path(__file__).parents[1])
+#: Files of frames between a rank and the user's function or script.
+_OWN_FILES = (str(Path(__file__).parents[1]), runpy.run_path.__code__.co_filename)
 
 #: File, line number, function and source of a frame; without a file: number of omitted frames.
 Frame = tuple[str, int, str, "str | None"]
