@@ -6,14 +6,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from distkit import companions
 from distkit.cluster.notebook import place, sources
-from distkit.events import WORLD, Event, Op, State
-from distkit.recording.plain import decode_rows, encode_rows
+from distkit.events import Event, Op, State
+from distkit.recording.plain import decode_rows
 from distkit.recording.recorder import to_event
 from distkit.trace.hosts import hosts_of
 from distkit.trace.info import SEQ_STRIDE, RankEnd, Replacement, RunInfo
@@ -51,16 +52,15 @@ class LiveTrace:
         self._unpacking = threading.RLock()  # a subscriber may look at the trace
         self._subscribers: list[Callable[[list[Event]], None]] = []
 
-    def add(self, rank: int, count: int, packed: bytes, *, here: bool = False) -> None:
-        """Add events of a rank; ``here``: their times are of this machine's clock."""
+    def add(self, rank: int, count: int, packed: bytes) -> None:
+        """Add events of a rank."""
         with self._info_lock:  # ranks' messages arrive in several threads
             if self.arrived + count > LIMIT:
                 self.dropped += count
                 return
             self.arrived += count
         self.rows[rank] += count
-        offset = None if here else self.offset(rank)
-        self._packed.append((rank, self._first_seq[rank], packed, offset))
+        self._packed.append((rank, self._first_seq[rank], packed, self.offset(rank)))
         if self._subscribers:
             self._unpack()
 
@@ -83,39 +83,20 @@ class LiveTrace:
         """Mark the pending operations of a rank as failed, because its process has ended."""
         self._unpack()
         first = self._first_seq[rank]
-        trace = Trace(e for e in self._events if e.rank == rank and e.seq >= first)
-        pending = [s for s in trace.spans if s.end is None]
-        rows = [
-            (
-                s.seq - first,
-                s.op,
-                State.FAILED,
-                at,
-                (
-                    s.peer,
-                    s.group,
-                    s.nbytes,
-                    s.shape,
-                    s.dtype,
-                    s.tag,
-                    s.where,
-                    dict(s.attributes),
-                    s.match,
-                ),
-                None,
-            )
-            for s in pending
-        ]
-        self.add(rank, len(rows), encode_rows(rows), here=True)
+        latest = {e.seq: e for e in self._events if e.rank == rank and e.seq >= first}
+        over = (State.COMPLETED, State.FAILED)
+        pending = [e for e in latest.values() if e.state not in over]
+        self.arrived += len(pending)
+        self._append([replace(e, state=State.FAILED, time=self.clock(at)) for e in pending])
 
     def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
         """Mark the time during which a rank was replaced, and the reason."""
-        fields = (None, WORLD, 0, (), "", None, "", (("label", f"replaced: {how}"),), None)
-        rows = [
-            (-1, Op.MARK, state, at, fields, None)
-            for state, at in ((State.STARTED, began), (State.COMPLETED, ended))
-        ]
-        self.add(rank, len(rows), encode_rows(rows), here=True)
+        seq, label = self._first_seq[rank] - 1, {"label": f"replaced: {how}"}
+        states = (State.STARTED, began), (State.COMPLETED, ended)
+        self.arrived += len(states)
+        self._append(
+            [Event(rank, seq, Op.MARK, s, self.clock(at), attributes=label) for s, at in states]
+        )
 
     def so_far(self, ends: dict[int, RankEnd], replaced: list[Replacement]) -> Trace:
         """Return the trace of the events so far.
@@ -141,7 +122,7 @@ class LiveTrace:
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Call ``callback`` with all events so far, then with each new batch; return an undo."""
         with self._unpacking:
-            self._unpack_all()
+            self._unpack()
             if self._events:
                 callback(list(self._events))
             self._subscribers.append(callback)
@@ -155,9 +136,14 @@ class LiveTrace:
     def _unpack(self) -> None:
         """Unpack rows into events, and pass each event to the subscribers once."""
         with self._unpacking:
-            if new := self._unpack_all():
-                for callback in list(self._subscribers):
-                    callback(new)
+            self._append(self._unpack_all())
+
+    def _append(self, events: list[Event]) -> None:
+        """Add events, and pass them to the subscribers."""
+        with self._unpacking:
+            self._events.extend(events)
+            for callback in list(self._subscribers) if events else ():
+                callback(events)
 
     def _unpack_all(self) -> list[Event]:
         packed = list(self._packed)
@@ -170,7 +156,6 @@ class LiveTrace:
                 for row in rows
             ]
         del self._packed[: len(packed)]  # only now: an interrupt may occur before
-        self._events.extend(new)
         return new
 
     def _clock_of(self, rank: int, offset: Offset, rows: list[Any]) -> Callable[[float], float]:
