@@ -43,12 +43,9 @@ def for_call(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, di
 
 def _takes_seed(fn: Any) -> bool:
     try:
-        parameters = inspect.signature(fn).parameters
+        return "seed" in inspect.signature(fn).parameters
     except (TypeError, ValueError):  # a script, or a function written in C
         return False
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return True
-    return "seed" in parameters and parameters["seed"].kind is not inspect.Parameter.POSITIONAL_ONLY
 
 
 def for_rank(seed: int, rank: int, life: int = 0) -> int:
