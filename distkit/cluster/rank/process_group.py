@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +37,6 @@ NCCL = {
     **dict([TIMING]),
 }
 
-#: Time that a rank waits for the others to enter a run [s].
-ENTER_TIMEOUT = 0.5
-
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -59,25 +55,19 @@ class Group:
         self._init: Callable[..., Any] = dist.init_process_group
 
     def join(self) -> None:
-        """Join the group and wait for the other ranks; do nothing if it has joined before."""
+        """Join the group; do nothing if it has joined before."""
         if not self._joins:
             self._join()
-            # a rank that ends before all have joined would leave the others waiting
-            assert self._store is not None
-            self._store.set(f"distkit/joined/{self.spec.rank}", "")
-            self._store.wait([f"distkit/joined/{r}" for r in range(self.spec.world_size)])
 
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so its trace does not begin with their skew.
 
-        The wait is short, since a rank may have ended.
+        A rank that ended before all have joined would leave the others waiting, too.
         """
-        if self._store is not None:
-            name = f"distkit/entered/{run}"
-            self._store.set(f"{name}/{self.spec.rank}", "")
-            with suppress(dist.DistStoreError):
-                names = [f"{name}/{r}" for r in range(self.spec.world_size)]
-                self._store.wait(names, timedelta(seconds=ENTER_TIMEOUT))
+        assert self._store is not None
+        name = f"distkit/entered/{run}"
+        self._store.set(f"{name}/{self.spec.rank}", "")
+        self._store.wait([f"{name}/{r}" for r in range(self.spec.world_size)])
 
     def _join(self) -> None:
         spec = self.spec
