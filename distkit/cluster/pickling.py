@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 import reprlib
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -16,10 +14,7 @@ from typing import Any
 import cloudpickle
 
 from distkit.errors import OWN, NotPicklableError
-from distkit.recording.recorder import add_user_file
-
-#: The standard library and distkit itself, which the ranks have.
-_LIBRARIES = (str(Path(threading.__file__).parent), *OWN)
+from distkit.recording.recorder import add_user_file, is_users
 
 
 def dumps(value: Any) -> bytes:
@@ -50,23 +45,17 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         with _users_modules_by_value():
             return dumps((fn, args, kwargs))
     except Exception:
-        with suppress(
-            Exception
-        ):  # a module's global cannot be pickled: import the module on the ranks
+        # a module's global cannot be pickled: import the module on the ranks
+        with suppress(Exception):
             return dumps((fn, args, kwargs))
         raise NotPicklableError(_explain_failure(fn, args, kwargs)) from None
-
-
-@lru_cache(4096)
-def is_users(file: str | None) -> bool:
-    """Return True if a module's file is the user's: not of an installed package or distkit."""
-    return file is not None and not file.startswith(_LIBRARIES) and "-packages" not in file
 
 
 @contextmanager
 def _users_modules_by_value() -> Iterator[None]:
     """Pickle the user's modules by value in the block, since they change while ranks live."""
-    users = [m for m in list(sys.modules.values()) if is_users(getattr(m, "__file__", None))]
+    files = [(m, getattr(m, "__file__", None)) for m in list(sys.modules.values())]
+    users = [m for m, file in files if file and not file.startswith(OWN) and is_users(file)]
     named = [m for m in users if sys.modules.get(m.__name__) is m and m.__name__ != "__main__"]
     for module in named:
         cloudpickle.register_pickle_by_value(module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import io
 import os
 import queue
@@ -55,20 +54,10 @@ class Outbox:
                     item.set()
                 elif isinstance(item, OutputSource):
                     if text := item.take():
-                        self._send_message((item.run, "text", (item.name, text)))
+                        self._lifeline.send((item.run, "text", (item.name, text)))
                 else:
-                    self._send_message(item)
-        except OSError as error:
-            if error.errno in (errno.EBADF, errno.ENOTSOCK):  # closed by the program
-                os._exit(LINE_CLOSED)
-            # else the kernel has ended, and this process ends with it
-
-    def _send_message(self, message: tuple[int, str, Any]) -> None:
-        try:
-            self._lifeline.send(message)
-        except OSError:
-            raise
-        except Exception:  # for example if a program replaces builtins
+                    self._lifeline.send(item)
+        except Exception:  # the program has closed descriptors, or replaced builtins
             os._exit(LINE_CLOSED)
 
     def _next(self) -> Item:
