@@ -30,7 +30,7 @@ from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
 from distkit.companions import load
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
+from distkit.errors import ClusterError, RunError, RunStopped, StartError, StoppedError
 from distkit.gone import GONE
 from distkit.recording import trouble
 
@@ -40,16 +40,17 @@ _SITE = "DISTKIT_ENGINES", "DISTKIT_HOSTS"
 _clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
-def _mark_forked() -> None:
-    """Mark all clusters and runs as the parent's, in a process that was forked from this one."""
+def _forget_clusters() -> None:
+    """End clusters and runs for a process that was forked from this one: its parent has them."""
     for cluster in _clusters:
         supervisor = cluster._supervisor
-        supervisor.closed = supervisor.forked = True
+        supervisor.closed = True
         if supervisor.run is not None:
-            supervisor.run.forked = True
+            supervisor.run.error = RunError(f"{supervisor.run.name} runs in the parent process.")
+            supervisor.run.done.set()
 
 
-os.register_at_fork(after_in_child=_mark_forked)
+os.register_at_fork(after_in_child=_forget_clusters)
 _cells = CellRegistry(lambda cluster: cluster.stop())
 
 
@@ -497,10 +498,9 @@ class Cluster:
         return self.wait()._supervisor.start_engines().client
 
     def _stopped_error(self) -> StoppedError:
-        if self._supervisor.forked:
-            return StoppedError(report.of_fork("the cluster"))
         return StoppedError(
-            f"the cluster was stopped. Make a new one: dk.Cluster({self.plan.cluster_args})."
+            "the cluster was stopped, or is another process's. Make a new one: "
+            f"dk.Cluster({self.plan.cluster_args})."
         )
 
     def stop(self) -> None:

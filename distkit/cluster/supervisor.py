@@ -57,7 +57,7 @@ class Supervisor:
         self.engines: Engines | None = None
         self.ready = threading.Event()
         self.settled = threading.Event()  # the latest run has ended, with its processes
-        self.closed = self.forked = False  # forked: it belongs to this process's parent
+        self.closed = False
         self._failing, self._starting = threading.Lock(), threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
         self._unsubscribe = [self._fork.on_loss(self._fail)]

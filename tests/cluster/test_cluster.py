@@ -331,15 +331,16 @@ with dk.Cluster(2).wait() as cluster:
     stepper.finish()
     print(cluster.run(dist.get_rank).results, cluster.restart().run(dist.get_rank).results)
 """
-REFUSED = "belongs to the process that this one was forked from. Use it there, or make a cluster"
+STOPPED = "StoppedError: the cluster was stopped, or is another process's. Make a new one: "
 #: The statements that children execute, and the text that they print.
 IN_FORKS = {
     "pass": "",
     "cluster.stop()": "",
-    "cluster.run(dist.get_rank)": f"StoppedError: the cluster {REFUSED} here: dk.Cluster().\n",
-    "cluster.restart()": f"StoppedError: the cluster {REFUSED} here: dk.Cluster().\n",
-    "stepper.run.wait()": f"ClusterError: barrier {REFUSED} here: dk.Cluster().\n",
-    "stepper.next()": f"ClusterError: barrier {REFUSED} here: dk.Cluster().\n",
+    "cluster.run(dist.get_rank)": f"{STOPPED}dk.Cluster(2).\n",
+    "cluster.restart()": f"{STOPPED}dk.Cluster(2).\n",
+    "stepper.run.wait()": "RunError: barrier runs in the parent process.\n",
+    "stepper.next()": "StepError: barrier has ended with RunError: there is nothing left to step "
+    "through. Look back with back(), or step through it again: cluster.step(…).\n",
     "print(dk.Cluster(3).run(dist.get_world_size).results)": "[3, 3, 3]\n",
     "print(dk.run_ranks(dist.get_world_size, 3).results)": "[3, 3, 3]\n",
 }

@@ -44,30 +44,6 @@ def use_what_all_reduce_returns() -> None:
     print(y + 1)
 
 
-def return_what_all_reduce_returns() -> object:
-    x = torch.ones(1)
-    if dist.get_world_size() > 1:
-        y = dist.all_reduce(x)
-    return y
-
-
-def return_the_call() -> object:
-    x = torch.ones(1)
-    return dist.all_reduce(x)
-
-
-def return_nothing() -> None:
-    y = dist.all_reduce(torch.ones(1))
-    print(y)
-
-
-def return_another_none() -> object:
-    x = torch.ones(1)
-    y = dist.all_reduce(x)
-    y = None
-    return y
-
-
 def use_another_none() -> None:
     dist.all_reduce(torch.ones(1))
     y = None
@@ -80,19 +56,6 @@ def test_a_collective_that_returns_nothing_is_named() -> None:
     with pytest.raises(dk.errors.RankError) as caught:
         dk.run_ranks(use_another_none, 2)
     assert "returns None" not in str(caught.value)
-
-
-@pytest.mark.parametrize("program", [return_what_all_reduce_returns, return_the_call])
-def test_a_function_that_returns_what_a_collective_returns(program: object) -> None:
-    with pytest.warns(
-        dk.errors.CommunicationWarning, match="returned None: .* its result in x. Use x"
-    ):
-        dk.run_ranks(program, 2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("program", [return_nothing, return_another_none])
-def test_a_function_may_return_none(program: object) -> None:
-    dk.run_ranks(program, 2)  # type: ignore[arg-type]
 
 
 def send_four_receive_two() -> None:

@@ -28,7 +28,7 @@ from distkit.cluster.runs.outcome import Failure, Outcome
 from distkit.cluster.runs.prints import Prints
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
-from distkit.errors import ClusterError, DistkitError, RunError
+from distkit.errors import DistkitError, RunError
 from distkit.events import Event
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
@@ -112,7 +112,6 @@ class Conductor:
         self._pending_replacements: dict[int, str] = {}  # ranks, and the causes of their ends
         self._on_crash = "halt"  # the store's policy for a rank that dies
         self._interrupted, self._afterwards = False, afterwards
-        self.forked = False  # it belongs to this process's parent
         self.cluster_failure = ""  # why the cluster failed, and all ranks with it
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
@@ -195,11 +194,6 @@ class Conductor:
     def _is_small(self) -> bool:
         """True if the diagnosis of the events so far takes no time."""
         return self.live.arrived <= MAX_DIAGNOSED_EVENTS
-
-    def check_owner(self) -> None:
-        """Raise ClusterError in a process forked during the run, which receives no messages."""
-        if self.forked:
-            raise ClusterError(report.of_fork(self.name))
 
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Call ``callback`` with all events so far, then with each new batch; [] is the end."""

@@ -77,14 +77,6 @@ def cause(status: int, *, asked: bool = False, silent_for: float = 0.0, log: str
 _LARGER = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
-def of_fork(what: str) -> str:
-    """Return the error text for use of an object of the parent in a forked process."""
-    return (
-        f"{what} belongs to the process that this one was forked from. Use it there, or make a "
-        "cluster here: dk.Cluster()."
-    )
-
-
 def ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
     """Return the end of each rank, for the trace's ``info.ends``."""
     return {o.rank: _rank_end(o) for o in outcomes}
@@ -288,10 +280,15 @@ def _replacement_history(trace: Trace, rank: int) -> str:
 def _crash_report(log: str, max_lines: int = 15) -> str:
     """Return the user's part of a crash report: the message, and the user's lines."""
     message = log.partition("Fatal Python error")[0].splitlines()[-max_lines:]
+    frames = [_frame(*frame, None).rstrip() for frame in _crash_frames(log)]
+    return "\n".join([*message, *frames]).strip()
+
+
+def _crash_frames(log: str) -> list[tuple[str, int, str]]:
+    """Return the user's frames of the crashed thread in a log, innermost first."""
     stack = log.partition("(most recent call first):")[2].partition("\n\n")[0]
     frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    users = [_frame(f, int(n), function, None) for f, n, function in frames if is_users(f)]
-    return "\n".join([*message, *(frame.rstrip() for frame in users)]).strip()
+    return [(file, int(line), function) for file, line, function in frames if is_users(file)]
 
 
 def _exception(rank: int, error: Failure, trace: Trace) -> RunError:
@@ -327,25 +324,6 @@ def _explain_none(error: Failure) -> list[str]:
     file, number, *_ = frame
     linecache.checkcache(file)
     return _find_none(linecache.getlines(file)[:number])
-
-
-def of_returned(name: str, outcomes: Iterable[Outcome], trace: Trace) -> list[str]:
-    """Explain that a function or cell returned None because a collective did."""
-    if any(o.result_type != "NoneType" for o in outcomes):
-        return []
-    for text in trace.info.sources.values():
-        body = re.search(
-            rf"^( *)def {re.escape(name)}\(.*\n((\1[ )].*\n|\s*\n)*)", f"{text}\n", re.M
-        )
-        source = body[2] if body is not None else text if text.startswith("%%ranks") else ""
-        lines = source.rstrip().splitlines()
-        last = re.match(r"\s*return +(.+)" if body is not None else r"(\w+)$", (lines or [""])[-1])
-        if last is None:
-            continue
-        direct = _IN_PLACE.match(last[1])
-        if remedy := [_in_place_remedy(*direct.groups())] if direct else _find_none(lines):
-            return [f"{name} returned None: {remedy[0]}"]
-    return []
 
 
 def _find_none(lines: list[str]) -> list[str]:
@@ -408,7 +386,5 @@ def _frame(file: str, number: int, function: str, text: str | None) -> str:
 
 def _crash_line(log: str) -> str:
     """Return the innermost user's line of a crash report in a log; "" if there is none."""
-    for file, number in re.findall(r'File "(.+)", line (\d+) in ', log):
-        if is_users(file):
-            return place(f"{file}:{number}")
-    return ""
+    lines = [place(f"{file}:{number}") for file, number, _ in _crash_frames(log)]
+    return next(iter(lines), "")

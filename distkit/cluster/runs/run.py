@@ -127,10 +127,8 @@ class Run:
             RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
             KeyboardInterrupt: the wait was interrupted: all ranks have ended.
             TimeoutError: ``timeout`` seconds have passed; the run continues.
-            ClusterError: this process was forked from the owner of the run.
         """
         conductor = self._conductor
-        conductor.check_owner()
         try:
             with ended_by_interrupt(self):
                 if not conductor.prints.print_until(lambda: self.finished, timeout):
@@ -165,7 +163,6 @@ class Run:
         report.warn(report.of_copies(self.name, outcomes))
         report.warn([text for o in outcomes for text in o.missed])
         if conductor.live.arrived <= MAX_DIAGNOSED_EVENTS or conductor.died:
-            report.warn(report.of_returned(self.name, outcomes, self.trace))
             report.warn(report.of_findings(self._certain_findings))
 
     @property

@@ -306,7 +306,6 @@ class Stepper:
 
     def _step(self, ranks: Iterable[int]) -> None:
         choice = tuple(ranks)
-        self.run._conductor.check_owner()
         if choice:
             self._lockstep.resume(choice)
         try:
