@@ -1,13 +1,11 @@
-"""Steps through a run, looks back, and replays steps."""
+"""Steps through a run, and looks back."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from distkit._format import named
@@ -161,47 +159,6 @@ class Stepper:
         trace = self.trace
         return Trace(trace.events[: self.moment.events], trace.info)
 
-    # -- replay ---------------------------------------------------------------------
-
-    @property
-    def choices(self) -> list[tuple[int, ...]]:
-        """The ranks resumed in each step: the interleaving of this run."""
-        return [moment.choice for moment in self.moments if moment.choice]
-
-    def save(self, path: str | Path) -> Path:
-        """Write the choices as JSON, for :meth:`replay`.
-
-        Raises:
-            StepError: the file name is that of an image.
-        """
-        path = Path(path)
-        if path.suffix in (".svg", ".png", ".pdf", ".html"):
-            raise StepError(
-                f"save({str(path)!r}) writes the choices as JSON: use a name that ends in .json. "
-                "For a picture, dk.Timeline(stepper.trace).save(…)."
-            )
-        content = {"program": self.name, "ranks": len(self.ranks), "choices": self.choices}
-        path.write_text(json.dumps(content), encoding="utf-8")
-        return path
-
-    def replay(self, choices: str | Path | Sequence[Sequence[int]]) -> Stepper:
-        """Repeat recorded choices, and so the interleaving and the result.
-
-        Args:
-            choices: a file that :meth:`save` wrote, or a list such as ``[(0, 1), (1,), (0,)]``.
-
-        Raises:
-            StepError: the file is invalid, or a chosen rank is not paused.
-        """
-        for number, choice in enumerate(_read_choices(choices), 1):
-            with self._exclusive():
-                try:
-                    ranks = [self._check(rank) for rank in choice]
-                except StepError as error:
-                    raise StepError(f"step {number} of the replay: {error}") from None
-                self._step(ranks)
-        return self
-
     # -- state for views --------------------------------------------------------------
 
     @property
@@ -332,13 +289,3 @@ class Stepper:
     def _notify(self) -> None:
         for callback in list(self._watchers):
             callback()
-
-
-def _read_choices(source: str | Path | Sequence[Sequence[int]]) -> list[list[int]]:
-    if not isinstance(source, (str, Path)):
-        return [[choice] if isinstance(choice, int) else list(choice) for choice in source]
-    try:
-        content = json.loads(Path(source).read_text(encoding="utf-8"))
-        return [[int(rank) for rank in choice] for choice in content["choices"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StepError(f"{source} was not written by stepper.save() ({error}).") from None
