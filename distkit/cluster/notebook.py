@@ -33,15 +33,11 @@ def in_notebook() -> bool:
     return current is not None and hasattr(current, "kernel")
 
 
-def cell(depth: int = 2) -> object | None:
-    """Return the identity of the notebook's cell, or of the line, ``depth`` calls above."""
+def cell() -> str | None:
+    """Return the identity of the notebook's cell; None if the front end does not send it."""
     if not in_notebook():
         return None
-    metadata = (shell().kernel.get_parent("shell") or {}).get("metadata", {})
-    if "cellId" in metadata:
-        return str(metadata["cellId"])
-    frame = sys._getframe(depth)
-    return frame.f_code.co_filename, frame.f_lineno
+    return (shell().kernel.get_parent("shell") or {}).get("metadata", {}).get("cellId")
 
 
 class CellRegistry:
@@ -53,9 +49,9 @@ class CellRegistry:
 
     def __init__(self, end: Callable[[Any], None]) -> None:
         self._end = end
-        self._by_cell: dict[object, tuple[str, weakref.WeakSet[Any]]] = {}
+        self._by_cell: dict[str, tuple[str, weakref.WeakSet[Any]]] = {}
 
-    def add(self, cell: object | None, value: Any) -> None:
+    def add(self, cell: str | None, value: Any) -> None:
         """Register an object of ``cell``, which may have several."""
         if cell is None:
             return
