@@ -6,6 +6,7 @@ doctor and errors quote the explanation.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -178,41 +179,12 @@ def _no_torch(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Obstacle | 
 # -- assignment --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceRequest:
-    """Device arguments of :class:`distkit.Cluster`."""
-
-    device: str = "auto"
-    backend: str = "auto"
-    memory_fraction: float | None = None
-
-    def check(self) -> None:
-        """Validate the arguments.
-
-        Raises:
-            StartError: one is invalid.
-        """
-        kind, _, index = self.device.partition(":")
-        if self.device not in ("auto", "cpu") and (
-            kind != "cuda" or (":" in self.device and not index.isdigit())
-        ):
-            raise StartError(
-                f"device={self.device!r} is not known. Use device='auto', 'cpu', 'cuda' or "
-                "'cuda:0'."
-            )
-        if self.backend not in ("auto", "gloo", "nccl"):
-            raise StartError(
-                f"backend={self.backend!r} is not known. Use 'auto', 'gloo' or 'nccl'."
-            )
-        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
-            raise StartError(
-                f"memory_fraction={self.memory_fraction}: give a part of a GPU's memory, more than "
-                "0 and at most 1."
-            )
-
-
 def assign_devices(
-    ranks: int, wanted: DeviceRequest, gpus: Gpus
+    ranks: int,
+    gpus: Gpus,
+    device: str = "auto",
+    backend: str = "auto",
+    memory_fraction: float | None = None,
 ) -> tuple[tuple[DeviceAssignment, ...], str, str]:
     """Return each rank's device, the backend, and the reason for the status card.
 
@@ -220,12 +192,13 @@ def assign_devices(
     gloo, with copies in host memory.
 
     Raises:
-        StartError: the request cannot be met; the message names what is available.
+        StartError: an argument is invalid, or the request cannot be met; the message names what is
+            available.
     """
-    wanted.check()
-    usable, why = _choose(ranks, wanted.device, gpus)
+    _check(device, backend, memory_fraction)
+    usable, why = _choose(ranks, device, gpus)
     if not usable:
-        if wanted.backend == "nccl":
+        if backend == "nccl":
             raise StartError(
                 f"backend='nccl' needs one GPU for each of {ranks} ranks; 0 can be used. "
                 f"{why or 'Leave it out.'}"
@@ -234,7 +207,7 @@ def assign_devices(
     by_rank = [usable[r % len(usable)] for r in range(ranks)]
     sharers = Counter(by_rank)
     no_nccl = _why_not_nccl(by_rank, gpus)
-    if no_nccl and wanted.backend == "nccl":
+    if no_nccl and backend == "nccl":
         raise StartError(
             f"backend='nccl' needs one GPU for each of {ranks} ranks: {no_nccl}. Use "
             f"backend='auto', or at most {count(len(usable), 'rank')}."
@@ -243,15 +216,28 @@ def assign_devices(
         DeviceAssignment(
             f"cuda:{gpus.usable.index(gpu)}",
             gpu,
-            wanted.memory_fraction or _memory_share(gpu, sharers[gpu]),
+            memory_fraction or _memory_share(gpu, sharers[gpu]),
         )
         for gpu in by_rank
     )
-    backend = "gloo" if no_nccl or wanted.backend == "gloo" else "nccl"
-    if backend == "nccl":
-        return assignments, backend, "nccl: every rank has a GPU of its own"
+    if not no_nccl and backend != "gloo":
+        return assignments, "nccl", "nccl: every rank has a GPU of its own"
     note = f"gloo: {no_nccl or 'as asked'}, so messages go through host memory"
-    return assignments, backend, note
+    return assignments, "gloo", note
+
+
+def _check(device: str, backend: str, memory_fraction: float | None) -> None:
+    if device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", device):
+        raise StartError(
+            f"device={device!r} is not known. Use device='auto', 'cpu', 'cuda' or 'cuda:0'."
+        )
+    if backend not in ("auto", "gloo", "nccl"):
+        raise StartError(f"backend={backend!r} is not known. Use 'auto', 'gloo' or 'nccl'.")
+    if memory_fraction is not None and not 0 < memory_fraction <= 1:
+        raise StartError(
+            f"memory_fraction={memory_fraction}: give a part of a GPU's memory, more than 0 and at "
+            "most 1."
+        )
 
 
 def _choose(ranks: int, device: str, gpus: Gpus) -> tuple[Sequence[Gpu], str]:

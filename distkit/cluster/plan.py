@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distkit._format import count, human_bytes
-from distkit.cluster.gpus import DeviceAssignment, DeviceRequest, Gpus, assign_devices
+from distkit.cluster.gpus import DeviceAssignment, Gpus, assign_devices
 from distkit.errors import StartError
 
 #: Memory of one more rank, with torch shared by fork and some space for small work [bytes].
@@ -100,8 +100,8 @@ def make_plan(
     """
     check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
-    wanted = DeviceRequest(device, backend, memory_fraction)
-    assignments, backend, note = assign_devices(ranks, wanted, gpus or Gpus())
+    wanted = device, backend, memory_fraction
+    assignments, backend, note = assign_devices(ranks, gpus or Gpus(), *wanted)
     if threads is None:
         threads = max(1, cpus // (ranks + servers))
     full = device == "auto" and gpus is not None and gpus.usable and not assignments[0].gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
@@ -22,9 +22,6 @@ _FOLDER_REMOVED = (
     "the cluster's folder {} was removed, perhaps by a program that cleans temporary folders, and "
     "its ranks cannot meet without it."
 )
-
-
-_Kind = TypeVar("_Kind", bound=Ranks)
 
 
 class Supervisor:
@@ -114,7 +111,7 @@ class Supervisor:
             engines = self.start_engines()
             engines.begin(number, recording)
             return engines
-        ranks = self._create(Ranks, number)
+        ranks = Ranks(self.plan, self.folder, number, **self._options)
         try:
             ranks.start(recording=recording)
         except BaseException:
@@ -127,15 +124,13 @@ class Supervisor:
         """The ranks of the current run, else the engines, else ranks that have not started."""
         return self.ranks or self.engines or Ranks(self.plan, self.folder, hosts=self.hosts)
 
-    def _create(self, kind: type[_Kind], number: int) -> _Kind:
-        return kind(
-            self.plan,
-            self.folder,
-            number,
-            hosts=self.hosts,
-            heartbeat_timeout=self._heartbeat_timeout,
-            on_change=self.card.refresh,
-        )
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "hosts": self.hosts,
+            "heartbeat_timeout": self._heartbeat_timeout,
+            "on_change": self.card.refresh,
+        }
 
     def start_engines(self) -> Engines:
         """Return the engines; start new ones if there are none, or if one has ended.
@@ -150,7 +145,7 @@ class Supervisor:
             if previous is not None:
                 previous.close()
                 report.warn([] if previous.loss_reported else [report.LOST_CELLS])
-            engines = self.engines = self._create(Engines, 0)
+            engines = self.engines = Engines(self.plan, self.folder, **self._options)
             self._set_stage("starting engines")
             try:
                 engines.start()

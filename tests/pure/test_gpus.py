@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from gpus import GIB, some_gpus
 
-from distkit.cluster.gpus import DeviceAssignment, DeviceRequest, Gpus, assign_devices, examine
+from distkit.cluster.gpus import DeviceAssignment, Gpus, assign_devices, examine
 from distkit.cluster.plan import Machine, make_plan, plan_for_machines
 from distkit.errors import StartError
 
 
 def assigned(ranks: int, gpus: Gpus, **wanted: Any) -> tuple[list[str], str, str]:
     """The devices, the backend and the note."""
-    assignments, backend, note = assign_devices(ranks, DeviceRequest(**wanted), gpus)
+    assignments, backend, note = assign_devices(ranks, gpus, **wanted)
     assert len(assignments) == ranks
     return [assignment.device for assignment in assignments], backend, note
 
@@ -111,7 +111,7 @@ def test_memory_is_shared_out() -> None:
     def assignments(**given: Any) -> list[DeviceAssignment]:
         fraction = given.pop("memory_fraction", None)
         return list(
-            assign_devices(4, DeviceRequest(memory_fraction=fraction), some_gpus(1, **given))[0]
+            assign_devices(4, some_gpus(1, **given), memory_fraction=fraction)[0]
         )
 
     shares = [assignment.fraction for assignment in assignments()]
@@ -123,12 +123,12 @@ def test_memory_is_shared_out() -> None:
     assert {assignment.fraction for assignment in assignments(memory_fraction=0.1)} == {0.1}
     assert assignments(memory_fraction=0.1)[0].summary == "cuda:0, at most 8 GiB"
     assert [
-        assignment.fraction for assignment in assign_devices(2, DeviceRequest(), some_gpus(2))[0]
+        assignment.fraction for assignment in assign_devices(2, some_gpus(2))[0]
     ] == [0.0, 0.0]
 
 
 def test_a_rank_is_told_by_its_environment() -> None:
-    (one, _), backend, _ = assign_devices(2, DeviceRequest(), some_gpus(2))
+    (one, _), backend, _ = assign_devices(2, some_gpus(2))
     assert one.environ(backend) == {"NCCL_SOCKET_IFNAME": "=lo"}
     assert one.environ("gloo") == DeviceAssignment().environ("gloo") == {}
 
@@ -159,7 +159,7 @@ def test_visible_gpus(visible: str | None, indices: list[int]) -> None:
     gpus = examine({**FOUND, "visible": visible}, TORCH)
     assert [gpu.index for gpu in gpus.usable] == indices
     assert (gpus.nccl, gpus.obstacle) == ((2, 29, 7), None)
-    assignments, _, _ = assign_devices(1, DeviceRequest(), gpus)
+    assignments, _, _ = assign_devices(1, gpus)
     assert (assignments[0].device, assignments[0].gpu) == ("cuda:0", gpus.usable[0])
 
 
@@ -167,11 +167,11 @@ def test_ranks_share_the_slice_that_cuda_shows() -> None:
     part = {"index": 1, "name": "H100", "uuid": "GPU-cc", "mig": True}
     for visible in (None, "MIG-x"):
         gpus = examine({"found": [FOUND["found"][0], part], "visible": visible}, TORCH)
-        assignments, backend, note = assign_devices(2, DeviceRequest(), gpus)
+        assignments, backend, note = assign_devices(2, gpus)
         assert [assignment.device for assignment in assignments] == ["cuda:0", "cuda:0"]
         assert [assignment.fraction for assignment in assignments] == [0.5, 0.5]
         assert backend == "gloo" and "ranks 0 and 1 share a slice of GPU 1" in note
-        assert assign_devices(1, DeviceRequest(), gpus)[1] == "nccl"
+        assert assign_devices(1, gpus)[1] == "nccl"
 
 
 LOST = {"index": 0, "error": "GPU is lost"}
