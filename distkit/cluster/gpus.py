@@ -153,7 +153,7 @@ def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Ob
     if found:
         return found, None
     existing = joined([gpu.label for gpu in devices])
-    what = f"CUDA_VISIBLE_DEVICES={setting!r} names none of what is there: {existing}"
+    what = f"CUDA_VISIBLE_DEVICES={setting!r} names none of the GPUs here: {existing}"
     return [], Obstacle("hidden", what, "Unset it: del os.environ['CUDA_VISIBLE_DEVICES'].")
 
 

@@ -37,7 +37,9 @@ def cell() -> str | None:
     """Return the identity of the notebook's cell; None if the front end does not send it."""
     if not in_notebook():
         return None
-    return (shell().kernel.get_parent("shell") or {}).get("metadata", {}).get("cellId")
+    parent = shell().kernel.get_parent("shell") or {}
+    found: str | None = parent.get("metadata", {}).get("cellId")
+    return found
 
 
 class CellRegistry:
@@ -66,19 +68,15 @@ class CellRegistry:
         self._by_cell[cell] = execution, objects
 
 
-def name_cell(text: str, count: int) -> str:
-    """Return a new file name for a cell that runs on the ranks, with the label ``In[count]``."""
-    file, label = f"distkit-cell-{next(_cells)}", f"In[{count}]"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    _labels[file], _files[label] = label, file
-    return file
-
-
 def name_running_cell(source: str) -> str:
-    """Return a file name for source code of the running cell, for tracebacks."""
+    """Return a new file name, labelled ``In[n]`` in tracebacks, for code of the running cell."""
     history = getattr(shell(), "history_manager", None)
     # its first input is empty; execution_count is one more here in IPython 9, not in 8
-    return name_cell(source, 0 if history is None else len(history.input_hist_raw) - 1)
+    count = 0 if history is None else len(history.input_hist_raw) - 1
+    file, label = f"distkit-cell-{next(_cells)}", f"In[{count}]"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    _labels[file], _files[label] = label, file
+    return file
 
 
 @dataclass(frozen=True)

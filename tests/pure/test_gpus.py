@@ -110,9 +110,7 @@ def test_a_full_gpu_is_passed_by() -> None:
 def test_memory_is_shared_out() -> None:
     def assignments(**given: Any) -> list[DeviceAssignment]:
         fraction = given.pop("memory_fraction", None)
-        return list(
-            assign_devices(4, some_gpus(1, **given), memory_fraction=fraction)[0]
-        )
+        return list(assign_devices(4, some_gpus(1, **given), memory_fraction=fraction)[0])
 
     shares = [assignment.fraction for assignment in assignments()]
     assert len(set(shares)) == 1 and 0.24 < shares[0] < 0.25  # with room for CUDA's contexts
@@ -122,9 +120,7 @@ def test_memory_is_shared_out() -> None:
     assert 0.1 < assignments(free=40 * GIB)[0].fraction < 0.125  # others have the half
     assert {assignment.fraction for assignment in assignments(memory_fraction=0.1)} == {0.1}
     assert assignments(memory_fraction=0.1)[0].summary == "cuda:0, at most 8 GiB"
-    assert [
-        assignment.fraction for assignment in assign_devices(2, some_gpus(2))[0]
-    ] == [0.0, 0.0]
+    assert [assignment.fraction for assignment in assign_devices(2, some_gpus(2))[0]] == [0.0, 0.0]
 
 
 def test_a_rank_is_told_by_its_environment() -> None:
@@ -180,7 +176,7 @@ LOST = {"index": 0, "error": "GPU is lost"}
 @pytest.mark.parametrize(
     ("found", "torch", "kind", "said"),
     [
-        ({"visible": ""}, {}, "hidden", "CUDA_VISIBLE_DEVICES='' names none of what is there"),
+        ({"visible": ""}, {}, "hidden", "CUDA_VISIBLE_DEVICES='' names none of the GPUs here"),
         ({"visible": "7"}, {}, "hidden", "GPU 0, GPU 1 and GPU 2. Unset it"),
         ({"visible": "GPU-a"}, {}, "hidden", "names none"),  # of two
         ({"visible": "MIG-x"}, {}, "hidden", "names none"),

@@ -86,7 +86,7 @@ def _describe_rank(spec: Spec) -> str:
 
 def _remedy(message: str) -> str:
     remedies = (r for pattern, r in _REMEDIES if re.search(pattern, message, re.IGNORECASE))
-    return next(remedies, "distkit doctor tells what this machine has")
+    return next(remedies, "run distkit doctor to see what this machine has")
 
 
 def hint(error: BaseException, spec: Spec) -> str:

@@ -190,11 +190,6 @@ class Conductor:
         """The deadlock that ended it, or the findings of a diagnosis."""
         return self.deadlock or self.trace.diagnose()
 
-    @property
-    def _is_small(self) -> bool:
-        """True if the diagnosis of the events so far takes no time."""
-        return self.live.arrived <= MAX_DIAGNOSED_EVENTS
-
     def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Call ``callback`` with all events so far, then with each new batch; [] is the end."""
         unsubscribe = self.live.subscribe(callback)
@@ -347,12 +342,12 @@ class Conductor:
         """Release the remaining ranks, and kill those that do not end."""
         if not (self._interrupted or self.deadlock):
             self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
-        if self._interrupted and self._is_small:
+        if self._interrupted and self.live.arrived <= MAX_DIAGNOSED_EVENTS:
             self._interrupt_findings = self.findings  # before the release, which adds to the trace
         controller.release(self.waiting)
-        self._wait_until_all_ended(RELEASE_TIMEOUT)
+        self._wait_until(lambda: not self.waiting, RELEASE_TIMEOUT)
         self._kill_ranks(controller, self.waiting)
-        self._wait_until_all_ended(RELEASE_TIMEOUT)
+        self._wait_until(lambda: not self.waiting, RELEASE_TIMEOUT)
 
     def _kill_ranks(self, controller: RankController, ranks: Collection[int]) -> None:
         self._killed.update(ranks)
@@ -361,9 +356,6 @@ class Conductor:
     def _wait_until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
         with self.changed:
             self.changed.wait_for(condition, timeout)
-
-    def _wait_until_all_ended(self, timeout: float) -> None:
-        self._wait_until(lambda: not self.waiting, timeout)
 
     def _replace(self, controller: RankController, rank: int, how: str) -> None:
         """Replace a rank's process: its pending operations failed, and another process begins."""
@@ -403,8 +395,8 @@ class Conductor:
         if self.deadlock:
             error = report.deadlock(self.name, self.deadlock, outcomes, self._afterwards)
         if self._interrupted and not self.died:
-            findings = self._interrupt_findings or (self.findings if self._is_small else [])
-            error = report.interrupted(self.name, self._afterwards, outcomes, findings)
+            found = self._interrupt_findings
+            error = report.interrupted(self.name, self._afterwards, outcomes, found)
         if self.cluster_failure and error is not None:
             error = RunError(f"{self.name} was ended: {self.cluster_failure}")
         self.error = error  # assigned once: other threads read it during a long diagnosis

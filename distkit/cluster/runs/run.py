@@ -132,7 +132,7 @@ class Run:
         try:
             with ended_by_interrupt(self):
                 if not conductor.prints.print_until(lambda: self.finished, timeout):
-                    raise TimeoutError(f"{self.name} still runs after {timeout} s; it goes on")
+                    raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
         finally:
             with conductor.announcing:  # a view's last update belongs to the cell that waited
                 pass
