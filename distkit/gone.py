@@ -78,6 +78,12 @@ GONE = {
     "distkit.kvstore.serve": "kvstore.serve was removed: use kvstore.Service(node).",
     "distkit.kvstore.split_data": "kvstore.split_data was removed: use torch.tensor_split(batch, "
     "slices).",
+    "Stepper.run_to": "stepper.run_to was removed: call stepper.next() in a loop, until "
+    "stepper.moment.standings shows the ranks where you want them.",
+    **{
+        name: f"{name} was removed: call stepper.next(rank) for each rank in the same order."
+        for name in ("Stepper.save", "Stepper.replay", "Stepper.choices")
+    },
     "Trace.meta": "trace.meta was removed: trace.info has the same as attributes, for example "
     "trace.info.ranks[0].host, trace.info.world_size.",
     "KVStore.broadcast": "KVStore.broadcast was removed: call kv.init, and then kv.pull.",

@@ -136,10 +136,10 @@ _CSV = ("--format=csv,noheader,nounits",)
 
 
 def _smi(*options: str) -> list[str]:
-    """The lines that nvidia-smi prints.
+    """Return the lines that nvidia-smi prints.
 
     Raises:
-        OSError: it fails, with its own words.
+        OSError: it fails; the text is its own message.
     """
     command = ["nvidia-smi", *options]
     try:

@@ -10,6 +10,7 @@ import torch
 
 import distkit as dk
 from distkit import cli, kvstore
+from distkit.cluster import Stepper
 from distkit.gone import FORMER, GONE
 
 
@@ -72,6 +73,12 @@ def test_a_removed_option_of_hosts_says_what_to_do_instead(
 ) -> None:
     with pytest.raises(TypeError, match=rf"{option}=…\) was removed: .*{instead}"):
         call(**{option: [1]})
+
+
+@pytest.mark.parametrize("name", [n for n in GONE if n.startswith("Stepper.")])
+def test_removed_method_of_a_stepper_says_what_to_do_instead(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"was removed: .*stepper.next"):
+        getattr(Stepper.__new__(Stepper), name.rpartition(".")[2])
 
 
 def test_a_removed_method_of_a_laboratory_says_what_to_do_instead() -> None:

@@ -85,8 +85,7 @@ class Rank:
             "__name__": "__main__",
         }
         self._pid = os.getpid()
-        self._box_file = Path(spec.folder, f"{spec.name}.box")
-        self._box = BlackBox(self._box_file)
+        self._box = BlackBox(Path(spec.folder, f"{spec.name}.box"))
         self._gates: dict[int, Gate] = defaultdict(Gate)  # of stepped runs; permits may come early
         self._running: int | None = None  # number of the run whose function is executing
         self._released_run = 0  # number of the latest run that the kernel has released

@@ -121,15 +121,6 @@ class Released(BaseException):
     """Raised in a program that is released because another rank failed, or by interrupt()."""
 
 
-def outline(error: BaseException, *, released: bool) -> Failure:
-    """Describe an exception without executing code of its class.
-
-    ``released``: it is the consequence of the rank's release.
-    """
-    frames = _frames(error)
-    return Failure(_name(error), frames=frames, time=time.monotonic(), released=released)
-
-
 def describe(error: BaseException, *, released: bool) -> Failure:
     """Describe an exception; for a released rank add the exception that it was handling.
 
@@ -169,7 +160,8 @@ def _with_handled(errors: list[BaseException], failure: Failure) -> Failure:
 def _with_cause(error: BaseException, released: bool) -> Failure:
     cause = error.__cause__
     description = None if cause is None else f"{_name(cause)}: {text(cause)}"
-    return replace(outline(error, released=released), text=text(error), cause=description)
+    at = time.monotonic()
+    return Failure(_name(error), text(error), _frames(error), at, released, description)
 
 
 def text(error: BaseException) -> str:
