@@ -140,7 +140,7 @@ def _no_driver(found: Mapping[str, Any]) -> Obstacle | None:
 def _visible(devices: Sequence[Gpu], setting: str | None) -> tuple[list[Gpu], Obstacle | None]:
     """Apply CUDA_VISIBLE_DEVICES by CUDA's rules: the first invalid name ends the list."""
     slices = [gpu for gpu in devices if gpu.mig]
-    if slices and (setting or "MIG-").startswith("MIG-"):
+    if slices and (setting is None or setting.startswith("MIG-")):
         return slices[:1], None
     if setting is None:
         return list(devices), None

@@ -87,7 +87,8 @@ class LiveTrace:
         over = (State.COMPLETED, State.FAILED)
         pending = [e for e in latest.values() if e.state not in over]
         self.arrived += len(pending)
-        self._append([replace(e, state=State.FAILED, time=self.clock(at)) for e in pending])
+        now = self.clock(at)
+        self._append([replace(e, state=State.FAILED, time=now, summary=None) for e in pending])
 
     def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
         """Mark the time during which a rank was replaced, and the reason."""
