@@ -403,7 +403,8 @@ class Writer:
         self, rank: int, seq: int, op: Op, begin: float, end: float, fields: dict[str, Any]
     ) -> None:
         self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
-        self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
+        if end < math.inf:
+            self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
 
     def trace(self, name: str, **fields: Any) -> Trace:
         """Return the events as a trace; ``fields`` override those of its info."""

@@ -29,6 +29,7 @@ from distkit.trace.trace import Trace
 from distkit.views.timeline import columns
 from distkit.views.timeline.bars import packed
 from distkit.views.timeline.columns import project
+from distkit.views.timeline.static import to_svg
 
 FEW = settings(max_examples=50, deadline=None)
 TRACES = {
