@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from distkit.errors import OWN, NotPicklableError
+from distkit.errors import OWN, DistkitError, NotPicklableError
 from distkit.recording.recorder import add_user_file, is_users
 
 
@@ -56,19 +56,25 @@ def _users_modules_by_value() -> Iterator[None]:
     """Pickle the user's modules by value in the block, since they change while ranks live."""
     files = [(m, getattr(m, "__file__", None)) for m in list(sys.modules.values())]
     users = [m for m, file in files if file and not file.startswith(OWN) and is_users(file)]
-    named = [m for m in users if sys.modules.get(m.__name__) is m and m.__name__ != "__main__"]
-    for module in named:
+    # by name: a module that sys.modules lists twice can be registered only once
+    named = {m.__name__: m for m in users if sys.modules.get(m.__name__) is m}
+    named.pop("__main__", None)
+    for module in named.values():
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in named:
+        for module in named.values():
             cloudpickle.unregister_pickle_by_value(module)
 
 
 def _script(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such script. Name a .py file.")
+    if b"\0" in path.read_bytes()[:1024]:
+        raise DistkitError(
+            f"{path} is not a Python script. If it is a saved trace: distkit replay {path}"
+        )
     return path.resolve()
 
 

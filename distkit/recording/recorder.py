@@ -554,7 +554,15 @@ def is_users(filename: str) -> bool:
         return False
     if filename.startswith(OWN) or filename in _user_files:
         return True
-    return "-packages/" not in filename and not filename.startswith(_LIBRARY)
+    if "-packages/" in filename or filename.startswith(_LIBRARY):
+        return False
+    return not any(_has_installed_packages(f) for f in sys.path if f and filename.startswith(f))
+
+
+@cache
+def _has_installed_packages(folder: str) -> bool:
+    """Return whether pip has installed packages into a folder, as with ``--target``."""
+    return any(Path(folder).glob("*.dist-info"))
 
 
 def is_standard(filename: str) -> bool:

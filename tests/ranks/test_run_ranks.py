@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -311,6 +313,35 @@ def test_what_cannot_travel_is_named() -> None:
         dk.run_ranks(program, 2)
     with pytest.raises(dk.errors.NotPicklableError, match=r"argument 1 is a _thread.lock"):
         dk.run_ranks(len, 2, 1, lock)
+
+
+def test_module_with_two_names_does_not_stay_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "listed_twice.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("listed_twice")
+    monkeypatch.setitem(sys.modules, "alias_of_it", module)
+    assert dk.run_ranks(module.double, 2, 3).results == [6, 6]
+    assert not cloudpickle.list_registry_pickle_by_value()
+
+
+def test_packages_installed_outside_site_packages_are_not_user_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "installed-1.0.dist-info").mkdir()
+    code = "import torch.distributed as dist\n\ndef total(x):\n    dist.all_reduce(x)\n"
+    (tmp_path / "installed.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("installed")
+    run = dk.run_ranks(lambda: module.total(torch.ones(2)), 2)
+    assert {Path(s.where.partition(":")[0]).name for s in run.trace.spans} == {Path(__file__).name}
+
+
+def test_saved_trace_as_script_names_replay(tmp_path: Path) -> None:
+    file = dk.run_ranks(sum_of_ranks, 2).trace.save(tmp_path / "run.trace")
+    with pytest.raises(dk.errors.DistkitError, match="distkit replay"):
+        dk.run_ranks(file, 2)
 
 
 def test_a_result_that_cannot_travel_is_explained() -> None:
