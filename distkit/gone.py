@@ -79,7 +79,7 @@ GONE = {
     "distkit.kvstore.split_data": "kvstore.split_data was removed: use torch.tensor_split(batch, "
     "slices).",
     "Stepper.run_to": "stepper.run_to was removed: call stepper.next() in a loop, until "
-    "stepper.moment.standings shows the ranks where you want them.",
+    "stepper.moment.rank_states shows the ranks where you want them.",
     **{
         name: f"{name} was removed: call stepper.next(rank) for each rank in the same order."
         for name in ("Stepper.save", "Stepper.replay", "Stepper.choices")

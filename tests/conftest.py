@@ -145,9 +145,9 @@ def _started(mark: str) -> list[psutil.Process]:
     return [p for p in (below | marked) - {me} if alive(p)]
 
 
-def left_running(mark: str, within: float = 5.0) -> list[str]:
-    """The processes with this mark that are still there after ``within`` seconds."""
-    deadline = time.monotonic() + within
+def left_running(mark: str, timeout: float = 5.0) -> list[str]:
+    """The processes with this mark that are still there after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
     while (left := _started(mark)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.1)
     return [f"{p.pid}: {' '.join(p.cmdline())}" for p in left if alive(p)]

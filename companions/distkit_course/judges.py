@@ -101,7 +101,7 @@ def run_answer(
 def _run(program: Callable[..., object], n: int, again: bool = True) -> Run:
     try:
         server().preload("distkit_course.exercises")  # saves an import in each rank
-        return run_ranks(program, n, within=SECONDS, raw=True)
+        return run_ranks(program, n, timeout=SECONDS, raw=True)
     except StartError:
         if not again:
             raise

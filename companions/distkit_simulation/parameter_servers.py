@@ -17,7 +17,7 @@ import numpy as np
 
 from distkit.consistency import Asynchronous, Rule, Synchronous
 from distkit.events import Op
-from distkit.trace.info import RankInfo, Terms
+from distkit.trace.info import Consistency, RankInfo
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Floats, Link, check_link
 from distkit_simulation.simulator import Delay, Stragglers, Writer, constant
@@ -216,8 +216,8 @@ class Simulation:
         }
         rule = self.rule
         mode = "dist_sync" if rule.halts else "dist_async"
-        terms = Terms(mode, rule.staleness, rule.backup)
-        return self.writer.trace("parameter server", ranks=ranks, terms=terms)
+        consistency = Consistency(mode, rule.staleness, rule.backup)
+        return self.writer.trace("parameter server", ranks=ranks, consistency=consistency)
 
 
 def place(tensors: Sequence[int], servers: int) -> Floats:

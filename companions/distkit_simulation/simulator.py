@@ -124,7 +124,7 @@ class Transfers:
     end: Floats
 
 
-class Player:
+class RankClocks:
     """Advances the clocks of ranks round by round.
 
     Args:
@@ -295,7 +295,7 @@ def finish_times(
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))
     array([1.2e-05, 1.2e-05, 1.2e-05, 1.2e-05])
     """
-    player = Player(n, network, stragglers=stragglers, seed=seed)
+    player = RankClocks(n, network, stragglers=stragglers, seed=seed)
     player.begin(start, nbytes)
     _, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
     for _ in player.play(rounds, sizes):
@@ -339,7 +339,7 @@ def simulate(
         >>> len(trace.messages), round(1e6 * trace.seconds, 3)
         (24, 12.0)
     """
-    player = Player(n, network, stragglers=stragglers, seed=seed)
+    player = RankClocks(n, network, stragglers=stragglers, seed=seed)
     player.begin(start, nbytes)
     _check_events(plan(schedule, n, nbytes, chunks, **options)[1])
     name, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)

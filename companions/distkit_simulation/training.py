@@ -15,7 +15,7 @@ from distkit.algorithms.pipeline_schedules import Action, Orders, played
 from distkit.events import Op
 from distkit.trace.trace import Trace
 from distkit_simulation.network import Floats, Network, check_network
-from distkit_simulation.simulator import Delay, Player, Schedule, Stragglers, Writer, plan
+from distkit_simulation.simulator import Delay, RankClocks, Schedule, Stragglers, Writer, plan
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def data_parallel(
         [0, 1]
     """
     faults = stragglers or Stragglers()
-    player, writer = Player(n, network, stragglers=faults, seed=seed), Writer(n)
+    player, writer = RankClocks(n, network, stragglers=faults, seed=seed), Writer(n)
     rng, slow = np.random.default_rng([seed, 1]), faults.factors(n)
     clock = np.zeros(n)
     for _ in range(count):

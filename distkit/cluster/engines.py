@@ -140,11 +140,11 @@ class Engines(Ranks):
         if self.usable:
             self.usable, self.loss_reported = False, self.run is not None and not self.run.finished
 
-    def close(self, within: float = KILL_TIMEOUT) -> None:
+    def close(self, timeout: float = KILL_TIMEOUT) -> None:
         """End all processes, including the controller."""
         self.usable = False
         if self.client is not None:
             self.client.close()
         if self._controller is not None:
-            shut_down([self._controller], within)
-        super().close(within)
+            shut_down([self._controller], timeout)
+        super().close(timeout)

@@ -165,10 +165,10 @@ class Nodes:
         else:
             self._on_message(node, kind, what)
 
-    def settle(self, command: str = "flush", within: float = 2.0) -> None:
+    def settle(self, command: str = "flush", timeout: float = 2.0) -> None:
         """Make the nodes flush their events; after "rest" they record no more.
 
-        Wait ``within`` seconds for each node that does not respond.
+        Wait ``timeout`` seconds for each node that does not respond.
         """
         requests = 0
         for child in self.children.values():
@@ -177,9 +177,9 @@ class Nodes:
                     child.channel.send(command)
                     requests += 1
         for _ in range(requests):
-            self._flushed.acquire(timeout=within)
+            self._flushed.acquire(timeout=timeout)
 
-    def close(self, within: float = KILL_TIMEOUT) -> None:
-        """End all nodes, and wait ``within`` seconds for their ends."""
+    def close(self, timeout: float = KILL_TIMEOUT) -> None:
+        """End all nodes, and wait ``timeout`` seconds for their ends."""
         self.closed = True
-        shut_down(self.children.values(), within)
+        shut_down(self.children.values(), timeout)

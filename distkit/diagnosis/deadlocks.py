@@ -154,8 +154,8 @@ def _in_conversation(facts: Evidence, mine: Span) -> bool:
     rank, circle = mine.peer, [mine.rank]
     while rank is not None and rank not in circle:
         circle.append(rank)
-        standing = facts.stuck.get(rank)
-        rank = standing.peer if standing is not None and standing.op in P2P else None
+        rank_state = facts.stuck.get(rank)
+        rank = rank_state.peer if rank_state is not None and rank_state.op in P2P else None
     astray = {
         s.rank for s in facts.unmatched if s.op is Op.SEND and s is not facts.stuck.get(s.rank)
     }

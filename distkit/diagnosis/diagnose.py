@@ -51,9 +51,9 @@ class _Diagnosis:
 
     def findings(self) -> list[Finding]:
         """Return the causes, and what cannot be judged from the record."""
-        limits = self.facts.trace.info.limits
-        found = self._causes("matching" not in limits)
-        for limit in limits.values():
+        limitations = self.facts.trace.info.limitations
+        found = self._causes("matching" not in limitations)
+        for limit in limitations.values():
             found.append(rules.not_judged.finding(text=limit.text, advice=limit.remedy))
         return found
 
@@ -108,7 +108,7 @@ class _Diagnosis:
         if stuck is None or finding.rule is rules.different_reduction:
             return False
         same_group = stuck.group == span.group and stuck.match is None
-        is_later = finding.rule.shifts and same_group and stuck.seq > span.seq
+        is_later = finding.rule.desynchronizes and same_group and stuck.seq > span.seq
         return stuck.seq == span.seq or is_later
 
     def _with_victims(self, finding: Finding, victims: list[int]) -> Finding:

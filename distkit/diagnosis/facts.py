@@ -60,10 +60,10 @@ class Evidence:
         self.released = {r for r, end in ends.items() if _was_released(end, r in failed)}
         self.ends = {r: end for r, end in ends.items() if r not in self.released}
         self.graph = self._build_graph()
-        standings = {r: self.graph.standing(r) for r in self.graph.stuck()}
+        rank_states = {r: self.graph.rank_state(r) for r in self.graph.stuck()}
         #: The operations of the stuck ranks, and the ranks that each of them waits for.
-        self.stuck = {r: self.span(standing) for r, standing in standings.items()}
-        self.waits_for = {r: standing.waits_for for r, standing in standings.items()}
+        self.stuck = {r: self.span(rank_state) for r, rank_state in rank_states.items()}
+        self.waits_for = {r: rank_state.waits_for for r, rank_state in rank_states.items()}
 
     @cached_property
     def any_source_receives(self) -> list[Span]:
@@ -218,10 +218,10 @@ class Evidence:
 
     # -- ranks ------------------------------------------------------------------
 
-    def span(self, standing: RankState) -> Span:
+    def span(self, rank_state: RankState) -> Span:
         """Return the operation that a rank is blocked in."""
-        assert standing.seq is not None
-        return self.by_key[standing.rank, standing.seq]
+        assert rank_state.seq is not None
+        return self.by_key[rank_state.rank, rank_state.seq]
 
     def known_reasons(self, ranks: list[int]) -> str:
         """Return the known reasons why ranks ended early, in brackets; "" for none."""
@@ -263,7 +263,7 @@ class Evidence:
 
     def runs(self, rank: int) -> bool:
         """Return whether a rank is neither paused nor blocked, and has not ended."""
-        return self.graph.standing(rank).doing is RankStatus.RUNNING
+        return self.graph.rank_state(rank).status is RankStatus.RUNNING
 
 
 def _was_released(end: RankEnd, failed: bool) -> bool:
@@ -273,6 +273,6 @@ def _was_released(end: RankEnd, failed: bool) -> bool:
     return end.how == "released"
 
 
-def standings(trace: EventLog) -> list[RankState]:
+def rank_states(trace: EventLog) -> list[RankState]:
     """Return the state of every rank at a trace's end, or before its release."""
-    return Evidence(trace).graph.standings
+    return Evidence(trace).graph.rank_states

@@ -77,10 +77,10 @@ def _activity(facts: Evidence, mine: Span, worker: int) -> tuple[str, str]:
     """Return what an absent worker does instead: a verb in the plural, and the rest."""
     done = facts.graph.awaiting.done(worker, mine)
     do = "push" if mine.op is Op.PULL else "call"
-    standing = facts.stuck.get(worker)
-    if standing is not None:
+    rank_state = facts.stuck.get(worker)
+    if rank_state is not None:
         before = f"after {do}ing it {times(done)}" if done else f"before {do}ing it"
-        return "wait", f"in {facts.call(standing)}{at(standing.where)} {before}"
+        return "wait", f"in {facts.call(rank_state)}{at(rank_state.where)} {before}"
     known = facts.known_reasons([worker])
     if done:
         return "have", f"{do}ed it {times(done)} and finished{known}"

@@ -198,10 +198,10 @@ def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
     """Find ranks that others wait for and that still compute."""
     waiting: dict[int, list[Span]] = defaultdict(list)
     for rank in facts.ranks:
-        standing = facts.graph.standing(rank)
-        if standing.doing is RankStatus.BLOCKED and rank not in facts.stuck:
-            for other in standing.waits_for:
-                waiting[other].append(facts.span(standing))
+        rank_state = facts.graph.rank_state(rank)
+        if rank_state.status is RankStatus.BLOCKED and rank not in facts.stuck:
+            for other in rank_state.waits_for:
+                waiting[other].append(facts.span(rank_state))
     slow = {r: s for r, s in waiting.items() if facts.runs(r) and r not in in_backend}
     for rank, spans in slow.items():
         yield rules.straggler.finding(

@@ -59,7 +59,7 @@ class RankState:
     """
 
     rank: int
-    doing: RankStatus
+    status: RankStatus
     op: Op | None = None
     seq: int | None = None
     peer: int | None = None
@@ -78,9 +78,9 @@ class RankState:
         return call(self)
 
     def __str__(self) -> str:
-        between = " before " if self.doing is RankStatus.PAUSED else " in "
+        between = " before " if self.status is RankStatus.PAUSED else " in "
         place = f"{between}{call(self)}{at(self.where)}" if self.op is not None else ""
-        return f"rank {self.rank}: {self.doing}{place}" + (f": {self.reason}" * bool(self.reason))
+        return f"rank {self.rank}: {self.status}{place}" + (f": {self.reason}" * bool(self.reason))
 
 
 class WaitForGraph:
@@ -93,7 +93,7 @@ class WaitForGraph:
     >>> graph = WaitForGraph(2)
     >>> start = dict(rank=1, seq=0, op=Op.RECV, peer=0, where="In[5]:4")
     >>> graph.feed(Event(**start, state=s, time=0.0) for s in (State.STARTED, State.BLOCKED))
-    >>> print(graph.standing(1))
+    >>> print(graph.rank_state(1))
     rank 1: blocked in recv(src=0) at In[5]:4: rank 0 has not sent
     """
 
@@ -125,8 +125,8 @@ class WaitForGraph:
 
     def end(self, rank: int, how: str, reason: str = "") -> None:
         """Record that a rank "returned", was "released", "died" or failed, and the reason."""
-        doing = _ENDS.get(how, RankStatus.FAILED)
-        self._ends[rank] = doing, reason
+        status = _ENDS.get(how, RankStatus.FAILED)
+        self._ends[rank] = status, reason
         if how == "died":
             self.awaiting.worker_died(rank)
 
@@ -188,26 +188,26 @@ class WaitForGraph:
     # -- questions --------------------------------------------------------------
 
     @property
-    def standings(self) -> list[RankState]:
+    def rank_states(self) -> list[RankState]:
         """The state of every rank."""
-        return [self.standing(rank) for rank in self.ranks]
+        return [self.rank_state(rank) for rank in self.ranks]
 
     @property
     def settled(self) -> bool:
         """Whether no rank runs, so that nothing changes without the stepper."""
-        return all(self.standing(rank).doing is not RankStatus.RUNNING for rank in self.ranks)
+        return all(self.rank_state(rank).status is not RankStatus.RUNNING for rank in self.ranks)
 
-    def standing(self, rank: int) -> RankState:
+    def rank_state(self, rank: int) -> RankState:
         """Return the state of a rank."""
         e = self._at.get(rank)
         if rank in self._ends:
-            doing, reason = self._ends[rank]
-            if doing is RankStatus.DIED:
-                return self._ended_state(rank, doing, reason)
+            status, reason = self._ends[rank]
+            if status is RankStatus.DIED:
+                return self._ended_state(rank, status, reason)
             last = e or self._last.get(rank)
-            if last is None or doing is RankStatus.FINISHED:
-                return RankState(rank, doing, reason=reason)
-            return _state_in(last, doing, reason=reason)
+            if last is None or status is RankStatus.FINISHED:
+                return RankState(rank, status, reason=reason)
+            return _state_in(last, status, reason=reason)
         if rank in self._starting:
             reason = f"its process died ({self._replaced[rank]}), and a new one replaces it"
             return self._ended_state(rank, RankStatus.RUNNING, reason)
@@ -222,11 +222,11 @@ class WaitForGraph:
             return RankState(rank, RankStatus.RUNNING)  # its partners have arrived
         return _state_in(e, RankStatus.BLOCKED, waits_for, self._reason(e, waits_for))
 
-    def _ended_state(self, rank: int, doing: RankStatus, reason: str) -> RankState:
+    def _ended_state(self, rank: int, status: RankStatus, reason: str) -> RankState:
         """Return the state of a rank whose process has ended, with its last known line."""
         e = self._latest.get(rank)
         text = "; ".join(filter(None, [reason, seen(e) if e else ""]))
-        return RankState(rank, doing, where=e.where if e else "", reason=text)
+        return RankState(rank, status, where=e.where if e else "", reason=text)
 
     def stuck(self) -> list[int]:
         """Return the blocked ranks that wait only for stuck or ended ranks."""
@@ -371,11 +371,11 @@ class WaitForGraph:
 
 
 def _state_in(
-    e: Event, doing: RankStatus, waits_for: tuple[int, ...] = (), reason: str = ""
+    e: Event, status: RankStatus, waits_for: tuple[int, ...] = (), reason: str = ""
 ) -> RankState:
     return RankState(
         e.rank,
-        doing,
+        status,
         e.op,
         e.seq,
         e.peer,

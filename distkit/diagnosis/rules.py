@@ -26,7 +26,7 @@ class Rule:
         message: the template of what happened; for its braces see
             :func:`distkit.diagnosis.findings.fill`.
         remedy: the template of what to do.
-        shifts: whether the ranks' sequences of collectives no longer belong together after it.
+        desynchronizes: whether later collectives of the ranks no longer match.
         sentences: others, of which :meth:`say` fills one.
     """
 
@@ -38,12 +38,12 @@ class Rule:
         *,
         message: str = "",
         remedy: str = "",
-        shifts: bool = False,
+        desynchronizes: bool = False,
         **sentences: str,
     ) -> None:
         self.code, self.name, self.page = code, name, page
         self.message, self.remedy = message, remedy
-        self.shifts, self.sentences = shifts, sentences
+        self.desynchronizes, self.sentences = desynchronizes, sentences
         if code:
             RULES.setdefault(code, self)  # its variants come later
 
@@ -55,7 +55,7 @@ class Rule:
             self.page,
             message=message or self.message,
             remedy=remedy or self.remedy,
-            shifts=self.shifts,
+            desynchronizes=self.desynchronizes,
             **{**self.sentences, **sentences},
         )
 
@@ -289,7 +289,7 @@ mismatch = Rule(
     "",
     "mismatch",
     """The ranks' calls are matched with each other, and they differ.""",
-    shifts=True,
+    desynchronizes=True,
     threads=(
         "Several threads of {ranks} call collectives on this group, in an undefined order: give "
         "each thread a group of its own, made by new_group, or call them all from one thread."
@@ -302,7 +302,7 @@ divergence = Rule(
     "divergence",
     """Some ranks make a call that others do not make. The remedies name what keeps them away.""",
     message="{here:wait in}, but {gone:have} {over} without calling it{known}.",
-    shifts=True,
+    desynchronizes=True,
     waits_for_all="{here:call}: {name} waits for every rank.",
     same_calls="Every rank of the group has to make the same calls: ",
     all_or_none="move this one out of the condition {guard}, or let no rank make it.",
@@ -349,7 +349,7 @@ different_collective = Rule(
     remedy=(
         "Call the same collectives on every rank, in the same order; look for an `if` around one."
     ),
-    shifts=True,
+    desynchronizes=True,
 )
 
 
@@ -383,7 +383,7 @@ another_order = Rule(
         "Call the collectives in the same order on every rank: they are matched by their order "
         "alone."
     ),
-    shifts=True,
+    desynchronizes=True,
 )
 
 
@@ -428,7 +428,7 @@ different_tensor = Rule(
     """,
     message="{here:call}: all ranks must pass the same shape and dtype.",
     remedy="Give every rank a tensor of the same shape: pad it, or cut it{cause}.",
-    shifts=True,
+    desynchronizes=True,
     dtype="Give every rank a tensor of the same dtype: x.to(torch.{dtype}) converts it.",
     last_batch=(
         "; usual causes: a smaller last batch (use drop_last=True), or calls in a different order"
@@ -454,7 +454,7 @@ different_root = Rule(
     """,
     message="{here:call}: they name different roots.",
     remedy="Name the same {root} on every rank.",
-    shifts=True,
+    desynchronizes=True,
 )
 
 
@@ -474,7 +474,7 @@ different_reduction = Rule(
     """,
     message="{here:call}: the result is wrong, and nothing warns of it.",
     remedy="Pass the same reduction on every rank.",
-    shifts=True,
+    desynchronizes=True,
 )
 
 
@@ -528,7 +528,7 @@ skipped = Rule(
     """,
     message=divergence.message,
     remedy="Let every rank call it: look for an `if` or an early return that keeps {gone} away.",
-    shifts=True,
+    desynchronizes=True,
 )
 
 
@@ -569,7 +569,7 @@ uneven = Rule(
         "numbers of iterations."
     ),
     remedy="{even}.",
-    shifts=True,
+    desynchronizes=True,
     after=" after calling it {n:time}",
     without=" without calling it",
 )
@@ -617,7 +617,7 @@ missing_barrier = Rule(
     """,
     message=divergence.message,
     remedy="Call barrier() on every rank, or on none.",
-    shifts=True,
+    desynchronizes=True,
 )
 
 
@@ -952,7 +952,7 @@ new_group = Rule(
     """,
     message=divergence.message,
     remedy="Call new_group on every rank of the world, members or not: move it out of the `if`.",
-    shifts=True,
+    desynchronizes=True,
 )
 
 
@@ -1108,7 +1108,7 @@ unused_parameter = Rule(
         "Use every parameter of the model in every forward pass, on every rank, or pass "
         "find_unused_parameters=True to DDP."
     ),
-    shifts=True,
+    desynchronizes=True,
 )
 
 

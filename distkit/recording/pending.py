@@ -167,7 +167,7 @@ class Pending:
             self.fail()
             raise
         finally:
-            self.recorder.wait_ends()
+            self.recorder.end_wait()
 
 
 # -- collectives that the program does not wait for -----------------------------------------

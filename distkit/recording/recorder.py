@@ -50,7 +50,7 @@ _SAMPLE = 4096
 BUDGET, BUDGET_RATE = 0.005, 0.005
 
 #: Maximum number of distinct reasons for missing records.
-MAX_UNSEEN = 100
+MAX_UNRECORDED = 100
 
 #: Maximum number of distinct field tuples kept for sharing.
 MAX_SHARED_FIELDS = 1000
@@ -117,7 +117,7 @@ class Recorder:
         self._copy_to, self._number = keep, itertools.count(1)
         self.without_values = 0
         #: Number of records missing, or not checked, by reason.
-        self.unseen: Counter[str] = Counter()
+        self.unrecorded: Counter[str] = Counter()
         self.waits: dict[int, Wait] = {}  # by thread
         self.request_flush: Callable[[], None] = lambda: None  # replaced by the flusher
         self._rows: list[Row] = []
@@ -184,8 +184,8 @@ class Recorder:
     def count_missing(self, what: str) -> None:
         """Count something missing from the trace, by the first line of its description."""
         line = what.partition("\n")[0][:200]
-        if line in self.unseen or len(self.unseen) < MAX_UNSEEN:
-            self.unseen[line] += 1
+        if line in self.unrecorded or len(self.unrecorded) < MAX_UNRECORDED:
+            self.unrecorded[line] += 1
 
     def can_look(self) -> bool:
         """Return whether the budget allows to summarize values; count the refusals."""
@@ -219,7 +219,7 @@ class Recorder:
 
     # -- waiting ------------------------------------------------------------------
 
-    def wait_begins(
+    def begin_wait(
         self,
         *operations: Waitable,
         limited: bool = False,
@@ -230,7 +230,7 @@ class Recorder:
         if self.stepped:
             self.request_flush()
 
-    def wait_ends(self) -> None:
+    def end_wait(self) -> None:
         """Record that this thread no longer waits."""
         self.waits.pop(threading.get_ident(), None)
 

@@ -80,7 +80,7 @@ class Stores:
         with pending.waiting():
             if waits:
                 limit = next((arg for arg in given if isinstance(arg, timedelta)), store.timeout)
-                recorder.wait_begins(pending, limited=is_limit(limit))
+                recorder.begin_wait(pending, limited=is_limit(limit))
             result = method(store, *args, **kwargs)
         pending.complete()
         return result

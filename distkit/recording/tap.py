@@ -166,7 +166,7 @@ class Tap:
         recorder = _recorder.current()
         if recorder is None or keys.has(_META):
             return redispatch(keys - _KEY, *args)
-        recorder.wait_ends()  # under dk.algorithms.use_algorithm calls are nested
+        recorder.end_wait()  # under dk.algorithms.use_algorithm calls are nested
         called, pending = time.monotonic(), self._record_call(recorder, call, args)
         if pending is None:
             return redispatch(keys - _KEY, *args)
@@ -177,7 +177,7 @@ class Tap:
             pending.record_begin()
         if call.blocks or pending.begin is not None:
             limit = None if call.limit is None else args[call.limit]
-            recorder.wait_begins(pending, limited=is_limit(limit))
+            recorder.begin_wait(pending, limited=is_limit(limit))
         try:
             result = redispatch(keys - _KEY, *args)
         except BaseException:
@@ -185,7 +185,7 @@ class Tap:
             self.broken = True
             raise
         finally:
-            recorder.wait_ends()
+            recorder.end_wait()
         try:
             self._track_completion(recorder, call, args, pending, result)
         except Exception as error:
@@ -295,7 +295,7 @@ class Tap:
         if background and not (in_stream and functional):  # for those, wait_tensor synchronizes
             self._track_background(recorder, work, pending, python if in_stream else functional)
         if not (python or functional) and torch._C._current_graph_task_id() < 0:
-            recorder.wait_begins(pending, still=_still_in(caller))  # waits in C++
+            recorder.begin_wait(pending, still=_still_in(caller))  # waits in C++
 
     def _track_async(
         self, call: Call, args: tuple[Any, ...], work: Any, pending: Pending, caller: FrameType
@@ -355,11 +355,11 @@ class Tap:
     def _after_backward(self, recorder: Recorder, turns: int) -> None:
         if turns:
             if turns == 1:  # next, the reducer waits for all buckets of this backward
-                recorder.wait_begins(*(p for _, p in self._pending.values() if not p.done))
+                recorder.begin_wait(*(p for _, p in self._pending.values() if not p.done))
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._after_backward(recorder, turns - 1))
             return
-        recorder.wait_ends()
+        recorder.end_wait()
         for work, pending in self._sent_in_backward:
             done = pending.begin is not None or _is_completed(work)
             (self._settle if done else self._complete_by_future)(work, pending)
@@ -419,7 +419,7 @@ class Tap:
         pendings = [pending for _, pending in waited]
         recorder = pendings[0].recorder
         limited = limited or any(p.fields[1] in self._limited for p in pendings)
-        recorder.wait_begins(*pendings, limited=limited)
+        recorder.begin_wait(*pendings, limited=limited)
         try:
             result = wait()
         except BaseException:
@@ -428,7 +428,7 @@ class Tap:
             self.broken = True
             raise
         finally:
-            recorder.wait_ends()
+            recorder.end_wait()
         for work, pending in waited:
             pending.complete(self._source(work, pending))
         return result
@@ -445,14 +445,14 @@ class Tap:
         recorder = _recorder.current()
         if recorder is None or not recorder.in_flight:
             return
-        recorder.wait_begins(*recorder.in_flight)
+        recorder.begin_wait(*recorder.in_flight)
         try:
             end = time.monotonic() + limit
             while recorder.in_flight and time.monotonic() < end:
                 recorder.poll()
                 time.sleep(POLL_INTERVAL)
         finally:
-            recorder.wait_ends()
+            recorder.end_wait()
 
     def _watch_gpu(self, undo: ExitStack) -> None:
         """Hook the functions that synchronize with the GPU or capture a CUDA graph."""
@@ -490,11 +490,11 @@ class Tap:
             in_flight = [p for p in in_flight if p.is_in_this_stream()]
         if recorder is None or not in_flight:
             return wait(*args, **kwargs)
-        recorder.wait_begins(*in_flight)
+        recorder.begin_wait(*in_flight)
         try:
             return wait(*args, **kwargs)
         finally:
-            recorder.wait_ends()
+            recorder.end_wait()
 
     def _wait_tensor_hook(
         self, redispatch: Callable[..., Any], keys: Any, tensor: torch.Tensor
@@ -531,7 +531,7 @@ class Tap:
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
         self._record_start(recorder, pending, [], time.monotonic())
         limit = kwargs.get("timeout", args[0] if args else None)
-        recorder.wait_begins(pending, limited=is_limit(limit))
+        recorder.begin_wait(pending, limited=is_limit(limit))
         with pending.waiting():
             group = make(ranks, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):

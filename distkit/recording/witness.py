@@ -222,7 +222,7 @@ class CallContext:
             or limited
         ):
             return
-        pending.recorder.wait_begins(pending)
+        pending.recorder.begin_wait(pending)
         with pending.waiting():
             self._hold()
 

@@ -70,7 +70,7 @@ class PendingRequests:
 
     def __init__(self, workers: int) -> None:
         self.workers = range(workers)
-        self._terms: Mapping[str, Any] = NO_ATTRIBUTES
+        self._options: Mapping[str, Any] = NO_ATTRIBUTES
         self.rule: Rule = Asynchronous()  # until a worker registers
         self._dead: set[int] = set()
         self._changed = False  # workers were excluded or replaced
@@ -98,14 +98,14 @@ class PendingRequests:
                 self._rounds[topic][clock - 1].add(e.rank)
 
     def _register(self, e: Event) -> None:
-        self._terms = e.attributes
+        self._options = e.attributes
         self.rule = rule_of(**{"mode": "", **e.attributes})
         self._changed |= self._asked[_topic(e)][e.rank] > 1
 
     def worker_died(self, worker: int) -> None:
         """Record that a worker's process has ended; ``dist_sync`` then halts by default."""
         self._dead.add(worker)
-        self._changed |= "on_crash" in self._terms or not self.rule.halts
+        self._changed |= "on_crash" in self._options or not self.rule.halts
 
     # -- questions --------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class PendingRequests:
 
     def awaited_by(self, request: Event | Span) -> Awaited:
         """Return the workers that an unanswered request waits for."""
-        if "mode" not in self._terms or request.op not in (
+        if "mode" not in self._options or request.op not in (
             Op.REGISTER,
             Op.INIT,
             Op.PULL,

@@ -1,7 +1,7 @@
 """The events of a trace in columns: one array per field, for traces of a million events.
 
-Fields that many events share, their *look*, are stored once. :class:`Table` is also a sequence of
-events, which are created on demand.
+Fields that many events share, their *category*, are stored once. :class:`Table` is also a sequence
+of events, which are created on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-class Look(NamedTuple):
+class Category(NamedTuple):
     """Fields shared by many events; see :class:`~distkit.events.Event`."""
 
     op: Op
@@ -42,7 +42,7 @@ class Look(NamedTuple):
         return label_of(self)
 
 
-_facts = attrgetter(*Look._fields)
+_facts = attrgetter(*Category._fields)
 
 
 class Table(Sequence[Event]):
@@ -50,9 +50,9 @@ class Table(Sequence[Event]):
 
     Args:
         rank, seq: of each event.
-        look: index into ``looks`` of each event.
+        category: index into ``categories`` of each event.
         time: of each event [s].
-        looks: the distinct combinations of the shared fields.
+        categories: the distinct combinations of the shared fields.
         match: ``{event index: match}`` of the events with a match.
         summary: ``{event index: summary}`` of the events with values.
 
@@ -65,37 +65,39 @@ class Table(Sequence[Event]):
         self,
         rank: Ints,
         seq: Ints,
-        look: Ints,
+        category: Ints,
         time: Floats,
-        looks: Sequence[Look],
+        categories: Sequence[Category],
         match: dict[int, str],
         summary: dict[int, Summary],
     ) -> None:
-        self.rank, self.seq, self.look, self.time = rank, seq, look, time
-        self.looks, self.match, self.summary = looks, match, summary
+        self.rank, self.seq, self.category, self.time = rank, seq, category, time
+        self.categories, self.match, self.summary = categories, match, summary
 
     @classmethod
     def of(cls, events: Sequence[Event], before: Table | None = None) -> Table:
         """Return a table of events in time order, appended to those of another table."""
         none = np.zeros(0, np.int64)
         old = before or cls(none, none, none, np.zeros(0), [], {}, {})
-        codes: dict[tuple[Any, ...], int] = {look: n for n, look in enumerate(old.looks)}
-        look = [codes.setdefault(key, len(codes)) for key in map(_facts, events)]
+        codes: dict[tuple[Any, ...], int] = {
+            category: n for n, category in enumerate(old.categories)
+        }
+        category = [codes.setdefault(key, len(codes)) for key in map(_facts, events)]
         first = len(old)
         return cls(
             np.append(old.rank, np.array([e.rank for e in events], np.int64)),
             np.append(old.seq, np.array([e.seq for e in events], np.int64)),
-            np.append(old.look, np.array(look, np.int64)),
+            np.append(old.category, np.array(category, np.int64)),
             np.append(old.time, np.array([e.time for e in events], np.float64)),
-            [*old.looks, *(Look(*key) for key in list(codes)[len(old.looks) :])],
+            [*old.categories, *(Category(*key) for key in list(codes)[len(old.categories) :])],
             old.match | {i: e.match for i, e in enumerate(events, first) if e.match is not None},
             old.summary
             | {i: e.summary for i, e in enumerate(events, first) if e.summary is not None},
         )
 
     def each(self, fact: Iterable[Any]) -> NDArray[Any]:
-        """Expand one value per look to one value per event."""
-        return np.array([*fact] or [0])[self.look]
+        """Expand one value per category to one value per event."""
+        return np.array([*fact] or [0])[self.category]
 
     def part(self, chosen: NDArray[np.bool_]) -> Table:
         """Return a table of the chosen events."""
@@ -103,21 +105,30 @@ class Table(Sequence[Event]):
         return Table(
             self.rank[chosen],
             self.seq[chosen],
-            self.look[chosen],
+            self.category[chosen],
             self.time[chosen],
-            self.looks,
+            self.categories,
             {int(place[i]): match for i, match in self.match.items() if chosen[i]},
             {int(place[i]): summary for i, summary in self.summary.items() if chosen[i]},
         )
 
     @cached_property
     def _events(self) -> tuple[Event, ...]:
-        columns = (self.rank.tolist(), self.seq.tolist(), self.look.tolist(), self.time.tolist())
-        parts: list[tuple[Any, Any]] = [(look[:2], look[2:]) for look in self.looks]
+        columns = (
+            self.rank.tolist(),
+            self.seq.tolist(),
+            self.category.tolist(),
+            self.time.tolist(),
+        )
+        parts: list[tuple[Any, Any]] = [
+            (category[:2], category[2:]) for category in self.categories
+        ]
         match, summary = self.match.get, self.summary.get
         return tuple(
-            Event(*(rank, seq, *parts[look][0], time, *parts[look][1], match(i), summary(i)))
-            for i, (rank, seq, look, time) in enumerate(zip(*columns, strict=True))
+            Event(
+                *(rank, seq, *parts[category][0], time, *parts[category][1], match(i), summary(i))
+            )
+            for i, (rank, seq, category, time) in enumerate(zip(*columns, strict=True))
         )
 
     def __len__(self) -> int:

@@ -2,8 +2,8 @@
 
 The first line is a header with the format's version, the number of events and the metadata of the
 run. Each further line is an object with a column of :class:`distkit.trace.columns.Table`:
-``rank``, ``seq``, ``look`` and ``time`` have one element per event, ``looks`` contains the shared
-fields, ``match`` and ``summary`` optional fields by event. msgspec validates each field.
+``rank``, ``seq``, ``category`` and ``time`` have one element per event, ``categories`` has the
+shared fields, ``match`` and ``summary`` optional fields by event. msgspec validates each field.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 
 from distkit.errors import TraceFileError
 from distkit.events import Attributes, Summary
-from distkit.trace.columns import Look, Table
+from distkit.trace.columns import Category, Table
 from distkit.trace.info import Count, Number, Rank, RunInfo, Whole
 from distkit.trace.log import EventLog, Log
 
@@ -163,9 +163,9 @@ _Summary = tuple[Count, _Values, _JsonFloat, _JsonFloat, _JsonFloat, Count, bool
 class _Columns(TypedDict, total=False):
     rank: list[Rank]
     seq: list[Whole]
-    look: list[Count]
+    category: list[Count]
     time: list[Number]
-    looks: list[Look]
+    categories: list[Category]
     match: list[tuple[Count, str]]
     summary: list[_Summary]
 
@@ -205,10 +205,10 @@ def _encoded(trace: EventLog) -> Iterator[bytes]:
     yield msgspec.json.encode(
         _Head(format=FORMAT, version=VERSION, events=len(trace), meta=trace.info)
     )
-    yield msgspec.json.encode({"looks": table.looks})
+    yield msgspec.json.encode({"categories": table.categories})
     yield msgspec.json.encode({"match": [*table.match.items()]})
     yield msgspec.json.encode({"summary": [[i, *_plain(s)] for i, s in table.summary.items()]})
-    for name in ("rank", "seq", "look", "time"):
+    for name in ("rank", "seq", "category", "time"):
         yield msgspec.json.encode({name: getattr(table, name).tolist()})
 
 
@@ -216,22 +216,22 @@ def _table(lines: Iterable[bytes | bytearray]) -> Table:
     found: _Columns = {}
     for line in lines:
         found.update(_columns.decode(line))
-    rank, seq, look = (
+    rank, seq, category = (
         np.array(column, np.int64)
-        for column in (found.get("rank", []), found.get("seq", []), found.get("look", []))
+        for column in (found.get("rank", []), found.get("seq", []), found.get("category", []))
     )
     time = np.array(found.get("time", []), np.float64)
-    n = min(map(len, (rank, seq, look, time)))  # ``load`` compares it with the header
-    looks = found.get("looks", [])
-    if n and look[:n].max() >= len(looks):
-        raise ValueError("field look: an event refers to a template that is not in the file")
+    n = min(map(len, (rank, seq, category, time)))  # ``load`` compares it with the header
+    categories = found.get("categories", [])
+    if n and category[:n].max() >= len(categories):
+        raise ValueError("field category: an event refers to a category that is not in the file")
     if (np.diff(time) < 0).any():
         raise ValueError("field time: the events are not in order")
     match = dict(found.get("match", []))
     summary = {entry[0]: _summary(entry) for entry in found.get("summary", [])}
     if not all(i < n for i in (*match, *summary)):
         raise ValueError("field match or summary: it refers to an event that is not in the file")
-    return Table(rank[:n], seq[:n], look[:n], time[:n], looks, match, summary)
+    return Table(rank[:n], seq[:n], category[:n], time[:n], categories, match, summary)
 
 
 def _summary(found: _Summary) -> Summary:

@@ -82,7 +82,7 @@ class ClockOffset(Struct, frozen=True, omit_defaults=True):
     error: Number | None = None
 
 
-class Limit(Struct, frozen=True, omit_defaults=True):
+class Limitation(Struct, frozen=True, omit_defaults=True):
     """A limit of the record, and its remedy."""
 
     text: str
@@ -105,7 +105,7 @@ class Wait(Struct, frozen=True, array_like=True):
     until: Number
 
 
-class Terms(Struct, frozen=True, omit_defaults=True):
+class Consistency(Struct, frozen=True, omit_defaults=True):
     """The consistency model of a parameter server: mode, staleness bound, and backup workers."""
 
     mode: str = ""
@@ -130,15 +130,15 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         device: the device type of all ranks.
         simulated: whether the run was simulated.
         seed: the seed of the ranks' random numbers.
-        terms: the consistency model of the parameter server.
+        consistency: the consistency model of the parameter server.
         seconds: the duration of the run.
         interrupted: whether the user interrupted it.
         ranks: the processes, including servers and the scheduler.
         dropped: number of events dropped by the bounded buffers, by rank or notebook.
         without_values: number of operations whose values were too expensive to record.
         threads: the groups on which several threads of a rank call collectives.
-        unseen: number of records missing or not checked, by rank and reason.
-        limits: the limits of the record, by topic, such as "matching".
+        unrecorded: number of records missing or not checked, by rank and reason.
+        limitations: the limits of the record, by topic, such as "matching".
         replaced: the processes that were replaced.
         sources: the source text of the program's files.
         waits: the waits of ranks that may still run.
@@ -163,15 +163,15 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     device: str = ""
     simulated: bool = False
     seed: int | None = None
-    terms: Terms = Terms()
+    consistency: Consistency = Consistency()
     seconds: Number | None = None
     interrupted: bool = False
     ranks: dict[Rank, RankInfo] = {}
     dropped: dict[Rank | Literal["notebook"], Count] = {}
     without_values: dict[Rank | Literal["notebook"], Count] = {}
     threads: dict[Rank, list[str]] = {}
-    unseen: dict[Rank, dict[str, Count]] = {}
-    limits: dict[str, Limit] = {}
+    unrecorded: dict[Rank, dict[str, Count]] = {}
+    limitations: dict[str, Limitation] = {}
     replaced: list[Replacement] = []
     sources: dict[str, str] = {}
     waits: dict[Rank, Wait] = {}

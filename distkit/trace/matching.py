@@ -26,7 +26,7 @@ from distkit.events import (
     Summary,
 )
 from distkit.trace.calls import Channel, channel_of
-from distkit.trace.columns import Bools, Floats, Ints, Look, Table
+from distkit.trace.columns import Bools, Category, Floats, Ints, Table
 
 #: Summaries of an operation's tensor before and after it.
 Values = tuple[Summary | None, Summary | None]
@@ -36,9 +36,9 @@ class Operations:
     """The operations of a trace, sorted by rank and number.
 
     These arrays have one element per operation: ``rank``, ``seq``, ``start`` and ``end`` [s] (NaN:
-    not ended), ``blocked`` (start of a long wait in it [s], NaN: none), ``nbytes``, ``look`` (index
-    into ``looks``), ``match`` (number of its match, -1: none), ``begin`` and ``last`` (indices of
-    its first and last event). Matches below ``named`` have an id given by the transport.
+    not ended), ``blocked`` (start of a long wait in it [s], NaN: none), ``nbytes``, ``category``
+    (index into ``categories``), ``match`` (number of its match, -1: none), ``begin`` and ``last``
+    (indices of its first and last event). Matches below ``named`` have an id of the transport.
 
     Args:
         table: the events.
@@ -61,7 +61,9 @@ class Operations:
         self.rank, self.seq = rank[self.begin], seq[self.begin]
         operation = np.cumsum(fresh) - 1
         started, blocked = (
-            np.flatnonzero(table.each(look.state is state for look in table.looks)[order])
+            np.flatnonzero(
+                table.each(category.state is state for category in table.categories)[order]
+            )
             for state in (State.STARTED, State.BLOCKED)
         )
         self._begun = self.begin.copy()
@@ -69,11 +71,11 @@ class Operations:
         self._begun[operation[started[::-1]]] = order[started[::-1]]  # the first of several counts
         self.blocked[operation[blocked]] = time[order[blocked]]
         self.start: Floats = time[self._begun]
-        nbytes = table.each(look.nbytes for look in table.looks)[order]
+        nbytes = table.each(category.nbytes for category in table.categories)[order]
         self.nbytes: Ints = np.maximum.reduceat(nbytes, heads) if len(heads) else nbytes
-        self._combine_looks()
+        self._combine_categories()
         self._match()
-        states = [look.state for look in self.looks]
+        states = [category.state for category in self.categories]
         self.scheduled = self.each(s is State.SCHEDULED for s in states).astype(bool)
         self.ended = self.each(s in (State.COMPLETED, State.FAILED) for s in states).astype(bool)
         self.end = np.where(self.ended, time[self.last], np.nan)
@@ -82,18 +84,22 @@ class Operations:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def _combine_looks(self) -> None:
-        """Combine the looks of each operation's first and last event."""
-        looks, (first, last) = self._table.looks, self._table.look[[self.begin, self.last]]
+    def _combine_categories(self) -> None:
+        """Combine the categories of each operation's first and last event."""
+        categories, (first, last) = (
+            self._table.categories,
+            self._table.category[[self.begin, self.last]],
+        )
         sizes, size = np.unique(self.nbytes, return_inverse=True)
-        key = (first * len(looks) + last) * len(sizes) + size
+        key = (first * len(categories) + last) * len(sizes) + size
         _, index, code = np.unique(key, return_index=True, return_inverse=True)
         parts = zip(*(a[index].tolist() for a in (first, last, self.nbytes)), strict=True)
-        found: dict[Look, int] = {}
+        found: dict[Category, int] = {}
         numbers = [
-            found.setdefault(_join(looks[a], looks[b], size), len(found)) for a, b, size in parts
+            found.setdefault(_join(categories[a], categories[b], size), len(found))
+            for a, b, size in parts
         ]
-        self.look, self.looks = np.array(numbers, np.int64)[code], [*found]
+        self.category, self.categories = np.array(numbers, np.int64)[code], [*found]
 
     def _match(self) -> None:
         """Number the matches: first those with an id, then those matched by order."""
@@ -105,7 +111,7 @@ class Operations:
         self.match = np.where(first < 0, last, first)
         self.named, self._ids = len(ids), [*ids]
         counted = self.each(
-            k.op in COLLECTIVES or (k.op in P2P and k.peer is not None) for k in self.looks
+            k.op in COLLECTIVES or (k.op in P2P and k.peer is not None) for k in self.categories
         )
         unmatched = np.flatnonzero((self.match < 0) & counted.astype(bool))
         channel, side = self._channels_of(unmatched)
@@ -120,10 +126,10 @@ class Operations:
     def _channels_of(self, some: Ints) -> tuple[Ints, Ints]:
         """Return the channel numbers of some operations, and their sides of the channel."""
         kinds, kind = np.unique(
-            self.rank[some] * len(self.looks) + self.look[some], return_inverse=True
+            self.rank[some] * len(self.categories) + self.category[some], return_inverse=True
         )
-        pairs = (divmod(k, len(self.looks)) for k in kinds.tolist())
-        found = [channel_of(rank, self.looks[look]) for rank, look in pairs]
+        pairs = (divmod(k, len(self.categories)) for k in kinds.tolist())
+        found = [channel_of(rank, self.categories[category]) for rank, category in pairs]
         numbers: dict[Channel, int] = {}
         both = [(numbers.setdefault(channel, len(numbers)), side) for channel, side in found]
         self._channels = [*numbers]
@@ -137,13 +143,13 @@ class Operations:
         return f"{self._channels[self._channel[match]]}#{self.place[match]}"
 
     def each(self, fact: Iterable[Any]) -> NDArray[Any]:
-        """Expand one value per look to one value per operation."""
-        return np.array([*fact] or [0])[self.look] if len(self) else np.zeros(0, np.int64)
+        """Expand one value per category to one value per operation."""
+        return np.array([*fact] or [0])[self.category] if len(self) else np.zeros(0, np.int64)
 
     def among(self, ops: Iterable[Op]) -> Bools:
         """Return for each operation whether its kind is one of ``ops``."""
         some = frozenset(ops)
-        return self.each(look.op in some for look in self.looks).astype(bool)
+        return self.each(category.op in some for category in self.categories).astype(bool)
 
     @cached_property
     def mark(self) -> Bools:
@@ -168,13 +174,26 @@ class Operations:
     @cached_property
     def rows(self) -> list[Span]:
         """The operations as spans."""
-        columns = (self.rank, self.seq, self.look, self.start, _optional(self.end), self.match)
+        columns = (self.rank, self.seq, self.category, self.start, _optional(self.end), self.match)
         ids = [*self._ids, *[None] * (self.match_count - self.named + 1)]  # -1: the last
         rows = zip(*(c.tolist() for c in columns), self.values(np.arange(len(self))), strict=True)
-        parts: list[tuple[Any, Any]] = [(look[:2], look[2:]) for look in self.looks]
+        parts: list[tuple[Any, Any]] = [
+            (category[:2], category[2:]) for category in self.categories
+        ]
         return [
-            Span(*(rank, seq, *parts[look][0], start, end, *parts[look][1], ids[match], *values))
-            for rank, seq, look, start, end, match, values in rows
+            Span(
+                *(
+                    rank,
+                    seq,
+                    *parts[category][0],
+                    start,
+                    end,
+                    *parts[category][1],
+                    ids[match],
+                    *values,
+                )
+            )
+            for rank, seq, category, start, end, match, values in rows
         ]
 
 
@@ -202,7 +221,7 @@ class Pairs:
         send, recv, ask = map(self._first, ([Op.SEND], [Op.RECV], REQUESTS))
         counted = np.arange(ops.match_count) >= ops.named
         plain = np.flatnonzero(counted & ((send >= 0) | (recv >= 0)))
-        peer = ops.each(-1 if k.peer is None else k.peer for k in ops.looks)
+        peer = ops.each(-1 if k.peer is None else k.peer for k in ops.categories)
         asked = np.flatnonzero(begun & (ask >= 0))
         asked = asked[peer[ask[asked]] >= 0]
         replied = asked[send[asked] >= 0]
@@ -228,7 +247,7 @@ class Pairs:
         ops, send, recv = self.ops, self.send, self.recv
         request = ops.among(REQUESTS)
         self.sent = np.where((send >= 0) & ~ops.scheduled[send], ops.start[send], np.nan)
-        failed = ops.each(k.state is State.FAILED for k in ops.looks).astype(bool)
+        failed = ops.each(k.state is State.FAILED for k in ops.categories).astype(bool)
         unreceived = (recv < 0) | (self.p2p & failed[recv])
         self.received = np.where(unreceived, np.nan, ops.end[recv])
         asks = (send >= 0) & request[send]
@@ -271,7 +290,7 @@ class Pairs:
         columns = (self.src, self.dst, self.nbytes, _optional(self.sent), _optional(self.received))
         rows = zip(
             *(c[order].tolist() for c in (*columns, self.p2p, self.send, self.recv)),
-            ops.look[self.about[order]].tolist(),
+            ops.category[self.about[order]].tolist(),
             strict=True,
         )
         keys: list[Any] = [*zip(ops.rank.tolist(), ops.seq.tolist(), strict=True), None]
@@ -279,17 +298,17 @@ class Pairs:
             Message(
                 src,
                 dst,
-                Op.SEND if p2p else ops.looks[look].op,
+                Op.SEND if p2p else ops.categories[category].op,
                 nbytes,
                 sent,
                 received,
-                ops.looks[look].tag,
-                ops.looks[look].attributes,
-                ops.looks[look].group,
+                ops.categories[category].tag,
+                ops.categories[category].attributes,
+                ops.categories[category].group,
                 keys[send],
                 keys[recv],
             )
-            for src, dst, nbytes, sent, received, p2p, send, recv, look in rows
+            for src, dst, nbytes, sent, received, p2p, send, recv, category in rows
         ]
 
     def requests(self) -> list[tuple[Span, Span | None, Span | None]]:
@@ -301,9 +320,9 @@ class Pairs:
         )
 
 
-def _join(first: Look, last: Look, nbytes: int) -> Look:
-    """Return the look of an operation with these first and last events."""
-    return Look(
+def _join(first: Category, last: Category, nbytes: int) -> Category:
+    """Return the category of an operation with these first and last events."""
+    return Category(
         first.op,
         last.state,
         first.peer if last.peer is None else last.peer,

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from distkit.events import Event, Op, Span, Summary
-from distkit.trace.columns import Look
+from distkit.trace.columns import Category
 from distkit.trace.log import EventLog, grouped
 
 #: Values of a layer by rank.
 ByRank = dict[int, Summary]
 
 
-def is_note(it: Event | Look) -> bool:
+def is_note(it: Event | Category) -> bool:
     """Return whether this is a mark of ``watch_gradients``, which only its own view shows."""
     return "watched" in it.attributes and it.op is Op.MARK
 

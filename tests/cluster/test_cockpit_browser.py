@@ -197,7 +197,7 @@ def test_one_rank_goes_and_is_blocked(opened: Any) -> None:
     link = opened(steps.ring())
     link.click(".dk-go[data-rank='1']")
     assert link.stepper.calls == [("next", 1)]
-    assert link.root.locator(".dk-window .dk-pin[data-doing=blocked]").inner_text() == "1"
+    assert link.root.locator(".dk-window .dk-pin[data-status=blocked]").inner_text() == "1"
     assert "rank 0 is paused before send(dst=1)" in link.text(".dk-card[data-rank='1']")
     button = link.root.locator(".dk-go[data-rank='1']")
     assert button.get_attribute("aria-disabled") == "true"

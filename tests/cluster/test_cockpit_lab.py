@@ -66,8 +66,8 @@ def wait(page: Any, position: int, state: str = "now") -> None:
     page.wait_for_selector(f'.distkit-cockpit[data-position="{position}"][data-state="{state}"]')
 
 
-def doing(page: Any) -> list[str]:
-    return [c.get_attribute("data-doing") for c in page.locator(".dk-card").all()]
+def status(page: Any) -> list[str]:
+    return [c.get_attribute("data-status") for c in page.locator(".dk-card").all()]
 
 
 def test_drive_the_cockpit(page: Any) -> None:
@@ -77,7 +77,7 @@ def test_drive_the_cockpit(page: Any) -> None:
     page.locator(".dk-next").click()
     wait(page, 1)
     assert page.evaluate(f"() => {active}") == 2  # Shift+Enter runs what the reader was at
-    assert doing(page) == ["paused"] * 4
+    assert status(page) == ["paused"] * 4
     page.locator('.dk-go[data-rank="2"]').click()  # rank 2 receives what rank 1 has sent
     wait(page, 2)
     lines = page.locator(".dk-window .dk-pin").evaluate_all(
@@ -85,7 +85,7 @@ def test_drive_the_cockpit(page: Any) -> None:
     )
     # it waits in work.wait() for rank 3, which has not yet received
     assert sorted(lines) == [["0", "8"], ["1", "8"], ["2", "9"], ["3", "8"]]
-    assert doing(page)[2] == "blocked"  # in its send: rank 3 has not received
+    assert status(page)[2] == "blocked"  # in its send: rank 3 has not received
     look(page, {"stepping": page, "stepping-cockpit": page.locator(".distkit-cockpit")})
 
     page.locator(".distkit-cockpit").focus()
@@ -99,13 +99,13 @@ def test_drive_the_cockpit(page: Any) -> None:
     wait(page, 2)
     page.keyboard.press("3")  # frees rank 2
     wait(page, 3)
-    assert doing(page)[2:] == ["paused", "blocked"]
+    assert status(page)[2:] == ["paused", "blocked"]
 
     page.locator("select.dk-speed").select_option(index=2)
     page.locator(".dk-play").click()
     page.wait_for_selector('.distkit-cockpit[data-state="playing"]')
     page.wait_for_selector('.distkit-cockpit[data-state="finished"]')
-    assert doing(page) == ["finished"] * 4
+    assert status(page) == ["finished"] * 4
     assert page.locator(".jp-Cell").count() == cells  # no key came through to JupyterLab
 
     for cell in (2, 3, 4):

@@ -21,7 +21,7 @@ from tests.support.kvstore_nodes import LARGE, keeps_on
 from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines
 
-until = partial(waiting.until, within=60)
+until = partial(waiting.until, timeout=60)
 
 needs_sshd = needs("sshd", "openssh-server")
 

@@ -98,7 +98,7 @@ def test_what_an_ended_kernel_has_left_says_so(lab: Any, tab: Any) -> None:
 
     command(page, "docmanager:save")
     page.goto(lab.address(name))  # now nobody knows the widgets, and their pictures are seen
-    until(lambda: page.locator(".distkit-still:visible").count() == 2, within=60)
-    until(lambda: page.locator(".distkit-ended:visible").count() == 1, within=60)
+    until(lambda: page.locator(".distkit-still:visible").count() == 2, timeout=60)
+    until(lambda: page.locator(".distkit-ended:visible").count() == 1, timeout=60)
     look(page, {"ended-again": page})
     assert tab.outside == []

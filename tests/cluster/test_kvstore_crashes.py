@@ -22,7 +22,7 @@ from distkit.kvstore.client.requests import Requests
 from distkit.views.servers.projection import notices, project
 from distkit.views.servers.scene import draw
 
-until = partial(waiting.until, within=60)
+until = partial(waiting.until, timeout=60)
 
 
 @pytest.fixture(scope="module")

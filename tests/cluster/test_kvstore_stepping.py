@@ -52,17 +52,17 @@ def train(mode: str, rounds: int = 2, **options) -> list[float]:
     return [*seen, kv.pull("w")[0].item()]
 
 
-def doing(stepper: Stepper) -> list[str]:
-    return [str(s.doing) for s in stepper.moment.standings]
+def status(stepper: Stepper) -> list[str]:
+    return [str(s.status) for s in stepper.moment.rank_states]
 
 
 def calls(stepper: Stepper) -> list[str]:
-    return [s.call() for s in stepper.moment.standings]
+    return [s.call() for s in stepper.moment.rank_states]
 
 
 def up_to(op: Op, stepper: Stepper) -> Stepper:
     """Step until every worker is paused before this operation."""
-    while others := [s.rank for s in stepper.moment.standings if s.op is not op]:
+    while others := [s.rank for s in stepper.moment.rank_states if s.op is not op]:
         for rank in others:
             stepper.next(rank)
     return stepper
@@ -82,7 +82,7 @@ def test_every_call_of_a_store_is_a_step(usable: dk.Cluster) -> None:
     while not stepper.next().finished:
         assert len(set(calls(stepper))) == 1, "no call waits when all go together"
         seen.append(calls(stepper)[0])
-        assert doing(stepper) == ["paused"] * 3
+        assert status(stepper) == ["paused"] * 3
     assert seen == [
         "set_optimizer(sgd)",
         "init('w')",
@@ -116,18 +116,18 @@ def test_a_call_of_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> Non
 def test_a_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> None:
     stepper = up_to(Op.PUSH, usable.step(train, "dist_sync")).next(rank=0)
     stepper.next(rank=0)
-    mine = stepper.moment.standings[0]
-    assert doing(stepper) == ["blocked", "paused", "paused"]
+    mine = stepper.moment.rank_states[0]
+    assert status(stepper) == ["blocked", "paused", "paused"]
     assert mine.waits_for == (1, 2) and mine.call() == "pull('w')"
     stepper.next(rank=1)
-    where = stepper.moment.standings[2].where
+    where = stepper.moment.rank_states[2].where
     server = stepper.trace.info.ranks[mine.peer].name
-    assert stepper.moment.standings[0].reason == (
+    assert stepper.moment.rank_states[0].reason == (
         f"{server} waits for worker 2, which is paused before push('w') at {where}"
     )
     assert "test_kvstore_stepping.py:" in where
     stepper.next(rank=2)
-    assert doing(stepper) == ["paused"] * 3 and calls(stepper)[0] == "push('w')"
+    assert status(stepper) == ["paused"] * 3 and calls(stepper)[0] == "push('w')"
     took = [e for e in stepper.shown if e.op is Op.MARK and e.state is State.COMPLETED]
     assert len(took) == 1, "what the servers did belongs to the moment"
     assert not [e for e in stepper.back().shown if e.op is Op.MARK]
@@ -300,7 +300,7 @@ def told(stepper: Stepper, rank: int, says: str) -> None:
     """Wait until the moment shown says something of a rank, without a step."""
     seen = threading.Event()
     stepper.watch(seen.set)
-    while says not in str(stepper.moment.standings[rank]):
+    while says not in str(stepper.moment.rank_states[rank]):
         assert seen.wait(30), stepper
         seen.clear()
 
@@ -318,13 +318,13 @@ def test_a_paused_worker_that_is_killed_is_told_at_once(usable: dk.Cluster, opti
         1,
         "rank 1: died: signal SIGKILL; the others go on without it; last seen before push('w') at ",
     )
-    assert len(stepper.moments) == moments and doing(stepper) == ["paused", "died", "paused"]
+    assert len(stepper.moments) == moments and status(stepper) == ["paused", "died", "paused"]
     with pytest.raises(dk.errors.StepError, match=r"not paused .* rank 1: died: signal SIGKILL"):
         stepper.next(rank=1)
     stepper.next()
     assert calls(stepper) == ["pull('w')", "", "pull('w')"]
     stepper.next(rank=0).next(rank=2)  # they pull: the server may not have noticed yet
-    assert doing(stepper)[1] == "died" and not stepper.finished
+    assert status(stepper)[1] == "died" and not stepper.finished
     with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 ended"):
         zero, one, two = stepper.finish().results
     assert one is None and zero[-1] == two[-1]
@@ -337,8 +337,8 @@ def test_a_worker_that_is_killed_in_a_step_stops_nobody(usable: dk.Cluster, opti
         stepper = usable.step(train, **options)
         for n in range(6):
             stepper.next()
-            assert doing(stepper)[1] == ("died" if n > 2 else "paused")
-            assert not stepper.finished and "failed" not in doing(stepper)
+            assert status(stepper)[1] == ("died" if n > 2 else "paused")
+            assert not stepper.finished and "failed" not in status(stepper)
     assert "dk.trouble killed it, as asked; the others go on" in repr(stepper)
     with pytest.warns(dk.errors.CommunicationWarning, match="as asked.; last seen before push"):
         stepper.finish()
@@ -348,10 +348,10 @@ def test_who_takes_a_dead_workers_place_is_stepped_through(usable: dk.Cluster) -
     stepper = up_to(Op.PUSH, usable.step(train, "dist_async", on_crash="replace"))
     kill(usable, 1)
     told(stepper, 1, "paused before set_optimizer(sgd)")
-    assert "it replaces one that died (signal SIGKILL)" in str(stepper.moment.standings[1])
+    assert "it replaces one that died (signal SIGKILL)" in str(stepper.moment.rank_states[1])
     assert calls(stepper) == ["push('w')", "set_optimizer(sgd)", "push('w')"]
     stepper.next(rank=1)
-    assert str(stepper.moment.standings[1]).startswith("rank 1: paused before init('w')")
+    assert str(stepper.moment.rank_states[1]).startswith("rank 1: paused before init('w')")
     assert "replaces one" not in repr(stepper)
     with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 ended .* replaced at once"):
         assert len(stepper.finish().results[1]) == 3

@@ -33,9 +33,9 @@ def test_welcome_draws_the_timeline(lab: Any, tab: Any) -> None:
     assert tab.outside == []
 
 
-def missing(drawing: Any, colours: list[str], within: float = 60) -> list[str]:
-    """Which of these colours a drawing still lacks after ``within`` seconds."""
-    deadline = time.monotonic() + within
+def missing(drawing: Any, colours: list[str], timeout: float = 60) -> list[str]:
+    """Which of these colours a drawing still lacks after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
     while True:
         image = Image.open(io.BytesIO(drawing.screenshot())).convert("RGB")
         there = {colour for _, colour in image.getcolors(maxcolors=2**24)}

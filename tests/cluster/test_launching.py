@@ -57,7 +57,7 @@ def hosts(lab: Laboratory) -> Iterator[Laboratory]:
     """The laboratory; of a test's cluster and faults nothing is left there afterwards."""
     yield lab
     lab.mend()
-    until(lambda: not left(lab), within=20)
+    until(lambda: not left(lab), timeout=20)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
     hosts.slurm()
     yield hosts
     hosts.mend()
-    until(lambda: not say(hosts, "head", "squeue --noheader"), within=20)
+    until(lambda: not say(hosts, "head", "squeue --noheader"), timeout=20)
 
 
 def left(lab: Laboratory) -> list[str]:
@@ -152,16 +152,16 @@ def test_two_machines_that_lose_each_other_only(head: Head, hosts: Laboratory, w
     head.do("run = cluster.submit(lambda: [total() for _ in range(10**9)])")
     heard = "''.join(run.output)"
     if when == "in a run":
-        until(lambda: head.get("len(run.trace.events)"), within=SOON)
+        until(lambda: head.get("len(run.trace.events)"), timeout=SOON)
         hosts.drop("alpha", "beta")
-    until(lambda: "doctor --hosts" in head.get(heard), within=SOON)
+    until(lambda: "doctor --hosts" in head.get(heard), timeout=SOON)
     said = head.get(heard)
     assert "the link between alpha and beta loses messages" in said
     assert "doctor --hosts alpha,beta names the direction" in said and "gamma" not in said
     found = head.get("[str(finding) for finding in cluster.diagnose()]")
     assert all("is not communicating" not in one for one in found)
     hosts.mend()
-    until(lambda: "between alpha and beta works again" in head.get(heard), within=SOON)
+    until(lambda: "between alpha and beta works again" in head.get(heard), timeout=SOON)
     assert "error" not in head.do("cluster.interrupt(); cluster.stop()")
 
 
@@ -295,7 +295,7 @@ def test_a_job_ends_with_a_kernel_that_is_killed_while_it_waits(
     kernel.begin(cluster("2, engines='slurm', options='--begin=now+1hour'"))
     assert "PENDING" in kernel.until(lambda said: "PENDING" in said.get("stage", ""))["stage"]
     kernel.kill()
-    until(lambda: not say(slurm, "head", "squeue --noheader"), within=20)
+    until(lambda: not say(slurm, "head", "squeue --noheader"), timeout=20)
 
 
 def test_a_job_that_is_cancelled_while_it_runs(head: Head, slurm: Laboratory) -> None:
@@ -337,7 +337,7 @@ def theirs(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]
     python = [sys.executable, "-m"]
     processes = [lab.popen("head", [*python, "ipyparallel.controller", *listen], **quiet)]
     file = home / "theirs" / "security" / "ipcontroller-engine.json"
-    until(file.exists, within=60)
+    until(file.exists, timeout=60)
     engine = [*python, "ipyparallel.engine", f"--file={file}"]
     processes += [lab.popen(host, engine, **quiet) for host in ("alpha", "alpha", "beta")]
     yield processes

@@ -49,7 +49,7 @@ CELLS = {
     "backwards": "%%ranks 2-1\n1",
     "syntax": "%%ranks\nif rank\n    1",
     "step": "%%ranks --step\nt = torch.ones(2)\ndist.all_reduce(t, dist.ReduceOp.MAX)\nt[0].item()",
-    "stepper": "stepper = _\n[str(s) for s in stepper.moment.standings]",
+    "stepper": "stepper = _\n[str(s) for s in stepper.moment.rank_states]",
     "finish": "stepper.finish().results",
     "step some": "%%ranks 1 --step\nrank",
     "seeded": "%%ranks 1 --seed 3\ntorch.rand(1).item()",
@@ -213,8 +213,8 @@ def test_stepping_through_a_cell(cells: dict[str, Cell]) -> None:
     shown = cells["step"].result
     assert "image/svg+xml" in shown and "application/vnd.jupyter.widget-view+json" in shown
     paused = f"paused before all_reduce(max) at {cells['step'].line(3)}"
-    standings = cells["stepper"].result["text/plain"]
-    assert [f"rank {r}: {paused}" in standings for r in range(3)] == [True] * 3
+    rank_states = cells["stepper"].result["text/plain"]
+    assert [f"rank {r}: {paused}" in rank_states for r in range(3)] == [True] * 3
     assert cells["finish"].printed == [f"[rank {r}] 1.0" for r in range(3)]
     assert cells["finish"].result["text/plain"] == "[1.0, 1.0, 1.0]"
     assert cells["step some"].printed == ["[rank 1] 1"]

@@ -120,7 +120,7 @@ def test_the_picture_of_a_run_that_ends_between_two_cells_is_that_of_its_end(
     def between(cell: NotebookNode, **_: object) -> None:
         if "dk.Timeline(run)" in cell.source:
             go.touch()
-            until(over.exists, within=60)
+            until(over.exists, timeout=60)
 
     done = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(done, timeout=240, kernel_name="python3", on_cell_executed=between).execute()
@@ -181,7 +181,7 @@ def test_another_kernel_changes_nothing(
     if state:  # JupyterLab draws the widgets from it
         tab.page.wait_for_selector(".distkit-stage")
         states = ({LIVE}, {STILL, LIVE})
-        until(lambda: {*map(tuple, tab.page.evaluate(SEEN))} in states, within=60)
+        until(lambda: {*map(tuple, tab.page.evaluate(SEEN))} in states, timeout=60)
     else:
         error = "Error displaying widget: model not found"
         tab.page.wait_for_function(

@@ -48,19 +48,19 @@ def pass_on() -> float:
     return x[0].item()
 
 
-def doing(stepper: Stepper) -> list[str]:
-    return [str(s.doing) for s in stepper.moment.standings]
+def status(stepper: Stepper) -> list[str]:
+    return [str(s.status) for s in stepper.moment.rank_states]
 
 
 def calls(stepper: Stepper) -> list[str]:
-    return [s.call() for s in stepper.moment.standings]
+    return [s.call() for s in stepper.moment.rank_states]
 
 
 def test_it_begins_paused_before_the_first_communication(usable: dk.Cluster) -> None:
     with usable.step(pass_on) as stepper:
-        assert doing(stepper) == ["paused"] * 3
+        assert status(stepper) == ["paused"] * 3
         assert calls(stepper) == ["send(dst=1)", "recv(src=0)", "recv(src=1)"]
-        assert all("test_stepper.py:" in s.where for s in stepper.moment.standings)
+        assert all("test_stepper.py:" in s.where for s in stepper.moment.rank_states)
         assert not [e for e in stepper.trace if e.state is not State.SCHEDULED]
 
 
@@ -87,7 +87,7 @@ def test_a_call_in_a_page_tells_who_called_the_page(usable: dk.Cluster) -> None:
     first = total.__code__.co_firstlineno + 1
     with usable.step(total) as stepper:
         stepper.next()
-        now = stepper.moment.standings[0]
+        now = stepper.moment.rank_states[0]
         label, _, line = now.attributes["caller"].rpartition(":")
         assert now.where.split(":")[0].endswith("ring.py") and int(line) == first
         assert label in stepper.trace.info.sources
@@ -98,11 +98,11 @@ def test_a_call_in_a_page_tells_who_called_the_page(usable: dk.Cluster) -> None:
 def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on).next()
     assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]
-    assert stepper.moment.standings[2].reason == "rank 1 is paused before send(dst=2) at " + (
-        stepper.moment.standings[1].where
+    assert stepper.moment.rank_states[2].reason == "rank 1 is paused before send(dst=2) at " + (
+        stepper.moment.rank_states[1].where
     )
     stepper.next()
-    assert stepper.moment.standings[0].doing is RankStatus.BLOCKED
+    assert stepper.moment.rank_states[0].status is RankStatus.BLOCKED
     assert stepper.next().finished
     assert stepper.finish().results == [6.0] * 3
 
@@ -110,10 +110,10 @@ def test_next_lets_every_rank_go_once(usable: dk.Cluster) -> None:
 def test_one_rank_alone_blocks_until_its_partner_goes(usable: dk.Cluster) -> None:
     stepper = usable.step(pass_on)
     stepper.next(rank=1)
-    assert doing(stepper) == ["paused", "blocked", "paused"]
-    assert stepper.moment.standings[1].waits_for == (0,)
+    assert status(stepper) == ["paused", "blocked", "paused"]
+    assert stepper.moment.rank_states[1].waits_for == (0,)
     stepper.next(rank=0)
-    assert doing(stepper) == ["paused"] * 3
+    assert status(stepper) == ["paused"] * 3
     assert calls(stepper)[:2] == ["all_reduce()", "send(dst=2)"]
     assert [m.choice for m in stepper.moments if m.choice] == [(1,), (0,)]
     stepper.finish()
@@ -135,7 +135,7 @@ def two_messages() -> list[float]:
 def test_isend_goes_on_and_tags_overtake(usable: dk.Cluster) -> None:
     stepper = usable.step(two_messages)
     stepper.next(rank=0).next(rank=0)  # both sends are on their way, and rank 0 waits for the first
-    assert doing(stepper) == ["blocked", "paused", "finished"]
+    assert status(stepper) == ["blocked", "paused", "finished"]
     stepper.next(rank=1)
     assert calls(stepper)[:2] == ["send(dst=1, tag=1)", "recv(src=0, tag=1)"]
     assert stepper.finish().results[1] == [2.0, 1.0]
@@ -158,7 +158,7 @@ def test_same_steps_make_the_same_interleaving(usable: dk.Cluster, order: tuple[
         for rank in (order[0], 0, order[1], 0):
             stepper.next(rank)
         assert stepper.finish().results[0] == list(order)
-        states.append([m.standings for m in stepper.moments])
+        states.append([m.rank_states for m in stepper.moments])
     assert states[0] == states[1]
 
 
@@ -209,18 +209,18 @@ def test_pause_what_plays(usable: dk.Cluster) -> None:
     assert stepper.playing
     stepper.pause()
     player.join(5)
-    assert doing(stepper) == ["paused"] * 3
+    assert status(stepper) == ["paused"] * 3
     stepper.stop()
 
 
 def test_ddp_can_be_stepped_through(usable: dk.Cluster) -> None:
     stepper = usable.step(SCRIPTS / "train_ddp.py")
-    ops = {s.op for s in stepper.moment.standings}
+    ops = {s.op for s in stepper.moment.rank_states}
     while not stepper.finished:
         stepper.next()
-        ops |= {s.op for s in stepper.moment.standings}
+        ops |= {s.op for s in stepper.moment.rank_states}
     assert Op.ALL_REDUCE in ops
-    assert any("gradients" in s.attributes for m in stepper.moments for s in m.standings)
+    assert any("gradients" in s.attributes for m in stepper.moments for s in m.rank_states)
 
 
 def functional() -> float:
@@ -234,8 +234,8 @@ def functional() -> float:
 
 def test_functional_collectives_are_steps_under_inference_mode_as_well(usable: dk.Cluster) -> None:
     with usable.step(functional).next(rank=0) as stepper:
-        assert doing(stepper) == ["blocked", "paused", "paused"]
-        assert stepper.moment.standings[0].reason == "ranks 1 and 2 have not called it"
+        assert status(stepper) == ["blocked", "paused", "paused"]
+        assert stepper.moment.rank_states[0].reason == "ranks 1 and 2 have not called it"
         seen = []
         while not stepper.finished:
             stepper.next()
@@ -252,9 +252,9 @@ def sharded() -> float:
 
 def test_what_dtensor_communicates_is_steps(usable: dk.Cluster) -> None:
     with usable.step(sharded) as stepper:
-        seen = [stepper.moment.standings[0].op]
+        seen = [stepper.moment.rank_states[0].op]
         while not stepper.finished:
-            seen.append(stepper.next().moment.standings[0].op)
+            seen.append(stepper.next().moment.rank_states[0].op)
         assert seen[:2] == [Op.SCATTER, Op.ALL_GATHER]
         assert stepper.finish().results == [30.0] * 3
 
@@ -275,8 +275,8 @@ def test_waiting_at_a_store_is_a_step(usable: dk.Cluster) -> None:
     with usable.step(rendezvous) as stepper:
         assert calls(stepper) == ["store.set('ready')", "store.get('ready')", "store.wait('ready')"]
         stepper.next(rank=1).next(rank=2)
-        assert doing(stepper) == ["paused", "blocked", "blocked"]
-        assert stepper.moment.standings[1].reason == "no rank has set 'ready'"
+        assert status(stepper) == ["paused", "blocked", "blocked"]
+        assert stepper.moment.rank_states[1].reason == "no rank has set 'ready'"
         assert stepper.next(rank=0).finished
         assert stepper.finish().results == ["", "go", ""]
 
@@ -314,7 +314,7 @@ def test_a_deadlock_is_explained(usable: dk.Cluster) -> None:
 
 def test_a_deadlock_may_be_kept_to_look_at(usable: dk.Cluster) -> None:
     stepper = usable.step(cross, wait_forever=True).next()
-    assert doing(stepper) == ["blocked", "blocked", "finished"]
+    assert status(stepper) == ["blocked", "blocked", "finished"]
     assert [str(f.kind) for f in stepper.findings] == ["recv_cycle"]
     with pytest.raises(dk.errors.StepError, match="no rank can continue: rank 0: blocked in recv"):
         stepper.next()
@@ -355,7 +355,7 @@ def test_the_stop_button_while_a_rank_computes(usable: dk.Cluster) -> None:
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
         stepper.next()
-    assert doing(stepper) == ["paused"] * 3  # the last moment; the ranks run
+    assert status(stepper) == ["paused"] * 3  # the last moment; the ranks run
     assert not stepper.finished
     stepper.stop()
 

@@ -16,7 +16,7 @@ from distkit.diagnosis.diagnose import diagnose
 from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Register, ended
-from distkit.kvstore.protocol.terms import Terms
+from distkit.kvstore.protocol.options import StoreOptions
 from distkit.kvstore.transport.recording import Asking, Step, _facts
 from distkit.trace.awaiting import PendingRequests
 from distkit.trace.calls import call, silence
@@ -88,11 +88,11 @@ def test_blocked_are_those_whom_the_server_does_not_answer(workers, rule, steps)
     board, entry = WaitForGraph(workers), run.server.entries["w"]
     board.feed(watched(run))
     for node, clock in waiting(run).items():
-        s = board.standing(node)
+        s = board.rank_state(node)
         real = rule.awaits(clock, entry.version, entry.arrived, range(workers), entry.clocks)
-        assert s.doing is RankStatus.BLOCKED and set(s.waits_for) >= real - {node}
+        assert s.status is RankStatus.BLOCKED and set(s.waits_for) >= real - {node}
         assert s.reason.startswith("server 0 waits for ")
-    blocked = {s.rank for s in board.standings if s.doing is RankStatus.BLOCKED}
+    blocked = {s.rank for s in board.rank_states if s.status is RankStatus.BLOCKED}
     assert blocked == waiting(run).keys()
 
 
@@ -118,7 +118,7 @@ def test_stuck_are_those_whom_the_others_cannot_free(workers, rule, steps, ended
 W = {"key": "w"}
 
 
-def terms(mode):
+def options(mode):
     """What a register tells: "dist_sync backup=1"."""
     mode, *others = mode.split()
     told = dict(one.split("=") for one in others)
@@ -150,7 +150,7 @@ HELD = "scheduled", "started", "blocked"
 
 def worker(rank, gradients, *then, mode="dist_sync", pulls=True):
     """Creates a store, and pushes and pulls so often; ``then``: an operation that it waits in."""
-    events = asked(rank, 0, Op.REGISTER, *WHOLE, attributes=terms(mode), peer=4)
+    events = asked(rank, 0, Op.REGISTER, *WHOLE, attributes=options(mode), peer=4)
     for n in range(gradients):
         events += asked(rank, 2 * n + 1, Op.PUSH, *WHOLE)
         events += asked(rank, 2 * n + 2, Op.PULL, *WHOLE)
@@ -185,7 +185,7 @@ MORE = Op.PUSH, Op.PULL
 def test_workers_that_push_different_keys(mode) -> None:
     def pushes(rank, key):
         return [
-            *asked(rank, 0, Op.REGISTER, *WHOLE, attributes=terms(mode), peer=4),
+            *asked(rank, 0, Op.REGISTER, *WHOLE, attributes=options(mode), peer=4),
             *asked(rank, 1, Op.PUSH, *WHOLE, attributes={"key": key}),
             *asked(rank, 2, Op.PULL, *HELD, attributes={"key": key}),
         ]
@@ -259,7 +259,7 @@ def test_servers_are_no_members_of_the_world() -> None:
 def test_paused_before_a_call_of_several_keys() -> None:
     board = WaitForGraph(2)
     board.feed(asked(0, 5, Op.PUSH, "scheduled", attributes=Step.of(["a", 3, "7"]).facts))
-    assert str(board.standing(0)) == "rank 0: paused before push(['a', 3, '7']) at In[3]:7"
+    assert str(board.rank_state(0)) == "rank 0: paused before push(['a', 3, '7']) at In[3]:7"
     assert Step.of(range(9)).facts == {"keys": (0, 1, 2, "…", 8)} and Step.of(["w"]).facts == ()
 
 
@@ -267,11 +267,11 @@ def test_why_a_worker_waits() -> None:
     board = WaitForGraph(2)
     board.feed([*worker(0, 2, *MORE), *worker(1, 2)])
     said = "rank 0: blocked in pull('w') at In[3]:8: server 1 waits for worker 1, which "
-    assert str(board.standing(0)) == f"{said}has pushed 'w' 2 of 3 times"
+    assert str(board.rank_state(0)) == f"{said}has pushed 'w' 2 of 3 times"
     board.feed(asked(1, 50, Op.PUSH, "scheduled"))
-    assert str(board.standing(0)) == f"{said}is paused before push('w') at In[3]:7"
+    assert str(board.rank_state(0)) == f"{said}is paused before push('w') at In[3]:7"
     board.feed(asked(1, 50, Op.PUSH, "scheduled", "started"))
-    assert board.standing(0).doing is RankStatus.RUNNING
+    assert board.rank_state(0).status is RankStatus.RUNNING
 
 
 def test_calls_read_as_they_are_written() -> None:
@@ -285,7 +285,7 @@ def test_calls_read_as_they_are_written() -> None:
 
 
 def test_what_is_not_as_usual_is_told_at_registration() -> None:
-    usual = Terms("dist_sync", 9, replication=2)
+    usual = StoreOptions("dist_sync", 9, replication=2)
     assert _facts(Register(0, 0, "", usual)) == {"mode": "dist_sync"}
     odd = replace(usual, on_crash="continue")
     assert _facts(Register(0, 0, "", odd)) == {

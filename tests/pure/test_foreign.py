@@ -146,7 +146,7 @@ def test_what_is_queued_behind_a_wait_has_not_begun(tmp_path: Path) -> None:
         made["pg_config"] |= config
     trace = load(tmp_path, *dumps)
     assert {c for _, culprits in found(trace) for c in culprits} == {0, 1}
-    assert trace.info.unseen[0] == {"all_reduce queued behind one that is not over": 1}
+    assert trace.info.unrecorded[0] == {"all_reduce queued behind one that is not over": 1}
 
 
 def test_messages_that_cannot_be_matched_any_more_are_counted(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_messages_that_cannot_be_matched_any_more_are_counted(tmp_path: Path) ->
     trace = load(tmp_path, sender, dump(entry(4, "recv 1<-0"), entry(5, "all_reduce")))
     assert [(s.rank, s.seq) for s in trace.spans] == [(0, 2), (1, 5)]
     forgotten = "whose partner a rank may have forgotten"
-    assert trace.info.unseen == {0: {f"send {forgotten}": 2}, 1: {f"recv {forgotten}": 1}}
+    assert trace.info.unrecorded == {0: {f"send {forgotten}": 2}, 1: {f"recv {forgotten}": 1}}
 
 
 # -- what a file may not hold ------------------------------------------------------------

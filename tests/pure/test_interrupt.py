@@ -21,7 +21,7 @@ def told(it: Conductor, rank: int, *rows: tuple[int, Op, State]) -> None:
     it.live.add(rank, len(packed), encode_rows(packed))
 
 
-class Ends(RankController):
+class ConnectionMonitor(RankController):
     """Ranks that end at once when they are released."""
 
     def __init__(self, run: Conductor) -> None:
@@ -51,6 +51,6 @@ def test_only_a_short_run_is_diagnosed(
     monkeypatch.setattr(conductor, "MAX_DIAGNOSED_EVENTS", limit)
     it = make()
     it.interrupt()
-    it.conduct(Ends(it))
+    it.conduct(ConnectionMonitor(it))
     assert "f was interrupted" in str(it.error)
     assert ("DK106" in str(it.error)) is explained

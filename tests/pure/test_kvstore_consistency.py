@@ -21,8 +21,8 @@ from distkit.kvstore.protocol.messages import (
     Reply,
     SetOptimizer,
 )
+from distkit.kvstore.protocol.options import StoreOptions
 from distkit.kvstore.protocol.server import Entry, KVServer
-from distkit.kvstore.protocol.terms import Terms
 
 N = 3
 
@@ -220,7 +220,7 @@ def test_a_function_that_runs_again_on_another_worker_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "says"),
+    ("options", "says"),
     [
         ({"mode": "dist"}, 'no "dist" store'),
         ({"on_crash": "pray"}, "Choose from: halt, continue, replace"),
@@ -237,14 +237,14 @@ def test_a_function_that_runs_again_on_another_worker_counts_once() -> None:
         ({"replication": 3}, "give 1, or 2 for a backup"),
     ],
 )
-def test_terms_that_do_not_go_together(terms, says: str) -> None:
+def test_terms_that_do_not_go_together(options, says: str) -> None:
     with pytest.raises(KVStoreError) as refused:
-        Terms(**terms)
+        StoreOptions(**options)
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("terms", [{"replication": 2}, {"backup": 1}])
-def test_too_small_a_cluster_is_named(terms) -> None:
+@pytest.mark.parametrize("options", [{"replication": 2}, {"backup": 1}])
+def test_too_small_a_cluster_is_named(options) -> None:
     with pytest.raises(KVStoreError, match="1 worker and 1 server: too few"):
-        Terms(**terms).fit(1, 1)
-    Terms(**terms).fit(2, 2)
+        StoreOptions(**options).fit(1, 1)
+    StoreOptions(**options).fit(2, 2)

@@ -14,14 +14,14 @@ from distkit.kvstore.protocol.messages import (
     NoteStored,
     Register,
 )
-from distkit.kvstore.protocol.terms import Terms
+from distkit.kvstore.protocol.options import StoreOptions
 from distkit.kvstore.transport.scheduler import Scheduler
 
 W, S = 2, 2
 
 
 def worker(node: int, life: int = 0, **options: object) -> Register:
-    return Register(node, LIFE * life, "", Terms("dist_sync", 100, **options))
+    return Register(node, LIFE * life, "", StoreOptions("dist_sync", 100, **options))
 
 
 def server(node: int) -> Register:
@@ -45,7 +45,7 @@ def test_everybody_is_told_when_the_last_has_registered(order: list[Register]) -
     for book in books:
         assert isinstance(book, AddressBook)
         assert book.endpoints == {0: "", 1: "", 2: "ipc://2", 3: "ipc://3"}
-        assert book.terms == Terms("dist_sync", 100)
+        assert book.options == StoreOptions("dist_sync", 100)
 
 
 # -- nodes that end -----------------------------------------------------------------

@@ -18,8 +18,8 @@ from msgspec.structs import fields
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol import messages as m
+from distkit.kvstore.protocol.options import MODES, ON_CRASH, StoreOptions
 from distkit.kvstore.protocol.placement import DTYPES
-from distkit.kvstore.protocol.terms import MODES, ON_CRASH, Terms
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.memory import LARGE, Exchange, Pool
 
@@ -35,7 +35,9 @@ TENSORS = st.builds(
     st.integers(0, 100),
     st.binary(min_size=1),
 ) | st.lists(st.booleans()).map(torch.tensor).map(torch.Tensor.bool)
-TERMS = st.builds(Terms, st.sampled_from(MODES), COUNTS, on_crash=st.sampled_from(ON_CRASH))
+OPTIONS = st.builds(
+    StoreOptions, st.sampled_from(MODES), COUNTS, on_crash=st.sampled_from(ON_CRASH)
+)
 BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "int": COUNTS,
     "str": st.text(),
@@ -57,8 +59,8 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
         | st.lists(st.tuples(KEYS, st.floats(allow_nan=False)).map(list), max_size=3),
         max_size=4,
     ),
-    "Terms": TERMS,
-    "Terms | None": TERMS | st.none(),
+    "StoreOptions": OPTIONS,
+    "StoreOptions | None": OPTIONS | st.none(),
 }
 KINDS = [
     m.Register,
@@ -201,8 +203,8 @@ def test_damaged_messages_are_refused_or_well_formed(message: m.Message, data) -
         assert all(isinstance(found, m.Message) for found in decode(frames).messages)
     except KVStoreError as e:
         [*_, (raised_in, _)] = walk_tb(e.__traceback__)
-        terms = isinstance(raised_in.f_locals.get("self"), Terms)  # they say what is wrong
-        assert "not distkit's" in str(e) or terms
+        options = isinstance(raised_in.f_locals.get("self"), StoreOptions)  # they say what is wrong
+        assert "not distkit's" in str(e) or options
 
 
 def said_of(*place: object) -> bytes:

@@ -65,5 +65,5 @@ def test_a_reader_that_stands_still_is_left(rank: Rank, monkeypatch: Any) -> Non
     monkeypatch.setattr(line, "_PATIENCE", struct.pack("ll", 0, 50_000))
     caller = call(rank)
     caller.recv()
-    until(lambda: (rank.line.emit("rows", bytes(1 << 20)), not rank.line.heard)[1], within=60)
+    until(lambda: (rank.line.emit("rows", bytes(1 << 20)), not rank.line.heard)[1], timeout=60)
     caller.close()

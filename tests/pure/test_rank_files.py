@@ -269,14 +269,14 @@ def test_of_several_runs_in_a_folder_the_latest_counts(tmp_path: Path) -> None:
             )
     trace = Trace.load(tmp_path)
     assert [e.time for e in trace.events] == [31.0, 31.0, 32.0, 32.0]
-    assert not trace.info.limits
+    assert not trace.info.limitations
 
 
 def test_a_rank_that_ended_before_another_began_is_of_the_same_start(tmp_path: Path) -> None:
     write(tmp_path, about(0), end="returned", until=10.5)
     write(tmp_path, about(1, began=11.0), end="returned", until=12.0)
     trace = Trace.load(tmp_path)
-    assert ([*trace.info.ranks], trace.info.limits) == ([0, 1], {})
+    assert ([*trace.info.ranks], trace.info.limitations) == ([0, 1], {})
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "Slurm"])
@@ -292,7 +292,7 @@ def test_ranks_with_equal_pids_on_one_kernel_are_one_run(
         )
     trace = Trace.load(tmp_path)
     assert (trace.ranks, len(trace.collectives)) == ([0, 1], 1)
-    assert not trace.info.limits
+    assert not trace.info.limitations
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -346,7 +346,7 @@ def test_the_latest_start_of_ranks_is_shown_and_the_end_of_the_one_before_told(
     again = Trace.load(trace.save(tmp_path / "whole.gz"))
     assert (repr(again.events), again.info) == (repr(trace.events), trace.info)
     old = Trace.load([path for path in tmp_path.glob("*.rank") if "-0.rank" in path.name])
-    assert (old.ranks, old.info.limits) == ([0, 1, 2], {})
+    assert (old.ranks, old.info.limitations) == ([0, 1, 2], {})
 
 
 def test_a_join_without_a_restart_count_is_seen_by_its_ranks(tmp_path: Path) -> None:

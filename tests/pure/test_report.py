@@ -13,7 +13,7 @@ import traces
 import distkit as dk
 from distkit.cluster.runs import report
 from distkit.cluster.runs.outcome import Failure, Outcome, describe
-from distkit.kvstore.protocol.terms import Terms
+from distkit.kvstore.protocol.options import StoreOptions
 from distkit.recording import trouble
 from distkit.trace.calls import SILENT, silence
 from distkit.trace.info import Replacement
@@ -41,7 +41,7 @@ def told(outcome: Outcome, **facts: Any) -> dk.errors.RankError:
 def raised() -> Exception:
     """An error from the ``__init__`` that ``@dataclass`` has written, which is in no file."""
     with pytest.raises(dk.errors.KVStoreError, match="replce") as error:
-        Terms("dist_sync", 100, on_crash="replce")
+        StoreOptions("dist_sync", 100, on_crash="replce")
     assert [f.path for f in error.traceback if "<string>" in str(f.path)]
     return error.value
 
@@ -65,7 +65,7 @@ def test_code_that_nobody_can_read_is_not_to_blame() -> None:
 
 def test_a_notebook_shows_the_readers_line() -> None:
     where, _ = raised()._render_traceback_()  # type: ignore[attr-defined]
-    assert re.match(r'----> \d+ Terms\("dist_sync", 100, on_crash="replce"\)', where)
+    assert re.match(r'----> \d+ StoreOptions\("dist_sync", 100, on_crash="replce"\)', where)
 
 
 def test_a_notebook_breaks_long_messages_at_spaces() -> None:

@@ -30,7 +30,7 @@ def test_pieces_in_any_order_of_the_ranks_make_no_difference(seed, n, cut, order
         size = order.randint(1, 5)
         pieces.feed(rows[rank][:size])
         rows[rank] = rows[rank][size:]
-    assert pieces.standings == once.standings
+    assert pieces.rank_states == once.rank_states
     assert (pieces.settled, pieces.stuck()) == (once.settled, once.stuck())
 
 
@@ -41,9 +41,9 @@ def test_blocked_are_exactly_those_who_wait(seed, n, cut):
     sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
     made = WaitForGraph(n, author.groups)
     made.feed(sim.live())
-    blocked = [s.rank for s in made.standings if s.doing is RankStatus.BLOCKED]
+    blocked = [s.rank for s in made.rank_states if s.status is RankStatus.BLOCKED]
     assert made.stuck() == [] and set(blocked) <= set(sim.stuck)
     under_way = [p for p in sim.posted if p.met and not p.done]
     if not any(p.step.op is Op.RECV and p.step.peer is None for p in under_way):
         assert blocked == sim.stuck  # who a receive from anybody takes shows when it is over
-    assert all(s.waits_for and s.reason for s in made.standings if s.rank in blocked)
+    assert all(s.waits_for and s.reason for s in made.rank_states if s.rank in blocked)

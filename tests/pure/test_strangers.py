@@ -152,11 +152,11 @@ def test_a_damaged_file_works_or_is_refused(tmp_path: Path, seed: int) -> None:
 
 
 WRONG = [
-    ("looks[0][8]", ("looks", 0, 8), 7),
-    ("looks[0][3]", ("looks", 0, 3), [1]),
-    ("looks[0][4]", ("looks", 0, 4), "8"),
-    ("looks[0][4]", ("looks", 0, 4), [8]),
-    ("looks[0][5][0]", ("looks", 0, 5), [[2]]),
+    ("categories[0][8]", ("categories", 0, 8), 7),
+    ("categories[0][3]", ("categories", 0, 3), [1]),
+    ("categories[0][4]", ("categories", 0, 4), "8"),
+    ("categories[0][4]", ("categories", 0, 4), [8]),
+    ("categories[0][5][0]", ("categories", 0, 5), [[2]]),
     ("time[0]", ("time", 0), [1]),
     ("rank[0]", ("rank", 0), 10**9),
     ("rank[0]", ("rank", 0), -1),

@@ -85,7 +85,7 @@ def test_a_moment_says_where_each_rank_is_and_what_it_touches():
     assert moment["choice"] == [0]
     assert first == {
         "rank": 0,
-        "doing": "blocked",
+        "status": "blocked",
         "call": "recv(src=3)",
         "where": "collectives.py:18",
         "reason": "rank 3 is paused before send(dst=0) at collectives.py:15",
@@ -95,7 +95,7 @@ def test_a_moment_says_where_each_rank_is_and_what_it_touches():
         "now": "0.3",
         "last": "0.2",
     }
-    assert (second["doing"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
+    assert (second["status"], second["now"], second["last"]) == ("paused", "1.3", "1.2")
 
 
 def test_a_rank_in_a_page_stands_at_the_line_that_called_it():
@@ -136,8 +136,8 @@ def test_earlier_moments_keep_the_tensors_of_their_time():
 def test_the_bars_of_any_moment_are_in_the_timeline(choices):
     stepper = ring()
     for choice in choices:
-        standings = stepper.moments[-1].standings
-        if any(s.doing is RankStatus.PAUSED and choice in (None, s.rank) for s in standings):
+        rank_states = stepper.moments[-1].rank_states
+        if any(s.status is RankStatus.PAUSED and choice in (None, s.rank) for s in rank_states):
             stepper.next(choice)
     told, bars = snapshot(stepper), {bar["id"] for bar in project(stepper.trace)["bars"]}
     for rank in told["moment"]["ranks"]:
@@ -300,7 +300,7 @@ def test_a_rank_that_died_is_said_in_words_everywhere():
     told = "last seen before send(dst=2) at collectives.py:15"
     moment = snapshot(stepper)["moment"]
     one = moment["ranks"][1]
-    assert one["doing"] == "died" and "call" not in one
+    assert one["status"] == "died" and "call" not in one
     assert one["reason"].endswith(told) and one["words"].startswith("rank 1: died: signal SIGKILL")
     table = to_table(snapshot(stepper), project(stepper.trace)).splitlines()
     assert any(line.startswith("  rank 1: signal SIGKILL") and told in line for line in table)

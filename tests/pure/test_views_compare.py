@@ -109,7 +109,7 @@ def test_with_a_parameter_server_parts_of_the_time_are_means_of_the_workers() ->
 
 
 def on_path(c: Columns):
-    return [(int(c.ops.rank[i]), c.ops.looks[c.ops.look[i]].op) for i in c.causes.path]
+    return [(int(c.ops.rank[i]), c.ops.categories[c.ops.category[i]].op) for i in c.causes.path]
 
 
 def test_the_critical_path_goes_through_the_straggler_and_not_through_who_waited_for_it() -> None:

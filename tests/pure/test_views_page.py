@@ -171,8 +171,8 @@ def test_a_page_loads_nothing(tmp_path):
 def test_hostile_labels_stay_text(tmp_path):
     found = page({"</script><b>": odd_values(), "x": ring()}, tmp_path)
     assert "b" not in found.tags and "img" not in found.tags
-    looks = found.picture()["columns"]["looks"]
-    marks = [look["label"] for look in looks if look["kind"] == "mark"]
+    categories = found.picture()["columns"]["categories"]
+    marks = [category["label"] for category in categories if category["kind"] == "mark"]
     assert marks == ["</script><img src=x onerror=alert(1)>"]
 
 

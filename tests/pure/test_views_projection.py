@@ -43,8 +43,8 @@ TRACES = {
 
 
 def test_what_was_not_recorded_is_said() -> None:
-    unseen = {"0": {"calls of rpc: not recorded": 2}, "1": {"calls of rpc: not recorded": 1}}
-    trace = Trace([], traces.info(world_size=2, unseen=unseen))
+    unrecorded = {"0": {"calls of rpc: not recorded": 2}, "1": {"calls of rpc: not recorded": 1}}
+    trace = Trace([], traces.info(world_size=2, unrecorded=unrecorded))
     assert "calls of rpc: not recorded (3 times)" in project(trace)["notices"]
 
 
@@ -333,8 +333,10 @@ def unpacked(picture):
     rows = [t[:3] for t in told["tracks"] for _ in range(t[3])]
     ids = [f"{rank}.{seq}" for (rank, _, _), seq in zip(rows, arrays["seq"], strict=True)]
     bars = {
-        name: (row[2], start, told["looks"][look]["op"])
-        for name, row, start, look in zip(ids, rows, arrays["start"], arrays["look"], strict=True)
+        name: (row[2], start, told["categories"][category]["op"])
+        for name, row, start, category in zip(
+            ids, rows, arrays["start"], arrays["category"], strict=True
+        )
     }
     arrows = Counter(
         (ids[s] if s >= 0 else None, ids[r] if r >= 0 else None)

@@ -152,9 +152,9 @@ def held(run, time):
     return now([(r.arrived, r.answered, r) for r in run.history.requests if r.held], time)
 
 
-def doing(run, time):
+def status(run, time):
     """What each worker is doing: kind, and words."""
-    found = {node: now(spans, time)[0] for node, spans in run.doing.items()}
+    found = {node: now(spans, time)[0] for node, spans in run.status.items()}
     return {node: (status.kind, status.text) for node, status in found.items()}
 
 
@@ -253,7 +253,7 @@ def test_in_sync_gradients_gather_and_pulls_wait() -> None:
     run = project(run.trace())
     assert (version(run, run.end), lying(run, run.end)) == (0, [(0, 0), (1, 0)])
     assert [w.node for w in held(run, run.end)] == [0, 1] and run.history.quorum == 3
-    assert {w: words for w, (kind, words) in doing(run, run.end).items() if kind == "waits"} == {
+    assert {w: words for w, (kind, words) in status(run, run.end).items() if kind == "waits"} == {
         0: "waits for worker 2",
         1: "waits for worker 2",
     }
@@ -273,7 +273,7 @@ def test_in_async_each_gradient_is_applied_at_once_and_may_be_late() -> None:
     run = project(run.trace())
     *_, (_, _, last, _) = run.history.versions[2, "w"]
     assert (version(run, run.end), last, lying(run, run.end)) == (2, {1: 1}, [])
-    assert not any(kind == "waits" for kind, _ in doing(run, run.end).values())
+    assert not any(kind == "waits" for kind, _ in status(run, run.end).values())
     assert run.history.quorum == 1
     update = told(run, "update")[-1]
     assert update.who == "server 0 updates w to v2"
@@ -317,7 +317,7 @@ def test_who_died_is_said_and_crossed_out() -> None:
     run = shop(2, Synchronous(), [("push", 0), ("pull", 0)])
     run = project(run.trace(ends=ends))
     assert notices(run) == ["worker 1 died", "1 pull never answered"]
-    assert doing(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
+    assert status(run, run.end) == {0: ("waits", "waits for worker 1"), 1: ("ended", "died")}
     assert [death.who for death in told(run, "death")] == ["worker 1 dies"]
 
 
@@ -328,7 +328,7 @@ def test_a_dead_worker_is_crossed_out_until_another_takes_its_place() -> None:
     gone = {"node": 1, "name": "worker 1", "how": "signal SIGKILL", "time": first}
     run = project(Trace(trace.events, traces.info(trace.info, replaced=[gone])))
     (death,) = [b for b in run.keyframes if b.kind == "death"]
-    (begin, end) = next((s[0], s[1]) for s in run.doing[1] if s[2].text == "died")
+    (begin, end) = next((s[0], s[1]) for s in run.status[1] if s[2].text == "died")
     assert (begin, end) == (first, death.subject[2])
     assert end is not None and end > first and more(run, "death") == ["another takes its place"]
 
@@ -349,7 +349,7 @@ def test_with_a_bound_the_fast_worker_waits_for_the_slow_one() -> None:
     steps = [("push", 0), ("pull", 0), ("push", 0), ("pull", 0)]
     run = project(shop(2, Asynchronous(staleness=1), steps).trace())
     assert (version(run, run.end), [w.node for w in held(run, run.end)]) == (2, [0])
-    assert doing(run, run.end)[0] == ("waits", "waits for worker 1")
+    assert status(run, run.end)[0] == ("waits", "waits for worker 1")
     assert projection.facts(run)[0] == "dist_async staleness=1"
     assert rule_sentence(run.history).endswith(
         "more than 1 gradient ahead of another waits in its pull."

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import traces
 
-from distkit.diagnosis.facts import standings
+from distkit.diagnosis.facts import rank_states
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Event, Op, State
 from distkit.trace.log import EventLog
@@ -93,5 +93,5 @@ def test_ranks_stand_where_they_were_released():
     ]
     ends = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
     trace = EventLog(events, traces.info(world_size=2, ends=ends))
-    assert [s.waits_for for s in standings(trace)] == [(1,), (0,)]
-    ET.fromstring(waits_svg(standings(trace)))
+    assert [s.waits_for for s in rank_states(trace)] == [(1,), (0,)]
+    ET.fromstring(waits_svg(rank_states(trace)))

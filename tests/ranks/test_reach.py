@@ -136,7 +136,7 @@ def test_sparse_tensors() -> None:
     assert (mine.shape, mine.dtype) == ((4, 2), "sparse float32")
     assert (mine.nbytes, other.nbytes) == (2 * (16 + 4), 4 * (16 + 4)), "indices and values"
     assert mine.after is not None and mine.after.size == 4
-    assert not run.trace.info.unseen
+    assert not run.trace.info.unrecorded
 
 
 KINDS = (torch.bfloat16, torch.float16, torch.int64, torch.uint8)
@@ -208,7 +208,7 @@ def kinds() -> list[Any]:
 def test_dtypes_and_shapes() -> None:
     run = same_unrecorded(kinds)
     assert len(told(run)) == len(KINDS) + 4
-    assert not run.trace.info.unseen
+    assert not run.trace.info.unrecorded
 
 
 TENSORS_BY_DTYPE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -234,7 +234,7 @@ def test_values_of_every_kind(dtype: str) -> None:
 def test_tensors_that_cannot_be_read_are_counted() -> None:
     recorder = Recorder(0)
     assert recorder.look(torch.ones(3, device="meta")) is None
-    ((said, count),) = recorder.unseen.items()
+    ((said, count),) = recorder.unrecorded.items()
     assert said.startswith("values: ") and "\n" not in said and count == 1
 
 
@@ -265,7 +265,7 @@ def test_a_group_made_by_hand() -> None:
         stock = dk.run_ranks(by_hand, 2, f"{second}/store", record=False)
     assert run.results == stock.results
     assert [op for op, _ in told(run)] == [Op.ALL_REDUCE]
-    assert sum(run.trace.info.unseen[0].values()) == 3
+    assert sum(run.trace.info.unrecorded[0].values()) == 3
     assert mistakes(run) == []
 
 
@@ -292,7 +292,7 @@ def test_what_the_recorder_cannot_read_is_counted_and_goes_on() -> None:
     run = dk.run_ranks(blind, 2)
     assert run.results == [[2.0, 2.0]] * 2
     assert run.trace.spans == []
-    assert run.trace.info.unseen[1] == {
+    assert run.trace.info.unrecorded[1] == {
         "all_reduce: LookupError: no such group": 1,
         "send: LookupError: no such group": 1,
         "recv: LookupError: no such group": 1,

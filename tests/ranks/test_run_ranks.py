@@ -64,13 +64,13 @@ def test_a_rank_that_does_not_come_holds_nobody_up_for_long() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return time.monotonic()
 
-    class Ends:
+    class ConnectionMonitor:
         def __reduce__(self) -> tuple[Callable[[], float], tuple[()]]:
             return ends_while_it_loads, ()
 
     began = time.monotonic()
     with pytest.raises(dk.errors.RankDied, match="rank 1"):
-        dk.run_ranks(lambda _: time.sleep(0.01), 3, Ends())
+        dk.run_ranks(lambda _: time.sleep(0.01), 3, ConnectionMonitor())
     assert time.monotonic() - began < 15
 
 
@@ -367,7 +367,7 @@ def test_not_a_function() -> None:
 def test_folders_are_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dk.run_ranks(sum_of_ranks, 2)
-    until(lambda: not any(tmp_path.iterdir()), within=5)
+    until(lambda: not any(tmp_path.iterdir()), timeout=5)
 
 
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +433,7 @@ def test_a_run_whose_time_is_over_shows_what_was_found() -> None:
         dist.recv(torch.zeros(1), src=1 - dist.get_rank())
 
     with pytest.raises(dk.errors.RunInterrupted, match="did not end within 1 s") as caught:
-        dk.run_ranks(cross, 2, within=1, wait_forever=True)
+        dk.run_ranks(cross, 2, timeout=1, wait_forever=True)
     run = caught.value.run
     assert isinstance(run, Run)
     (finding,) = run.findings
@@ -446,8 +446,8 @@ def test_ranks_are_killed_when_their_time_is_over() -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     with pytest.raises(dk.errors.RunInterrupted, match="it did not end within 1 s"):
-        dk.run_ranks(endless, 2, within=1)
-    assert dk.run_ranks(dist.get_rank, 2, within=100).results == [0, 1]
+        dk.run_ranks(endless, 2, timeout=1)
+    assert dk.run_ranks(dist.get_rank, 2, timeout=100).results == [0, 1]
 
 
 def test_raw_results_are_the_bytes_that_the_function_returned() -> None:
@@ -469,7 +469,7 @@ def test_a_rank_that_ends_before_it_gets_its_function_is_reported(
 
     monkeypatch.setattr(Ranks, "submit", submit_late)
     with pytest.raises(dk.errors.RankDied, match=r"process of rank 1 ended .*SIGKILL"):
-        dk.run_ranks(sum_of_ranks, 2, within=20)
+        dk.run_ranks(sum_of_ranks, 2, timeout=20)
 
 
 def test_numpy_numbers_are_recorded_as_numbers() -> None:

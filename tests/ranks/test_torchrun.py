@@ -206,7 +206,7 @@ def test_a_hang_that_a_signal_ends_is_explained() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background(command, stdout=subprocess.PIPE) as process:
-        until(waiting, within=LONG)
+        until(waiting, timeout=LONG)
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=LONG)
     assert "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits" in " ".join(said.split())
@@ -279,7 +279,7 @@ import sys
 import distkit as dk
 
 stepper = dk.hosts.follow(timeout=float(sys.argv[1])).step()
-print(*[state.doing for state in stepper.next().moment.standings], flush=True)
+print(*[state.status for state in stepper.next().moment.rank_states], flush=True)
 sys.stdin.read()
 """
 
@@ -295,8 +295,8 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
         stepper = run.step()
         calls = [len(stepper.next().trace.spans) for _ in range(3)]
         assert calls[2] - calls[1] == calls[1] - calls[0] == 2  # one of each rank
-        blocked = stepper.next(rank=1).moment.standings
-        assert [s.doing for s in blocked] == [RankStatus.PAUSED, RankStatus.BLOCKED]
+        blocked = stepper.next(rank=1).moment.rank_states
+        assert [s.status for s in blocked] == [RankStatus.PAUSED, RankStatus.BLOCKED]
         assert {e.summary.values for e in stepper.trace.events[-6:] if e.summary} == {(0.0,)}
         with subprocess.Popen(
             [sys.executable, "-c", HOLDS, "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -304,7 +304,7 @@ def test_ranks_are_stepped_and_outlive_the_notebook(tmp_path: Path) -> None:
             assert "does not answer" in second.communicate(timeout=LONG)[1].decode()
         stepper.let_go()
         seen = len(run.trace)
-        until(lambda: len(run.trace) > seen, within=LONG)
+        until(lambda: len(run.trace) > seen, timeout=LONG)
         hang_up(run)
         with background(
             [sys.executable, "-c", HOLDS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -426,7 +426,7 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
         heard: list[Event] = []
         ended = threading.Event()
         run.subscribe(lambda events: heard.extend(events) if events else ended.set())
-        until(lambda: sum(e.state is State.COMPLETED for e in heard) == 2, within=LONG)
+        until(lambda: sum(e.state is State.COMPLETED for e in heard) == 2, timeout=LONG)
         assert not run.finished
         assert isinstance(run, Live)
         word.touch()

@@ -194,7 +194,7 @@ class Kernels:
         return [*left, *errors, *self._left(living)]
 
     def _request(self, line: str = "") -> Any:
-        return self._kernel.request(line, within=TIMEOUT)
+        return self._kernel.request(line, timeout=TIMEOUT)
 
     def _replace(self) -> None:
         self._kernel.close()

@@ -16,8 +16,8 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.client.requests import Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import Barrier, Message, Reply, Request
+from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions, canonical
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.protocol.terms import BIGARRAY_BOUND, Terms, canonical
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport.link import LocalLink
 
@@ -52,10 +52,10 @@ class InProcess:
         mode: str = "dist_sync",
         bound: int = BIGARRAY_BOUND,
     ) -> None:
-        terms = Terms(canonical(mode), bound)
+        options = StoreOptions(canonical(mode), bound)
         self.workers, self.mode, self.bound = workers, mode, bound
         self.nodes = {
-            workers + i: KVServer(terms.rule, range(workers), must_update=not terms.sync)
+            workers + i: KVServer(options.rule, range(workers), must_update=not options.sync)
             for i in range(servers)
         }
         self.scheduler = workers + servers

@@ -29,7 +29,7 @@ from distkit.recording import recorder
 from distkit.trace.trace import Trace
 
 WAIT = 20.0  # seconds until a test gives up
-until = partial(waiting.until, within=WAIT)
+until = partial(waiting.until, timeout=WAIT)
 START = get_context("forkserver")  # forks from one single-threaded process that has torch
 
 Function = Callable[[KVStore], Any]

@@ -39,7 +39,7 @@ def change_theme(page: Any, name: str) -> None:
     page.wait_for_selector("#jupyterlab-splash", state="detached")
 
 
-def look(page: Any, views: dict[str, Any]) -> None:
+def category(page: Any, views: dict[str, Any]) -> None:
     """Write a picture of each view as it is: ``NAME.png``."""
     RESULTS.mkdir(exist_ok=True)
     settle(page)

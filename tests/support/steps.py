@@ -22,7 +22,7 @@ class Moment:
     events: int
     time: float
     choice: tuple[int, ...]
-    standings: tuple[RankState, ...]
+    rank_states: tuple[RankState, ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FakeStepper:
     @property
     def finished(self) -> bool:
         ended = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.RELEASED)
-        return all(s.doing in ended for s in self._board.standings)
+        return all(s.status in ended for s in self._board.rank_states)
 
     def subscribe(self, callback):
         self._readers.append(callback)
@@ -88,10 +88,10 @@ class FakeStepper:
 
     def next(self, rank: int | None = None) -> None:
         self.calls.append(("next", rank))
-        paused = [s.rank for s in self._board.standings if s.doing is RankStatus.PAUSED]
+        paused = [s.rank for s in self._board.rank_states if s.status is RankStatus.PAUSED]
         chosen = paused if rank is None else [r for r in paused if r == rank]
         if not chosen:
-            raise RunError(f"{self._board.standing(rank or 0)}. Let another rank go first.")
+            raise RunError(f"{self._board.rank_state(rank or 0)}. Let another rank go first.")
         for r in chosen:
             self._tell(r, State.STARTED, "before")
         for r in chosen:
@@ -105,7 +105,7 @@ class FakeStepper:
         self.playing, past = True, self.position < len(self.moments) - 1
         while self.position < len(self.moments) - 1:  # once more what was
             self.seek(self.position + 1)
-        waits = lambda: any(s.doing is RankStatus.PAUSED for s in self._board.standings)  # noqa: E731
+        waits = lambda: any(s.status is RankStatus.PAUSED for s in self._board.rank_states)  # noqa: E731
         while not past and self.playing and waits():
             self.next()
         self.playing = False
@@ -168,7 +168,9 @@ class FakeStepper:
 
     def _complete(self) -> None:
         """Whoever met its partners goes on to its next call."""
-        while met := [r for r in self._in if self._board.standing(r).doing is RankStatus.RUNNING]:
+        while met := [
+            r for r in self._in if self._board.rank_state(r).status is RankStatus.RUNNING
+        ]:
             for r in met:
                 self._tell(r, State.COMPLETED, "after")
             for r in met:
@@ -176,8 +178,8 @@ class FakeStepper:
                 self._arrive(r)
 
     def _note(self, choice: tuple[int, ...]) -> None:
-        standings = tuple(self._board.standings)
-        self.moments = [*self.moments, Moment(len(self._events), self._clock, choice, standings)]
+        rank_states = tuple(self._board.rank_states)
+        self.moments = [*self.moments, Moment(len(self._events), self._clock, choice, rank_states)]
         self.position = len(self.moments) - 1
         self._changed()
         if self.finished:

@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 
 
-def until(condition: Callable[[], object], within: float = 10.0) -> None:
+def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
     """Wait until something is so, at most so many seconds."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"not so within {within:g} s"
+        assert time.monotonic() < deadline, f"not so within {timeout:g} s"
         time.sleep(0.005)
 
 

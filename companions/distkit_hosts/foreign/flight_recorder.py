@@ -159,17 +159,18 @@ def read(dumps: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
     groups = _groups(dumps)
     world = max(len(groups[WORLD]), *(rank + 1 for rank in dumps))
     groups[WORLD] = [*range(world)]
-    unseen: dict[int, Counter[str]] = defaultdict(Counter)
+    unrecorded: dict[int, Counter[str]] = defaultdict(Counter)
     first = min((e["time_created_ns"] for d in dumps.values() for e in d["entries"]), default=0)
     calls = {
-        rank: list(_calls(rank, dump, groups, unseen[rank], first)) for rank, dump in dumps.items()
+        rank: list(_calls(rank, dump, groups, unrecorded[rank], first))
+        for rank, dump in dumps.items()
     }
-    events = list(_events(_settled([*_aligned(calls, unseen)], groups)))
+    events = list(_events(_settled([*_aligned(calls, unrecorded)], groups)))
     return events, RunInfo(
         name="flight recorder",
         world_size=world,
         groups=groups,
-        unseen={rank: dict(found) for rank, found in unseen.items() if found},
+        unrecorded={rank: dict(found) for rank, found in unrecorded.items() if found},
         ends=_ends(events, range(world), dumps),
     )
 
@@ -206,7 +207,7 @@ def _entries(dump: Json) -> list[Json]:
 
 
 def _calls(
-    rank: int, dump: Json, groups: Mapping[str, list[int]], unseen: Counter[str], first: int
+    rank: int, dump: Json, groups: Mapping[str, list[int]], unrecorded: Counter[str], first: int
 ) -> Iterator[Call]:
     """Yield the calls of a rank in order; count unknown ones and those that have not begun.
 
@@ -218,11 +219,11 @@ def _calls(
         op = op_of(name)
         if op is None:
             if name != "coalesced":  # the end of a batch, whose calls are entries too
-                unseen[name] += 1
+                unrecorded[name] += 1
             continue
         over = entry["state"] == "completed" or (backend != "nccl" and bool(entry.get("retired")))
         if waits and backend == "nccl" and entry["state"] == "scheduled":
-            unseen[f"{op} queued behind one that is not over"] += 1
+            unrecorded[f"{op} queued behind one that is not over"] += 1
             continue
         waits = waits or not over
         yield _call(rank, entry, op, groups, over, first)
@@ -284,7 +285,9 @@ _FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
 # -- matching -----------------------------------------------------------
 
 
-def _aligned(calls: dict[int, list[Call]], unseen: Mapping[int, Counter[str]]) -> Iterator[Call]:
+def _aligned(
+    calls: dict[int, list[Call]], unrecorded: Mapping[int, Counter[str]]
+) -> Iterator[Call]:
     """Yield the calls without those whose partners may have been overwritten in a buffer.
 
     The latter are counted.
@@ -305,7 +308,7 @@ def _aligned(calls: dict[int, list[Call]], unseen: Mapping[int, Counter[str]]) -
             if known or (call.pending and op not in COLLECTIVES):
                 yield call
             else:
-                unseen[rank][f"{op} whose partner a rank may have forgotten"] += 1
+                unrecorded[rank][f"{op} whose partner a rank may have forgotten"] += 1
 
 
 def _settled(calls: list[Call], groups: Mapping[str, list[int]]) -> list[Call]:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from distkit._format import count, joined, named
 from distkit.events import P2P, WORLD, Event, Op, State
-from distkit.trace.info import Limit, Number, Rank, RunInfo
+from distkit.trace.info import Limitation, Number, Rank, RunInfo
 from distkit_hosts.foreign.flight_recorder import described, op_of, peer_of
 
 Json = dict[str, Any]
@@ -116,18 +116,18 @@ def read(traces: Mapping[int, Json]) -> tuple[list[Event], RunInfo]:
     missing = [r for r in range(world) if r not in traces] if known or len(traces) > 1 else []
     groups = _groups(about)
     events: list[Event] = []
-    unseen: dict[int, Counter[str]] = {}
+    unrecorded: dict[int, Counter[str]] = {}
     for rank, trace in traces.items():
         late = (int(trace.get("baseTimeNanoseconds", 0)) - base) / 1e9
         its = _Rank(rank, _slices(trace, late), groups)
         events += its.events()
-        unseen[rank] = its.unseen
+        unrecorded[rank] = its.unrecorded
     info = RunInfo(
         name="profiler",
         backend=next((str(a["backend"]) for a in about if "backend" in a), ""),
         groups={WORLD: [*range(world)]} | groups,
-        unseen={rank: dict(found) for rank, found in unseen.items() if found},
-        limits=_limits(traces, missing, events, sum(unseen.values(), Counter())),
+        unrecorded={rank: dict(found) for rank, found in unrecorded.items() if found},
+        limitations=_limits(traces, missing, events, sum(unrecorded.values(), Counter())),
         # otherwise there would be lanes for all missing ranks
         world_size=world if len(traces) == world else 0,
     )
@@ -144,34 +144,34 @@ def _groups(about: list[Json]) -> dict[str, list[int]]:
 
 
 def _limits(
-    traces: Mapping[int, Json], missing: list[int], events: list[Event], unseen: Counter[str]
-) -> dict[str, Limit]:
+    traces: Mapping[int, Json], missing: list[int], events: list[Event], unrecorded: Counter[str]
+) -> dict[str, Limitation]:
     """Return the limits of these traces, and their remedies."""
-    found: dict[str, Limit] = {}
+    found: dict[str, Limitation] = {}
     if missing:
-        found["matching"] = Limit(
+        found["matching"] = Limitation(
             text=f"{named(missing)} of {len(traces) + len(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} missing: whether the ranks' calls match is "
             "not judged.",
             remedy="Load the traces of all ranks together: distkit replay FOLDER.",
         )
     if not any(e.op is not Op.MARK for e in events):
-        found["communication"] = Limit(
+        found["communication"] = Limitation(
             text=f"there is no communication in {holds(traces.values())}: looked for {LOOKED_FOR}.",
             remedy="Calls are recorded on the CPU: profile with ProfilerActivity.CPU, around "
             "steps that communicate.",
         )
-    if n := unseen[NO_GROUP]:
-        found["groups"] = Limit(
+    if n := unrecorded[NO_GROUP]:
+        found["groups"] = Limitation(
             text=f"the profiler does not tell the group of {count(n, 'collective')}: drawn for "
             "each rank alone, and whether they match is not judged.",
             remedy="It tells groups for NCCL from torch 2.3 on, and for gloo in a process that "
             "has one.",
         )
-    lost = [f"the peer of {count(n, 'send or recv')}"] if (n := unseen[NO_PEER]) else []
-    lost += [f"the size of {count(n, 'call')}"] if (n := unseen[NO_BYTES]) else []
+    lost = [f"the peer of {count(n, 'send or recv')}"] if (n := unrecorded[NO_PEER]) else []
+    lost += [f"the size of {count(n, 'call')}"] if (n := unrecorded[NO_BYTES]) else []
     if lost:
-        found["messages"] = Limit(
+        found["messages"] = Limitation(
             text=f"the profiler does not tell {joined(lost)}: messages and bytes are missing here.",
             remedy="Profile with record_shapes=True. For gloo it tells no peers in a process "
             "that has several groups.",
@@ -199,7 +199,7 @@ class _Rank:
     """The slices of one rank, and the calls in them."""
 
     def __init__(self, rank: int, slices: list[Slice], groups: dict[str, list[int]]) -> None:
-        self.rank, self.groups, self.unseen = rank, groups, Counter[str]()
+        self.rank, self.groups, self.unrecorded = rank, groups, Counter[str]()
         self._seq = 0
         operators = [(s, op) for s in slices if (op := _operator(s)) is not None]
         ranges = [(s, op) for s in slices if (op := _range(s)) is not None]
@@ -247,10 +247,10 @@ class _Rank:
         peer = self._peer(s, op, group, inputs)
         shapes = _shapes(s, op, told)
         shape, dtype, nbytes = described(op, shapes, [], _dtype(s, op, told, lasted))
-        self.unseen[NO_BYTES] += not shapes and op is not Op.BARRIER
-        self.unseen[NO_PEER] += peer is None and op in P2P
-        self.unseen[NO_GROUP] += not group and op not in P2P
-        self.unseen = +self.unseen
+        self.unrecorded[NO_BYTES] += not shapes and op is not Op.BARRIER
+        self.unrecorded[NO_PEER] += peer is None and op in P2P
+        self.unrecorded[NO_GROUP] += not group and op not in P2P
+        self.unrecorded = +self.unrecorded
         yield from self._states(
             [s.start, started, ended],
             op=op,

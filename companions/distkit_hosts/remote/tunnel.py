@@ -27,7 +27,7 @@ import zmq
 from distkit.kvstore.transport.sockets import (
     BROKEN,
     CLOSE_LINGER_MS,
-    Ends,
+    ConnectionMonitor,
     connection,
     context,
     open_socket,
@@ -250,7 +250,7 @@ class Relay:
         self._by: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
-        self._ends = Ends(self._socket)
+        self._ends = ConnectionMonitor(self._socket)
         if listen:
             self._listen(endpoint, listener)
         else:

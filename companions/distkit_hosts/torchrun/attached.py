@@ -197,7 +197,7 @@ class Attached:
         """Record that the rank runs, and the number of lost events."""
         lost = self._recorder.dropped + self._file.lost
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        told = lost, self._recorder.without_values, dict(self._recorder.unseen), cuda
+        told = lost, self._recorder.without_values, dict(self._recorder.unrecorded), cuda
         self._file.note("beat", (time.monotonic(), time.time(), self._waits, *told))
         self._waits = None
         self._line.take_up(self._written)

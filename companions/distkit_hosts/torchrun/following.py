@@ -26,7 +26,7 @@ from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
 from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.attached import FOLDER
-from distkit_hosts.torchrun.others import OthersRun, TheirRanks, outcome
+from distkit_hosts.torchrun.others import AttachedRanks, AttachedRun, outcome
 
 #: Interval of polling [s]; at least this multiple of the time that the last read took.
 PERIOD, PAUSE = 0.2, 5
@@ -95,7 +95,7 @@ class Following:
         self._generation, self._watchdog = 0, DeadlockWatchdog()
         self._deadlock: list[Finding] = []
         self._ending = False  # it was told to
-        self._held: tuple[TheirRanks, Stepper] | None = None  # of the present generation
+        self._held: tuple[AttachedRanks, Stepper] | None = None  # of the present generation
         self._look()
 
     @property
@@ -238,12 +238,12 @@ class Following:
     def _ranks(self) -> dict[int, rankfile.Record]:
         return merge.starts_of(self._records)[-1]
 
-    def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[TheirRanks, Stepper]:
+    def _hold(self, ranks: dict[int, rankfile.Record]) -> tuple[AttachedRanks, Stepper]:
         """Connect to these ranks, unless connected."""
         if self._held is None or self._held[1].finished:
             info = self._trace.info
-            run = OthersRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
-            theirs = TheirRanks(run, ranks)
+            run = AttachedRun(ranks, RunInfo(world_size=info.world_size, ranks=info.ranks))
+            theirs = AttachedRanks(run, ranks)
             self._held = theirs, Stepper(Run(run), theirs.go)
             threading.Thread(target=run.conduct, args=(theirs,), daemon=True).start()
         return self._held

@@ -20,7 +20,7 @@ from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
 from distkit.recording.recorder import is_users, to_event
 from distkit.trace import file
-from distkit.trace.info import ClockOffset, Limit, Raising, RankEnd, RankInfo, RunInfo, Wait
+from distkit.trace.info import ClockOffset, Limitation, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
 from distkit_hosts.causality import ClocksDisagree, Crossing, align, crossings
 from distkit_hosts.foreign.files import checked
@@ -54,20 +54,20 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     return list(part.events), structs.replace(
         part.info,
         name=next(iter(ranks.values())).about["program"],
-        limits=_earlier(earlier, clocks),
+        limitations=_earlier(earlier, clocks),
         clocks=clocks.offsets,
         clocks_disagree=clocks.disagreement,
     )
 
 
-def _earlier(starts: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limit]:
+def _earlier(starts: Sequence[dict[int, Record]], clocks: _Clocks) -> dict[str, Limitation]:
     """Say that the ranks were started several times, and what ended the start before the latest."""
     if not starts:
         return {}
     found = diagnose(_part(starts[-1], clocks, over=True))
     why = f"; before it, {found[0].message}" if found else "."
     text = f"the ranks were started {len(starts) + 1} times, and this is the latest{why}"
-    return {"starts": Limit(text, "To see an earlier start, load its ranks' files alone.")}
+    return {"starts": Limitation(text, "To see an earlier start, load its ranks' files alone.")}
 
 
 # -- which files belong together -----------------------------------------------------------------
@@ -189,10 +189,10 @@ def _part(ranks: Mapping[int, Record], clocks: _Clocks, *, over: bool = False) -
         until=max(r.until - ahead[rank] for rank, r in ranks.items()),
         dropped={rank: lost for rank, r in ranks.items() if (lost := _beat(r)[0])},
         without_values={rank: n for rank, r in ranks.items() if (n := _beat(r)[1])},
-        unseen={
+        unrecorded={
             rank: seen
             for rank, r in ranks.items()
-            if (seen := {**_beat(r)[2], **r.latest("unseen", {})})
+            if (seen := {**_beat(r)[2], **r.latest("unrecorded", {})})
         },
         threads={rank: [*r.notes["threads"]] for rank, r in ranks.items() if "threads" in r.notes},
         raising={rank: _raising(r) for rank, r in ranks.items() if "raising" in r.notes},
@@ -227,8 +227,10 @@ def _label(folder: str, file: str) -> str:
 
 def _beat(record: Record) -> tuple[int, int, dict[str, int], bool]:
     """Return what a rank has lost: events, values and calls; and whether it has used a GPU."""
-    *_, lost, without_values, unseen, cuda = record.latest("beat", (0, 0, None, 0, 0, {}, False))
-    return lost, without_values, unseen, cuda
+    *_, lost, without_values, unrecorded, cuda = record.latest(
+        "beat", (0, 0, None, 0, 0, {}, False)
+    )
+    return lost, without_values, unrecorded, cuda
 
 
 def _waits(record: Record, clocks: _Clocks, over: bool) -> list[Wait]:

@@ -30,7 +30,7 @@ ANSWERS = 5.0
 _FACTS = "group", "raising", "threads", "unreduced", "unused"
 
 
-class OthersRun(Conductor):
+class AttachedRun(Conductor):
     """A run whose launcher handles its end; ranks are released only on request.
 
     Args:
@@ -88,14 +88,14 @@ def outcome(rank: int, end: RankEnd | None, *, ended: bool = False) -> Outcome:
     return Outcome(rank, error=Failure(kind, text, frames, end.time or 0.0, released=released))
 
 
-class TheirRanks(RankController):
+class AttachedRanks(RankController):
     """Controls the ranks of such a run through their sockets.
 
     Raises:
         RunError: a rank does not answer.
     """
 
-    def __init__(self, run: OthersRun, records: Mapping[int, Record]) -> None:
+    def __init__(self, run: AttachedRun, records: Mapping[int, Record]) -> None:
         self.why = "ended in a notebook that follows it"  # for the ranks that are released
         self._pids = {rank: record.about["pid"] for rank, record in records.items()}
         self._lines: dict[int, Channel] = {}
@@ -104,7 +104,7 @@ class TheirRanks(RankController):
         for rank, channel in self._lines.items():
             channel.listen(partial(_hear, run, rank), partial(run.hear_end, rank))
 
-    def _take_up(self, run: OthersRun, rank: int, path: str) -> Channel:
+    def _take_up(self, run: AttachedRun, rank: int, path: str) -> Channel:
         sock = socket.socket(socket.AF_UNIX)
         channel = Channel(sock)
         sock.settimeout(ANSWERS)
@@ -147,5 +147,5 @@ class TheirRanks(RankController):
                 self._lines[rank].send(words)
 
 
-def _hear(run: OthersRun, rank: int, message: tuple[int, str, Any]) -> None:
+def _hear(run: AttachedRun, rank: int, message: tuple[int, str, Any]) -> None:
     run.handle_event(rank, *message[1:])

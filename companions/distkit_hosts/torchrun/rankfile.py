@@ -220,7 +220,7 @@ def read(path: Path, *, goes_on: bool = False) -> Record:
         try:
             record.rows += blackbox.rows_in(box, 1, len(record.rows))
         except blackbox.DECODE_ERRORS:
-            record.notes.setdefault("unseen", []).append({"a damaged black box": 1})
+            record.notes.setdefault("unrecorded", []).append({"a damaged black box": 1})
     return record
 
 

@@ -338,12 +338,12 @@ def end(children: Iterable[Child], over: bool = False) -> None:
         fork_server.kill(group, over)
 
 
-def shut_down(children: Iterable[Child], within: float = KILL_TIMEOUT) -> None:
-    """Kill processes, wait ``within`` seconds for their ends, and close their channels."""
+def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
+    """Kill processes, wait ``timeout`` seconds for their ends, and close their channels."""
     children = [*children]
     end(children, over=True)
     for child in children:
-        child.wait(within)
+        child.wait(timeout)
         child.channel.hang_up()
 
 

@@ -312,7 +312,7 @@ class Rank:
                 run_recorder.dropped,
                 run_recorder.without_values,
             )
-            outcome.unseen = dict(run_recorder.unseen)
+            outcome.unrecorded = dict(run_recorder.unrecorded)
             tap.reset()
 
     @contextmanager

@@ -412,7 +412,7 @@ class Conductor:
             dropped=reported("dropped") | lost,
             without_values=reported("without_values"),
             unwaited=reported("unwaited"),
-            unseen=reported("unseen"),
+            unrecorded=reported("unrecorded"),
             seconds=self.seconds,
             interrupted=self._interrupted,
             until=self.live.clock(time.monotonic()),

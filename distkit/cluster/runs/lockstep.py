@@ -31,14 +31,14 @@ class Moment:
     """The state of the program between two steps.
 
     ``choice`` are the ranks that the step resumed, none at the beginning and after ``finish()``;
-    ``standings`` is the state of each rank. ``events`` is the number of events of the trace so far;
-    ``time`` is the trace's time [s].
+    ``rank_states`` is the state of each rank; ``events`` is the number of events so far; ``time``
+    is the trace's time [s].
     """
 
     events: int
     time: float
     choice: tuple[int, ...]
-    standings: tuple[RankState, ...]
+    rank_states: tuple[RankState, ...]
 
 
 class Lockstep:
@@ -72,20 +72,20 @@ class Lockstep:
     # -- state ----------------------------------------------------------------------
 
     @property
-    def standings(self) -> list[RankState]:
+    def rank_states(self) -> list[RankState]:
         """The state of every rank."""
-        return self._graph.standings
+        return self._graph.rank_states
 
     @property
     def paused(self) -> list[RankState]:
         """The ranks that can be resumed."""
-        return [s for s in self.standings if s.doing is RankStatus.PAUSED]
+        return [s for s in self.rank_states if s.status is RankStatus.PAUSED]
 
     @property
     def deadlocked(self) -> bool:
         """True if some ranks are blocked, and no other rank can unblock them."""
-        doing = {s.doing for s in self.standings}
-        return RankStatus.BLOCKED in doing and not doing & {RankStatus.PAUSED, RankStatus.RUNNING}
+        status = {s.status for s in self.rank_states}
+        return RankStatus.BLOCKED in status and not status & {RankStatus.PAUSED, RankStatus.RUNNING}
 
     # -- stepping -------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Lockstep:
         with changed:
             while True:
                 changed.wait_for(self._is_settled)
-                blocked = any(s.doing is RankStatus.BLOCKED for s in self.standings)
+                blocked = any(s.status is RankStatus.BLOCKED for s in self.rank_states)
                 if not blocked or not changed.wait_for(lambda: not self._is_settled(), SETTLE_TIME):
                     break
         if self._is_ending():
@@ -126,7 +126,7 @@ class Lockstep:
         self._changed()
 
     def _current_moment(self, choice: tuple[int, ...]) -> Moment:
-        return Moment(self._received.total(), self._last_time, choice, tuple(self.standings))
+        return Moment(self._received.total(), self._last_time, choice, tuple(self.rank_states))
 
     def _is_settled(self) -> bool:
         """Return True if no rank can move by itself. Called with the lock held."""

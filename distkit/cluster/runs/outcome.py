@@ -109,7 +109,7 @@ class Outcome:
     dropped: int = 0
     without_values: int = 0
     unwaited: list[Any] = field(default_factory=list)
-    unseen: dict[str, int] = field(default_factory=dict)
+    unrecorded: dict[str, int] = field(default_factory=dict)
 
     @property
     def returned(self) -> bool:

@@ -231,10 +231,10 @@ class Ranks(RankController):
         """Make the servers and the scheduler flush their events."""
         self.nodes.settle()
 
-    def close(self, within: float = KILL_TIMEOUT) -> None:
-        """End all processes, wait ``within`` seconds for their ends, and remove their stores."""
-        self.nodes.close(within)
-        shut_down(self.ranks.values(), within)
+    def close(self, timeout: float = KILL_TIMEOUT) -> None:
+        """End all processes, wait ``timeout`` seconds for their ends, and remove their stores."""
+        self.nodes.close(timeout)
+        shut_down(self.ranks.values(), timeout)
         for host in self.hosts:
             host.remove_store(self._store)
 

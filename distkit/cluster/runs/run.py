@@ -14,7 +14,7 @@ from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
 from distkit.cluster.runs.outcome import Outcome
 from distkit.diagnosis import rules
 from distkit.diagnosis.diagnose import Finding
-from distkit.diagnosis.facts import standings
+from distkit.diagnosis.facts import rank_states
 from distkit.errors import DeadlockError, RunError, RunStopped
 from distkit.events import Event
 from distkit.trace.info import Replacement
@@ -200,7 +200,7 @@ def draw_waits(trace: Trace) -> dict[str, str]:
     from distkit.views.scene.waits import waits_svg
     from distkit.views.widget.snapshot import as_picture
 
-    states = standings(trace)
+    states = rank_states(trace)
     svg = waits_svg(states)
     text = "; ".join(["who waits for whom", *map(str, states)])
     return as_picture(svg, text, dark=dark(svg)) if svg else {}

@@ -28,7 +28,7 @@ def run_ranks(
     record: bool = True,
     wait_forever: bool = False,
     seed: int | None = None,
-    within: float | None = None,
+    timeout: float | None = None,
     raw: bool = False,
     **kwargs: Any,
 ) -> Run:
@@ -45,13 +45,13 @@ def run_ranks(
         record: whether to record a trace; without a trace no deadlock is detected.
         wait_forever: do not release deadlocked ranks.
         seed: seed of the ranks' random numbers, as in :meth:`Cluster.run`.
-        within: time limit after which the ranks are killed [s].
+        timeout: time limit after which the ranks are killed [s].
         raw: ``fn`` returns bytes, which ``results`` contains unchanged. Nothing that the ranks send
             is unpickled, so an untrusted function cannot execute code in this process.
 
     Raises:
         DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
-        RunInterrupted: the run did not end ``within`` its time limit.
+        RunInterrupted: the run did not end ``timeout`` its time limit.
 
     Example:
         >>> def total():
@@ -84,7 +84,7 @@ def run_ranks(
         ranks.submit(
             conductor, payload, {"record": record, "trouble": faults, "seed": seed, "raw": raw}
         )
-        with _killed_after(within, ranks, conductor):
+        with _killed_after(timeout, ranks, conductor):
             return Run(conductor, raw=raw).wait()
     finally:
         end(ranks.children.values())
@@ -92,15 +92,15 @@ def run_ranks(
 
 
 @contextmanager
-def _killed_after(within: float | None, ranks: Ranks, conductor: Conductor) -> Iterator[None]:
+def _killed_after(timeout: float | None, ranks: Ranks, conductor: Conductor) -> Iterator[None]:
     """Kill the ranks after the time limit, from a thread: printing may block this one forever."""
 
     def kill() -> None:
-        conductor.abandon(f"it did not end within {within:g} s")
+        conductor.abandon(f"it did not end within {timeout:g} s")
         ranks.end(ranks.ranks)
 
-    timer = threading.Timer(within or 0, kill)
-    if within is not None:
+    timer = threading.Timer(timeout or 0, kill)
+    if timeout is not None:
         timer.start()
     try:
         yield

@@ -201,7 +201,7 @@ class Stepper:
         last = len(self.moments) - 1
         state = "has ended" if self.finished else "looking back" if self.position < last else "now"
         head = f"<Stepper of {self.name}: step {self.position} of {last}, {state}>"
-        return "\n".join([head, *(f"  {s}" for s in self.moment.standings)])
+        return "\n".join([head, *(f"  {s}" for s in self.moment.rank_states)])
 
     def _ipython_display_(self) -> None:
         if self._cockpit is None:
@@ -232,10 +232,10 @@ class Stepper:
         """Return the ranks that can be resumed; raise StepError if no rank can move."""
         self._check_running()
         paused = [s.rank for s in self._lockstep.paused]
-        standings = self._lockstep.standings
-        if paused or any(s.doing is RankStatus.RUNNING for s in standings):
+        rank_states = self._lockstep.rank_states
+        if paused or any(s.status is RankStatus.RUNNING for s in rank_states):
             return paused  # if empty, wait for the running ranks
-        raise StepError("no rank can continue: " + "; ".join(map(str, standings)))
+        raise StepError("no rank can continue: " + "; ".join(map(str, rank_states)))
 
     def _check(self, rank: int) -> int:
         self._check_running()
@@ -246,11 +246,11 @@ class Stepper:
                 f"this is the past (step {self.position} of {len(self.moments) - 1}): "
                 "go back to now with seek(-1) before you let a rank go."
             )
-        standing = self._lockstep.standings[rank]
-        if standing.doing is not RankStatus.PAUSED:
+        rank_state = self._lockstep.rank_states[rank]
+        if rank_state.status is not RankStatus.PAUSED:
             paused = [s.rank for s in self._lockstep.paused]
             can = f"Let {named(paused)} go." if paused else "No rank can."
-            raise StepError(f"rank {rank} is not paused and cannot be let go. {standing}. {can}")
+            raise StepError(f"rank {rank} is not paused and cannot be let go. {rank_state}. {can}")
         return rank
 
     def _check_running(self) -> None:

@@ -12,14 +12,14 @@ from distkit.gone import refuse
 from distkit.kvstore.client.requests import Call, Requests
 from distkit.kvstore.client.worker import KVStore
 from distkit.kvstore.protocol.messages import LIFE, AddressBook, Register
-from distkit.kvstore.protocol.terms import BIGARRAY_BOUND, Terms, canonical
+from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions, canonical
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.sockets import BROKEN
 
 _here: Node | None = None
 _store: KVStore | None = None
-_terms: Terms | None = None  # of _store
+_options: StoreOptions | None = None  # of _store
 _report: Callable[[str], None]
 
 
@@ -65,7 +65,7 @@ def create(
     >>> create("local")
     <KVStore local: worker 0 of 1>
     """
-    global _store, _terms
+    global _store, _options
     refuse("kvstore.create", unknown)
     if not isinstance(name, str):
         raise KVStoreError(f'create got {name!r:.60}. Give a name such as "dist_sync".')
@@ -76,15 +76,15 @@ def create(
         return KVStore(
             local, type=spelled, num_workers=1, servers=[0], scheduler=None, bound=bigarray_bound
         )
-    terms = Terms(name, bigarray_bound, staleness, backup, replication, on_crash)
+    options = StoreOptions(name, bigarray_bound, staleness, backup, replication, on_crash)
     node = _check(name)
-    terms.fit(node.workers, node.servers)
+    options.fit(node.workers, node.servers)
     if _store is None:
-        _report(terms.aftermath)  # before registering: a worker may end at any time
-        _store, _terms = _join(node, terms, spelled), terms
-    if _terms != terms:
+        _report(options.aftermath)  # before registering: a worker may end at any time
+        _store, _options = _join(node, options, spelled), options
+    if _options != options:
         raise KVStoreError(
-            f"worker {node.index} has a store {_terms} in this run and asks for {terms}. "
+            f"worker {node.index} has a store {_options} in this run and asks for {options}. "
             "Use one kind per run."
         )
     return _store
@@ -111,7 +111,7 @@ def _check(name: str) -> Node:
     return _here
 
 
-def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
+def _join(node: Node, options: StoreOptions, spelled: str) -> KVStore:
     """Register with the scheduler, wait for all nodes, and connect to the servers."""
     link, servers = ZmqLink(node.keys, node.way), range(node.workers, node.scheduler)
     requests = Requests(
@@ -121,11 +121,11 @@ def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
         name=node.name,
         scheduler=node.scheduler,
         servers=servers,
-        replication=terms.replication,
+        replication=options.replication,
     )
     try:
         link.connect(node.scheduler, node.endpoint(node.scheduler))
-        me = ("", terms, os.getpid())
+        me = ("", options, os.getpid())
         (book,) = requests.ask([Call(node.scheduler, Register, me)])
         assert isinstance(book, AddressBook)
         for server in servers:
@@ -136,15 +136,15 @@ def _join(node: Node, terms: Terms, spelled: str) -> KVStore:
     except BaseException:
         requests.close()
         raise
-    requests.clocks = terms.backup > 0
+    requests.clocks = options.backup > 0
     return KVStore(
         requests,
         type=spelled,
         num_workers=node.workers,
         servers=servers,
         scheduler=node.scheduler,
-        bound=terms.bound,
-        replaces=terms.on_crash == "replace",
+        bound=options.bound,
+        replaces=options.on_crash == "replace",
         barriers=book.barriers,
         giver=min(n for n in book.endpoints if n < node.workers),
     )

@@ -10,7 +10,7 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Answer, Departed, Error, Key, Push, Request, ended
 from distkit.kvstore.protocol.messages import error as refusal
 from distkit.kvstore.transport.link import LocalLink, ZmqLink
-from distkit.kvstore.transport.recording import Asking, Step, wait_begins
+from distkit.kvstore.transport.recording import Asking, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
 from distkit.trace.calls import SILENT, STOPPED
 
@@ -97,12 +97,12 @@ class Requests:
         try:
             self._send()
             self._fail_unanswerable()
-            waiting = None if self._local else wait_begins(f.asking for f in in_flight)
+            waiting = None if self._local else begin_wait(f.asking for f in in_flight)
             while any(f.answer is None for f in in_flight):
                 self._receive(wait=True)
         finally:
             if waiting is not None:
-                waiting.wait_ends()
+                waiting.end_wait()
             self._abandon(in_flight)
         answers = [f.answer for f in in_flight if f.answer is not None]
         for answer in answers:

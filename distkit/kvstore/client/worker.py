@@ -30,8 +30,8 @@ from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
 from distkit.kvstore.protocol.messages import Answer, Key, Reply
 from distkit.kvstore.protocol.optimizer import OptimizerSpec, spec_of
+from distkit.kvstore.protocol.options import canonical
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, place
-from distkit.kvstore.protocol.terms import canonical
 from distkit.kvstore.transport.recording import Step, gates, stepped
 
 #: For each key the tensors to write its value to.

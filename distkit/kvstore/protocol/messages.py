@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from torch import Tensor
 
-from distkit.kvstore.protocol.terms import Terms
+from distkit.kvstore.protocol.options import StoreOptions
 from distkit.trace.calls import SILENT
 
 #: Names a parameter array: a number or a string, as in MXNet.
@@ -57,12 +57,12 @@ class Answer(Message):
 class Register(Request):
     """Register a node and its endpoint with the scheduler.
 
-    Workers have no endpoint, and servers no ``terms``: workers choose these. ``number`` is
+    Workers have no endpoint, and servers no ``options``: workers choose these. ``number`` is
     :data:`LIFE` times the number of earlier processes of this node. ``pid`` is its process.
     """
 
     endpoint: str
-    terms: Terms | None = None
+    options: StoreOptions | None = None
     pid: int = 0
 
 
@@ -110,7 +110,7 @@ class AddressBook(Answer):
     ``barriers`` counts the barriers that the run has passed.
     """
 
-    terms: Terms
+    options: StoreOptions
     endpoints: dict[int, str]
     barriers: int = 0
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
-from distkit.kvstore.protocol.terms import BIGARRAY_BOUND
+from distkit.kvstore.protocol.options import BIGARRAY_BOUND
 
 #: The dtypes that can be added up, by name.
 DTYPES = {

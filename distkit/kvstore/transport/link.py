@@ -16,7 +16,7 @@ from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.memory import Exchange, MemoryGone
 from distkit.kvstore.transport.recording import updating
-from distkit.kvstore.transport.sockets import Ends, open_socket, receive
+from distkit.kvstore.transport.sockets import ConnectionMonitor, open_socket, receive
 
 #: A batch without a message: its sender closes the connection, and has not crashed.
 GOODBYE = encode()
@@ -27,7 +27,7 @@ class _Connection:
     """A connection to a server node: its socket, and the shared memory of both ends."""
 
     socket: Any
-    ends: Ends
+    ends: ConnectionMonitor
     exchange: Exchange
 
     def receive(self) -> Iterator[Message]:
@@ -67,7 +67,9 @@ class ZmqLink:
         route = self._route(endpoint)
         sock = open_socket(self.context, zmq.DEALER, self._keys, heartbeat_timeout)
         pool = memory.shared() if route.startswith("ipc://") else None
-        connection = self._connections[node] = _Connection(sock, Ends(sock), Exchange(pool))
+        connection = self._connections[node] = _Connection(
+            sock, ConnectionMonitor(sock), Exchange(pool)
+        )
         sock.connect(route)
         for end in (sock, connection.ends.socket):
             self.poller.register(end, zmq.POLLIN)

@@ -120,11 +120,11 @@ class Asking:
             rec.request_flush()
 
 
-def wait_begins(askings: Iterable[Asking]) -> Recorder | None:
-    """Report that this thread waits for the answers, until ``wait_ends()``."""
+def begin_wait(askings: Iterable[Asking]) -> Recorder | None:
+    """Report that this thread waits for the answers, until ``end_wait()``."""
     rec = recorder.current()
     if rec is not None and (noted := [a for a in askings if a._rec is not None]):
-        rec.wait_begins(*noted)
+        rec.begin_wait(*noted)
     return rec
 
 
@@ -204,10 +204,10 @@ def _facts(request: Request) -> dict[str, Any]:
     """Return the attributes of a request; for a registration the options that affect waiting."""
     if isinstance(request, SetOptimizer):
         return {"optimizer": request.name}
-    if isinstance(request, Register) and request.terms is not None:
-        given = request.terms.non_default.items()
+    if isinstance(request, Register) and request.options is not None:
+        given = request.options.non_default.items()
         others = {k: v for k, v in given if k not in ("bound", "replication")}
-        return {"mode": request.terms.mode, **others}
+        return {"mode": request.options.mode, **others}
     return {"key": request.key} if isinstance(request, (Init, Push, Pull)) else {}
 
 

@@ -21,7 +21,7 @@ from distkit.kvstore.protocol.messages import (
     ended,
     error,
 )
-from distkit.kvstore.protocol.terms import Terms
+from distkit.kvstore.protocol.options import StoreOptions
 
 #: The number of answers that no request has asked for.
 _UNSOLICITED = -1
@@ -42,7 +42,8 @@ class Scheduler:
     >>> scheduler = Scheduler(workers=1, servers=1)
     >>> scheduler.handle(Register(1, 0, "ipc://port-of-the-server"))
     []
-    >>> [(a.node, a.endpoints) for a in scheduler.handle(Register(0, 0, "", Terms("dist_sync")))]
+    >>> replies = scheduler.handle(Register(0, 0, "", StoreOptions("dist_sync")))
+    >>> [(a.node, a.endpoints) for a in replies]
     [(0, {0: '', 1: 'ipc://port-of-the-server'}), (1, {0: '', 1: 'ipc://port-of-the-server'})]
     """
 
@@ -55,7 +56,7 @@ class Scheduler:
     ) -> None:
         self.workers, self.servers, self.lost, self.on_begin = workers, servers, lost, on_begin
         self.begun = False  # whether all nodes have the address book
-        self.terms: Terms | None = None  # as given by the first worker
+        self.options: StoreOptions | None = None  # as given by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not ended
         self.gone: dict[int, str] = {}  # how a node has ended, until it is replaced
         self.finished: set[int] = set()  # workers that have ended regularly
@@ -103,7 +104,7 @@ class Scheduler:
             text = self._missing("the beginning", dead)
             return [error(self.present.pop(n), text) for n in self._active_workers()]
         wanted = self.workers - len(dead) * (self._on_worker_end == "continue") + self.servers
-        if self.terms is None or len(self.present) < wanted:
+        if self.options is None or len(self.present) < wanted:
             return []
         self.begun = True
         self.on_begin()
@@ -111,21 +112,21 @@ class Scheduler:
 
     def _check(self, register: Register) -> None:
         others = [n for n in self._active_workers() if n != register.node]
-        if others and register.terms != self.terms:
+        if others and register.options != self.options:
             raise KVStoreError(
-                f"worker {register.node} asks for {register.terms}, but worker {others[0]} for "
-                f"{self.terms}. Create the same store on every worker."
+                f"worker {register.node} asks for {register.options}, but worker {others[0]} for "
+                f"{self.options}. Create the same store on every worker."
             )
-        self.terms = register.terms
+        self.options = register.options
 
     def _active_workers(self) -> list[int]:
         """Return the workers that have registered and not ended."""
         return [n for n in sorted(self.present) if n < self.workers]
 
     def _address_book(self, register: Register) -> AddressBook:
-        assert self.terms is not None
+        assert self.options is not None
         endpoints = {node: self.present[node].endpoint for node in sorted(self.present)}
-        return AddressBook(register.node, register.number, self.terms, endpoints, self.barriers)
+        return AddressBook(register.node, register.number, self.options, endpoints, self.barriers)
 
     # -- barrier ----------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class Scheduler:
     @property
     def _on_worker_end(self) -> str:
         """The effect of a worker's end on the others."""
-        return "" if self.terms is None else self.terms.aftermath
+        return "" if self.options is None else self.options.aftermath
 
     def _missing(self, what: str, workers: Collection[int]) -> str:
         names = joined([f"worker {n}, which {ended(self.gone[n])}" for n in sorted(workers)])

@@ -35,7 +35,7 @@ from distkit.kvstore.transport.scheduler import Scheduler
 from distkit.kvstore.transport.session import ServerSession
 from distkit.kvstore.transport.sockets import (
     BROKEN,
-    Ends,
+    ConnectionMonitor,
     connection,
     listen_on,
     open_socket,
@@ -132,7 +132,7 @@ class Service:
         self._router = open_socket(
             self._link.context, zmq.ROUTER, node.keys, node.heartbeat_timeout
         )
-        self._ends = Ends(self._router)
+        self._ends = ConnectionMonitor(self._router)
         try:
             self._router.bind(endpoint)
         except (zmq.ZMQError, OSError) as e:

@@ -122,12 +122,12 @@ class ServerSession:
 
     def _begin(self, book: AddressBook) -> None:
         """Begin to serve."""
-        n, terms = self.node, book.terms
+        n, options = self.node, book.options
         workers = [node for node in book.endpoints if node < n.workers]
-        must_update, on_crash = not terms.sync, terms.on_crash
-        fresh = partial(KVServer, terms.rule, workers, on_crash=on_crash, must_update=must_update)
+        must_update, on_crash = not options.sync, options.on_crash
+        fresh = partial(KVServer, options.rule, workers, on_crash=on_crash, must_update=must_update)
         self.stores = {n.id: fresh(watch=updating)}
-        if terms.replication > 1:
+        if options.replication > 1:
             self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
             others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
             self.replicas = {n.workers + i: fresh() for i in others}

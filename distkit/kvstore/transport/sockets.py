@@ -99,7 +99,7 @@ _EVENTS, _READABLE, _NOBLOCK = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK))
 _MONITOR_EVENT = struct.Struct("=Hi")
 
 
-class Ends:
+class ConnectionMonitor:
     """Reports when connections of a socket begin and end: at once when the other process ends.
 
     Args:

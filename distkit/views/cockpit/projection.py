@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from distkit.diagnosis.facts import standings
+from distkit.diagnosis.facts import rank_states
 from distkit.diagnosis.findings import PAGES, Finding
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import COMPUTATION, Event, Op, State
@@ -63,11 +63,11 @@ def project(run: Steppable, trouble: str = "") -> Json:
         "moment": {
             "time": round(moment.time, 7),
             "choice": list(moment.choice),
-            "ranks": [_rank(s, done, callers, events, ends) for s in moment.standings],
+            "ranks": [_rank(s, done, callers, events, ends) for s in moment.rank_states],
         },
-        "standings": [
-            {"rank": s.rank, "doing": str(s.doing), "words": clean(str(s))}
-            for s in moments[last].standings
+        "rank_states": [
+            {"rank": s.rank, "status": str(s.status), "words": clean(str(s))}
+            for s in moments[last].rank_states
         ],
         "playing": run.playing,
         "finished": run.finished,
@@ -91,7 +91,7 @@ def _rank(
     caller = "" if s.seq is None else callers.get((s.rank, s.seq), "")
     return compact(
         rank=s.rank,
-        doing=str(s.doing),
+        status=str(s.status),
         words=clean(str(s)),
         call=clean(wait_of(s) or s.call()),
         where=clean(caller or where),
@@ -107,7 +107,7 @@ def _remarks_now(run: Steppable, error: str) -> list[Json]:
     """Return the remarks for the latest moment."""
     found = remarks(error, run.findings)
     if any(r["hang"] for r in found):
-        found[0]["graph"] = waits(standings(run.trace))
+        found[0]["graph"] = waits(rank_states(run.trace))
     return found
 
 
@@ -165,10 +165,10 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
     """Return a rank's line; a rank that ended too early stays at its last line."""
-    if s.doing is RankStatus.FAILED and s.rank in ends:
+    if s.status is RankStatus.FAILED and s.rank in ends:
         return ends[s.rank]
     if wait_of(s):
         return str(s.attributes["waits_at"])
-    if s.where or s.doing not in (RankStatus.FAILED, RankStatus.RELEASED):
+    if s.where or s.status not in (RankStatus.FAILED, RankStatus.RELEASED):
         return s.where
     return next((e.where for e in reversed(events) if e.rank == s.rank and e.where), "")

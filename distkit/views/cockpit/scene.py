@@ -82,7 +82,7 @@ def _rows(steps: Json, picture: Json) -> list[tuple[str, ...]]:
     return [
         (
             named(r["rank"]),
-            r["doing"],
+            r["status"],
             r.get("call", ""),
             r.get("where", ""),
             ", ".join(map(named, r.get("waits", ()))),

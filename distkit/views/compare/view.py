@@ -206,16 +206,16 @@ def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
 def relabelled(side: Side, n: int, sides: int) -> Table:
     """Return the events of run n, with ranks, groups and times of the merged timeline."""
     table = side.trace.table
-    looks = [
-        look._replace(
-            peer=None if look.peer is None else look.peer * sides + n,
-            group=side.name if look.group == WORLD else f"{side.name} {look.group}",
+    categories = [
+        category._replace(
+            peer=None if category.peer is None else category.peer * sides + n,
+            group=side.name if category.group == WORLD else f"{side.name} {category.group}",
         )
-        for look in table.looks
+        for category in table.categories
     ]
     match = {i: f"{n}/{match}" for i, match in table.match.items()}
     rank, time = table.rank * sides + n, table.time - side.start
-    return Table(rank, table.seq, table.look, time, looks, match, table.summary)
+    return Table(rank, table.seq, table.category, time, categories, match, table.summary)
 
 
 def joined(tables: Sequence[Table]) -> Table:
@@ -227,14 +227,14 @@ def joined(tables: Sequence[Table]) -> Table:
     [0.5, 0.5]
     """
     events = list(accumulate(map(len, tables), initial=0))
-    looks = list(accumulate((len(table.looks) for table in tables), initial=0))
-    known = [*zip(tables, events, looks, strict=False)]
+    categories = list(accumulate((len(table.categories) for table in tables), initial=0))
+    known = [*zip(tables, events, categories, strict=False)]
     return Table(
         np.concatenate([table.rank for table in tables]),
         np.concatenate([table.seq for table in tables]),
-        np.concatenate([table.look + first for table, _, first in known]),
+        np.concatenate([table.category + first for table, _, first in known]),
         np.concatenate([table.time for table in tables]),
-        [*chain.from_iterable(table.looks for table in tables)],
+        [*chain.from_iterable(table.categories for table in tables)],
         {first + i: match for table, first, _ in known for i, match in table.match.items()},
         {first + i: found for table, first, _ in known for i, found in table.summary.items()},
     )

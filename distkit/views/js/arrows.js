@@ -11,7 +11,7 @@ export class Arrows {
   constructor(painter) {
     const { c, at, look, store } = painter;
     Object.assign(this, { painter, c, at, look, store, labels: [] });
-    const asked = store.looks.filter(({ op }) => op === "push" || op === "pull");
+    const asked = store.categories.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(asked.map(({ label }) => label));
     this.size = clamp(0.5 * at.sizes.row * at.scale, 5, 9); // pixels of a head
     this.list = this.#visible(); // [number, path]

@@ -27,9 +27,9 @@ export class Cards {
       if (!card || card.key === key) continue;
       if (card.key) flash(card.root);
       card.key = key;
-      card.root.dataset.doing = rank.doing;
+      card.root.dataset.status = rank.status;
       const part = (name) => card.root.querySelector(`.dk-${name}`);
-      part("doing").textContent = rank.doing;
+      part("state").textContent = rank.status;
       part("where").textContent = rank.where ?? "";
       part("where").title = rank.inner ?? "";
       const parts = body(rank, now, last, scale, this.store);
@@ -43,7 +43,7 @@ function empty(rank, name, host) {
   return h("article", about,
     h("header", {}, pin(rank), h("strong", {}, name),
       host ? h("span", { class: "dk-host" }, `on ${host}`) : null,
-      h("span", { class: "dk-where" }), h("span", { class: "dk-doing" })),
+      h("span", { class: "dk-where" }), h("span", { class: "dk-state" })),
     h("div", { class: "dk-card-body" }));
 }
 

@@ -47,12 +47,12 @@ export class Controls {
   }
 
   // Why each button is disabled; "" if it is enabled.
-  reasons({ position, last, standings: ranks, playing, finished, absent }) {
+  reasons({ position, last, rank_states: ranks, playing, finished, absent }) {
     const past = position < last;
     const busy = playing ? "It is playing: pause it first." : "";
     const over = finished ? "The program has ended." : "";
-    const paused = ranks.some(({ doing }) => doing === "paused");
-    const stuck = paused || ranks.some(({ doing }) => doing === "running") ? ""
+    const paused = ranks.some(({ status }) => status === "paused");
+    const stuck = paused || ranks.some(({ status }) => status === "running") ? ""
       : "No rank is paused, so none can continue.";
     if (absent) {
       const letGo = [...this.go.keys()].map((rank) => [rank, absent]);
@@ -61,8 +61,8 @@ export class Controls {
     }
     const of = new Map(ranks.map((rank) => [rank.rank, rank]));
     const letGo = [...this.go.keys()].map((rank) => {
-      const { doing, words } = of.get(rank) ?? {};
-      const why = doing === "paused" ? "" : words ?? `rank ${rank} does not take part`;
+      const { status, words } = of.get(rank) ?? {};
+      const why = status === "paused" ? "" : words ?? `rank ${rank} does not take part`;
       const back = past ? "This is an earlier step: go to the last step first." : "";
       return [rank, over || busy || back || why];
     });
@@ -107,9 +107,9 @@ function able(button, why, title) {
 // Number of ranks per state: "2 paused", "1 blocked".
 export function chips({ ranks }) {
   const words = ["paused", "blocked", "running", "finished", "released", "failed", "died"];
-  return words.map((word) => [word, ranks.filter(({ doing }) => doing === word)])
+  return words.map((word) => [word, ranks.filter(({ status }) => status === word)])
     .filter(([, some]) => some.length)
-    .map(([word, some]) => h("li", { class: "dk-chip", "data-doing": word,
+    .map(([word, some]) => h("li", { class: "dk-chip", "data-status": word,
       title: some.map(({ words: told }) => told).join("\n") },
     some.length === ranks.length && ranks.length > 1 ? `all ${word}` : `${some.length} ${word}`));
 }

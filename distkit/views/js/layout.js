@@ -73,7 +73,7 @@ export class Layout {
     const [y, height] = this.line(store.track[i]);
     const [from, to] = [this.x(store.start[i]), this.x(store.until(i, this.now))];
     const [gap, small] = Number.isNaN(store.end[i]) ? [0, 6] : [GAP, LEAST];
-    const least = store.looks[store.look[i]].op === "touch" ? 14 : small;
+    const least = store.categories[store.category[i]].op === "touch" ? 14 : small;
     return [from, y, Math.max(to - from - gap, least), height];
   }
 
@@ -123,7 +123,7 @@ export class Layout {
   // The lane of an operation, or of the peer named by the other end.
   #laneOf(i, other) {
     const { store } = this;
-    return i >= 0 ? store.lane(i) : store.laneOf.get(store.looks[store.look[other]].peer) ?? -1;
+    return i >= 0 ? store.lane(i) : store.laneOf.get(store.categories[store.category[other]].peer) ?? -1;
   }
 
   #edge(i, lane, bottom) {

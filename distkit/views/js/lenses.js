@@ -32,11 +32,11 @@ function named(bars, store) {
 export function search(store, text) {
   const sought = text.toLowerCase().trim();
   const has = (told) => told?.toLowerCase().includes(sought);
-  const looks = store.looks.map(({ op, where, label }) => [op, where, label].some(has));
+  const looks = store.categories.map(({ op, where, label }) => [op, where, label].some(has));
   const lanes = store.tracks.map(({ rank }) => has(store.name(rank)));
   const [bars, arrows] = [new Set(), new Set()];
   for (let i = 0; i < store.count; i++) {
-    if (looks[store.look[i]] || lanes[store.track[i]]) bars.add(i);
+    if (looks[store.category[i]] || lanes[store.track[i]]) bars.add(i);
   }
   for (let a = 0; a < store.arrows; a++) {
     if (bars.has(store.send[a]) || bars.has(store.recv[a])) arrows.add(a);

@@ -290,7 +290,7 @@ export class Painter {
   #thin(i) {
     const { c, at, look, store } = this;
     const [x, y, width, height] = at.box(i);
-    const { kind, state, label } = store.looks[store.look[i]];
+    const { kind, state, label } = store.categories[store.category[i]];
     const [mark, failed] = [kind === "mark", state === "failed"];
     c.globalAlpha = this.#dim(i);
     const own = () => this.color(store.tracks[store.track[i]].rank);
@@ -312,7 +312,7 @@ export class Painter {
   #ribbon(tie) {
     const { c, at, look, store } = this;
     const members = store.members(tie).filter((i) => !store.paused(i));
-    const mixed = new Set(members.map((i) => store.looks[store.look[i]].op)).size > 1;
+    const mixed = new Set(members.map((i) => store.categories[store.category[i]].op)).size > 1;
     const color = mixed ? look.warning : look.fg;
     const dim = this.#dim(...members);
     for (let i = 1; i < members.length; i++) {

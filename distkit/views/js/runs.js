@@ -59,7 +59,7 @@ export class Runs extends Store {
     const own = (rank) => Math.floor(rank / this.frame.runs.length);
     const [keys, lists] = [[], new Map()];
     for (let i = 0; i < this.count; i++) {
-      const { op, peer, label } = this.looks[this.look[i]];
+      const { op, peer, label } = this.categories[this.category[i]];
       const { rank, mark } = this.tracks[this.track[i]];
       keys.push([own(rank), op, peer === undefined ? "" : own(peer), mark ? label : ""].join("/"));
       const key = `${rank % this.frame.runs.length}/${keys[i]}`;

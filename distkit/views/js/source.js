@@ -60,7 +60,7 @@ export class Source {
     this.nothing.hidden = this.files.size > 0;
   }
 
-  // marks: [{rank, where, inner, call, doing, words}] of the moment; hot: lines of a finding.
+  // marks: [{rank, where, inner, call, status, words}] of the moment; hot: lines of a finding.
   show(marks, hot) {
     for (const file of this.files.values()) file.at = [];
     const put = (where, mark) => {
@@ -115,20 +115,20 @@ export class Source {
       delete row.lastChild.dataset.at;
     }
     this.#fold(file);
-    const waiting = file.at.filter(({ doing }) => doing !== "paused"); // in sight in a crowd
+    const waiting = file.at.filter(({ status }) => status !== "paused"); // in sight in a crowd
     const here = new Map();
     for (const mark of [...waiting, ...file.at.filter((mark) => !waiting.includes(mark))]) {
       const row = this.#where(file, mark);
       here.set(row, [...here.get(row) ?? [], mark]);
       const at = this.pins.get(mark.rank);
-      Object.assign(at.dataset, { doing: mark.doing, line: row.dataset.line });
+      Object.assign(at.dataset, { status: mark.status, line: row.dataset.line });
       at.title = mark.words;
       row.firstChild.lastChild.before(at);
     }
     for (const mark of file.at) this.#row(file, mark.line).classList.add("dk-here");
     for (const [row, marks] of here) {
       row.classList.add("dk-here");
-      row.lastChild.dataset.at = doings(marks);
+      row.lastChild.dataset.at = activity(marks);
       row.firstChild.lastChild.textContent = `+${row.firstChild.childElementCount - 4}`;
     }
     for (const where of this.hot ?? []) this.#heat(file, where);
@@ -211,11 +211,11 @@ function place(where = "") {
 }
 
 // What ranks at one line do there: "before send", or of several "0, 2 before send · 1 in recv".
-function doings(marks) {
+function activity(marks) {
   const said = {};
-  for (const { rank, doing, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
-    const does = { paused: "before", blocked: "waits in" }[doing] ?? `${doing} in`;
-    (said[call ? `${does} ${call.replace(/\(.*/su, "")}` : doing] ??= []).push(rank);
+  for (const { rank, status, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
+    const does = { paused: "before", blocked: "waits in" }[status] ?? `${status} in`;
+    (said[call ? `${does} ${call.replace(/\(.*/su, "")}` : status] ??= []).push(rank);
   }
   const all = Object.entries(said);
   if (all.length === 1) return all[0][0];

@@ -10,9 +10,9 @@ export class Store {
 
   load({ columns, ...frame }) {
     const parts = unpack(columns);
-    const { start, end, seq, look, tie, send, recv, sent, received } = parts;
-    Object.assign(this, { frame, start, end, seq, look, tie, send, recv, sent, received });
-    Object.assign(this, { looks: columns.looks, count: start.length, arrows: send.length,
+    const { start, end, seq, category, tie, send, recv, sent, received } = parts;
+    Object.assign(this, { frame, start, end, seq, category, tie, send, recv, sent, received });
+    Object.assign(this, { categories: columns.categories, count: start.length, arrows: send.length,
       values: tensors(parts), open: new Set(), odd: new Set(), ids: null, ties: null, order: null });
     [this.track, this.out, this.into] =
       [0, -1, -1].map((none) => new Int32Array(this.count).fill(none));
@@ -49,7 +49,7 @@ export class Store {
 
   // Always drawn individually: failures and open operations.
   #note(i) {
-    const { kind, state, op } = this.looks[this.look[i]];
+    const { kind, state, op } = this.categories[this.category[i]];
     if (Number.isNaN(this.end[i]) && kind !== "mark") this.open.add(i);
     if (state === "failed" || op === "touch") this.odd.add(i);
   }
@@ -70,7 +70,7 @@ export class Store {
     const { rank, row } = this.tracks[this.track[i]];
     const end = Number.isNaN(this.end[i]) ? null : this.end[i];
     return { i, id: this.id(i), rank, row, start: this.start[i], end, tie: this.tie[i],
-      values: this.values.get(i), ...this.looks[this.look[i]] };
+      values: this.values.get(i), ...this.categories[this.category[i]] };
   }
 
   // When a bar ends; one that never did: when its rank died, else at this time.
@@ -123,10 +123,10 @@ export class Store {
 
   kinds() {
     const kinds = new Set();
-    for (const look of this.looks) {
-      kinds.add(look.kind);
-      if (look.state === "failed") kinds.add("failed");
-      if (look.op === "touch") kinds.add("touch");
+    for (const category of this.categories) {
+      kinds.add(category.kind);
+      if (category.state === "failed") kinds.add("failed");
+      if (category.op === "touch") kinds.add("touch");
     }
     for (const i of this.open) kinds.add(this.paused(i) ? "paused" : "open");
     for (let a = 0; a < this.arrows; a++) {
@@ -137,7 +137,7 @@ export class Store {
   }
 
   paused(i) {
-    return this.open.has(i) && this.looks[this.look[i]].state === "scheduled";
+    return this.open.has(i) && this.categories[this.category[i]].state === "scheduled";
   }
 
   // Items related to a bar or arrow, which stay bright: {bars, arrows}.

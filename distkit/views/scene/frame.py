@@ -10,7 +10,7 @@ from typing import Any
 from distkit._format import count, human_bytes, human_seconds, joined
 from distkit.events import COMPUTATION, State
 from distkit.trace.calls import op_name
-from distkit.trace.columns import Look
+from distkit.trace.columns import Category
 from distkit.trace.hosts import Traffic, agreement, between, several
 from distkit.trace.info import RunInfo
 
@@ -18,7 +18,7 @@ from distkit.trace.info import RunInfo
 MAX_LANES = 256
 
 #: Maximum number of notices about unrecorded calls.
-MAX_UNSEEN = 3
+MAX_UNRECORDED = 3
 
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -105,9 +105,9 @@ def left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> li
             f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
             "so operations may be missing here"
         )
-    found += [limit.text for limit in info.limits.values()]
-    unseen = sum(map(Counter, info.unseen.values()), Counter[str]())
-    found += [f"{what} ({count(n, 'time')})" for what, n in unseen.most_common(MAX_UNSEEN)]
+    found += [limit.text for limit in info.limitations.values()]
+    unrecorded = sum(map(Counter, info.unrecorded.values()), Counter[str]())
+    found += [f"{what} ({count(n, 'time')})" for what, n in unrecorded.most_common(MAX_UNRECORDED)]
     if any(r >= MAX_LANES for r in ranks):
         found.append(
             f"the first {MAX_LANES} of {len(ranks):,} ranks are drawn; the totals include all"
@@ -119,15 +119,15 @@ def left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> li
     return found
 
 
-def unfinished(opened: Iterable[tuple[int, Look]], info: RunInfo) -> list[str]:
+def unfinished(opened: Iterable[tuple[int, Category]], info: RunInfo) -> list[str]:
     """Return a notice for a stopped run, and one per name of operations that never ended."""
     stuck: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if info.interrupted else []
-    for rank, look in sorted(opened, key=lambda item: item[0]):
-        if look.op not in COMPUTATION:
+    for rank, category in sorted(opened, key=lambda item: item[0]):
+        if category.op not in COMPUTATION:
             open_ = "died in" if info.died(rank) else verb_for_open(info)
-            verb = "paused before" if look.state is State.SCHEDULED else open_
-            stuck[f"{verb} {op_name(look)}"].append(name(info, rank))
+            verb = "paused before" if category.state is State.SCHEDULED else open_
+            stuck[f"{verb} {op_name(category)}"].append(name(info, rank))
     found = [f"{where}: {_names([*dict.fromkeys(names)])}" for where, names in stuck.items()]
     return [*stopped, *found]
 

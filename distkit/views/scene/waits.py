@@ -44,7 +44,7 @@ def waits(states: Iterable[RankState]) -> Json | None:
     True
     """
     known = {s.rank: s for s in states}
-    waits_for = {s.rank: s.waits_for for s in known.values() if s.doing is RankStatus.BLOCKED}
+    waits_for = {s.rank: s.waits_for for s in known.values() if s.status is RankStatus.BLOCKED}
     ranks = sorted({*waits_for, *(other for others in waits_for.values() for other in others)})
     alike = grouped(ranks, waits_for.get) if len(ranks) > MAX_RANKS else grouped(ranks, int)
     nodes = [tuple(some) for some in alike.values()]
@@ -99,7 +99,7 @@ def waits_svg(states: Iterable[RankState]) -> str:
 
 def _row(name: str, state: RankState) -> tuple[str, str, str, str]:
     """Return the ranks of a circle, and call, tensor and line of the first rank."""
-    call = f"{state.call() or state.doing}  "
+    call = f"{state.call() or state.status}  "
     tensor = f"{state.dtype}{list(state.shape)}  " if state.dtype else ""
     return f"rank{'s' * (not name.isdigit())} {name}  ", call, tensor, state.where
 

@@ -146,8 +146,8 @@ def read(trace: EventLog) -> ServerHistory:
     asked = [s for s, *_ in pairs if s.op is Op.REGISTER]
     roles: dict[int, str] = {s.peer: "scheduler" for s in asked if s.peer is not None}
     roles |= {rank: known.role for rank, known in trace.info.ranks.items() if known.role}
-    usual = structs.asdict(trace.info.terms)  # of a run without registrations: a simulation
-    terms = next((s.attributes for s in reversed(asked) if s.attributes), usual)
+    usual = structs.asdict(trace.info.consistency)  # of a run without registrations: a simulation
+    consistency = next((s.attributes for s in reversed(asked) if s.attributes), usual)
     barriers = trace.together(
         s
         for s in trace.spans
@@ -155,7 +155,7 @@ def read(trace: EventLog) -> ServerHistory:
     )
     history = ServerHistory(
         roles,
-        rule_of(**{"mode": "", **terms}),
+        rule_of(**{"mode": "", **consistency}),
         [_request(*ends) for ends in pairs],
         [*_updates(trace.spans, roles)],
         barriers,

@@ -82,7 +82,7 @@ class Serving:
     keyframes: list[Keyframe]
     first: int
     rows: dict[ServerKey, Row]
-    doing: dict[int, list[Stretch]]  # by drawn worker
+    status: dict[int, list[Stretch]]  # by drawn worker
 
     @property
     def start(self) -> float:
@@ -117,11 +117,11 @@ def project(trace: EventLog, live: bool = False) -> Serving:
     history, ended = read(trace), endings(trace)
     ranks = {*trace.info.ranks, *history.roles, *trace.ranks}
     names = {rank: name(trace.info, rank) for rank in ranks}
-    doing = statuses(trace, history, names)
+    status = statuses(trace, history, names)
     found = [*_messages(history, names), *_others(history, ended, names)]
     found.sort(key=lambda b: (b.end is None, b.end or b.begin, b.begin))
     first = max(0, -(-(len(found) - MAX_KEYFRAMES) // BLOCK) * BLOCK)
-    return Serving(trace, live, history, names, ended, found, first, _rows(history), doing)
+    return Serving(trace, live, history, names, ended, found, first, _rows(history), status)
 
 
 def _rows(history: ServerHistory) -> dict[ServerKey, Row]:

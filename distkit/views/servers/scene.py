@@ -311,7 +311,7 @@ class _Painter:
     def _statuses(self, worker: int) -> None:
         """Draw the activity of a worker, and arcs to the workers it waits for."""
         x, y = self.center[worker], self.row
-        for begin, end, status in self.run.doing[worker]:
+        for begin, end, status in self.run.status[worker]:
             shapes = self._worker(worker, status)
             self.scene.add(x, y, *shapes, begin=begin, end=end, layer=WORKER)
             for other in status.awaited:
@@ -456,7 +456,7 @@ class _Painter:
 
     def _spent(self, worker: int) -> Iterator[tuple[str, float, float]]:
         """Yield the intervals in which a worker waits or computes, in picture time."""
-        for begin, end, status in self.run.doing[worker]:
+        for begin, end, status in self.run.status[worker]:
             a, b = max(begin, self.run.start), self.run.end if end is None else end
             if status.kind in ("waits", "works") and a < b:
                 yield status.kind, a, b
@@ -599,7 +599,7 @@ def to_table(run: Serving) -> str:
         lines.append(f"  {run.names[row.server]}: {row.key} {version} ({size}){inbox}")
     if len(run.rows) > MAX_ROWS:
         lines.append(f"  … and {len(run.rows) - MAX_ROWS:,} more keys")
-    last = {node: stretches[-1][2] for node, stretches in run.doing.items()}
+    last = {node: stretches[-1][2] for node, stretches in run.status.items()}
     lines += [f"  {run.names[n]} {s.text}" for n, s in last.items() if s.kind == "waits"]
     pushes, pulls, updates = (run.done(kind) for kind in ("push", "weights", "update"))
     sizes = [human_bytes(sum(b.nbytes for b in some)) for some in (pushes, pulls)]

@@ -36,7 +36,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
         "sent": ("f8", pairs.sent[arrows]),
         "received": ("f8", pairs.received[arrows]),
         "seq": ("i4", ops.seq[order]),
-        "look": ("i4", ops.look[order]),
+        "category": ("i4", ops.category[order]),
         "tie": ("i4", pairs.tie[order]),
         "send": ("i4", index_of[pairs.send[arrows]]),
         "recv": ("i4", index_of[pairs.recv[arrows]]),
@@ -50,7 +50,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     return {
         **columns.frame,
         "columns": {
-            "looks": columns.looks,
+            "categories": columns.categories,
             "tracks": tracks,
             "parts": [[name, kind, len(array)] for name, (kind, array) in parts.items()],
             "bytes": b"".join(

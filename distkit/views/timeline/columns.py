@@ -1,8 +1,8 @@
 """The space-time diagram of a whole trace in columns: a million events in about one second.
 
 An operation is an index into arrays. Operations are sorted by lane, row and start, so that the
-painter finds the visible ones by bisection. Properties shared by many operations, their look, are
-stored once. During a run the columns are recomputed with each batch of events.
+painter finds the visible ones by bisection. Properties shared by many operations, their category,
+are stored once. During a run the columns are recomputed with each batch of events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distkit._format import human_bytes, human_seconds
 from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, Summary
 from distkit.trace.calls import call, op_name, wait_of
-from distkit.trace.columns import Bools, Floats, Ints, Look
+from distkit.trace.columns import Bools, Category, Floats, Ints
 from distkit.trace.hosts import Traffic, several, traffic
 from distkit.trace.log import EventLog
 from distkit.trace.matching import Operations, Values
@@ -128,23 +128,23 @@ class Columns:
             row=int(self.row[i]),
             start=rounded(ops.start[i]),
             end=rounded(ops.end[i]),
-            **look_of(ops.looks[ops.look[i]]),
+            **category_of(ops.categories[ops.category[i]]),
             tie=ops.match_id(int(ops.match[i])) if tie >= 0 else None,
             values=[plain(s) if s else None for s in values],
         )
 
     def _arrow(self, i: int) -> Json:
         pairs = self.pairs
-        look = self.ops.looks[self.ops.look[pairs.about[i]]]
+        category = self.ops.categories[self.ops.category[pairs.about[i]]]
         send, recv = (self._name(int(end[i])) for end in (pairs.send, pairs.recv))
         return compact(
             id=f"{self.ops.match_id(int(pairs.match[i]))}/{int(pairs.back[i])}",
             src=int(pairs.src[i]),
             dst=int(pairs.dst[i]),
             nbytes=int(pairs.nbytes[i]),
-            op=str(Op.SEND if pairs.p2p[i] else look.op),
-            tag=look.tag,
-            label=clean(look.label),
+            op=str(Op.SEND if pairs.p2p[i] else category.op),
+            tag=category.tag,
+            label=clean(category.label),
             sent=rounded(pairs.sent[i]),
             received=rounded(pairs.received[i]),
             send=send,
@@ -160,9 +160,9 @@ class Columns:
         return rows(self.ops, len(self._table))
 
     @cached_property
-    def looks(self) -> list[Json]:
-        """Name and drawing style of each look."""
-        return [look_of(look) for look in self.ops.looks]
+    def categories(self) -> list[Json]:
+        """Name and drawing style of each category."""
+        return [category_of(category) for category in self.ops.categories]
 
     def values(self, most: int = MAX_VALUES) -> dict[int, Values]:
         """Return the tensors' values before and after the first operations."""
@@ -212,7 +212,7 @@ class Columns:
             "collective_bytes": int(sizes[members].sum()),
         }
         stuck = np.flatnonzero(~ops.ended).tolist()
-        opened = [(int(ops.rank[i]), ops.looks[ops.look[i]]) for i in stuck]
+        opened = [(int(ops.rank[i]), ops.categories[ops.category[i]]) for i in stuck]
         info, seen = self.info, np.unique(ops.rank).tolist()
         ranks = sorted({*range(info.world_size), *info.ranks, *seen})
         notices = left_out(info, len(ops), int(self._drawn.sum()), ranks)
@@ -315,7 +315,7 @@ def project(trace: EventLog) -> Json:
 def _without_notes(trace: EventLog) -> EventLog:
     """Return the trace without the notes of ``watch_gradients``."""
     table = trace.table
-    notes = table.each(is_note(look) for look in table.looks).astype(bool)
+    notes = table.each(is_note(category) for category in table.categories).astype(bool)
     return EventLog.of(table.part(~notes), trace.info) if notes.any() else trace
 
 
@@ -337,7 +337,7 @@ TOUCHED = "buffer used before wait()"
 
 
 @lru_cache(10_000)
-def look_of(it: Look) -> Json:
+def category_of(it: Category) -> Json:
     """Return the shared properties of operations as plain data; callers must not modify it."""
     label = TOUCHED if it.op is Op.TOUCH else it.label
     if it.op in STORES:  # its arguments as in the program

@@ -60,7 +60,7 @@ class Moment(Protocol):
         """The ranks that were released to reach this moment; none for the first one."""
 
     @property
-    def standings(self) -> Sequence[RankState]:
+    def rank_states(self) -> Sequence[RankState]:
         """The state of each rank."""
 
 

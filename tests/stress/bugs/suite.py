@@ -287,7 +287,7 @@ def judge(case: Case, folder: Path) -> Verdict:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            run = dk.run_ranks(program, case.ranks, within=LIMIT)
+            run = dk.run_ranks(program, case.ranks, timeout=LIMIT)
         except (dk.errors.RunError, dk.errors.RunStopped) as error:
             run, ended = error.run, str(error)
     end = time.monotonic()

@@ -30,8 +30,8 @@ from distkit.kvstore.protocol.messages import (
     Request,
     SetOptimizer,
 )
+from distkit.kvstore.protocol.options import StoreOptions
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.protocol.terms import Terms
 from distkit.kvstore.transport.node import Node
 from distkit.kvstore.transport.scheduler import Scheduler
 from distkit.kvstore.transport.session import ServerSession, backup_of
@@ -58,7 +58,7 @@ class Network:
     """
 
     def __init__(self, mode: str, replication: int, on_crash: str = "continue") -> None:
-        self.terms = Terms(mode, 100, replication=replication, on_crash=on_crash)
+        self.options = StoreOptions(mode, 100, replication=replication, on_crash=on_crash)
         self.scheduler = Scheduler(W, S)
         self.sessions = {n: ServerSession(Node("server", n - W, W, S, "f")) for n in SERVERS}
         self.queues: dict[tuple[int, int], deque[tuple[Message, int]]] = defaultdict(deque)
@@ -66,7 +66,7 @@ class Network:
         for n, session in self.sessions.items():
             self.send(n, SCHEDULER, session.register(""))
         for worker in range(W):
-            self.send(worker, SCHEDULER, Register(worker, 0, "", self.terms))
+            self.send(worker, SCHEDULER, Register(worker, 0, "", self.options))
         self.deliver_all()
         self.inbox.clear()
 

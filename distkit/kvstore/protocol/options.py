@@ -23,7 +23,7 @@ ON_CRASH = ("halt", "continue", "replace")
 
 
 @dataclass(frozen=True)
-class Terms:
+class StoreOptions:
     """Options of a store, the same on all workers of a run.
 
     Args:
@@ -37,7 +37,7 @@ class Terms:
     Raises:
         KVStoreError: An option is invalid, or does not apply to the mode.
 
-    >>> Terms("dist_sync", backup=1).rule
+    >>> StoreOptions("dist_sync", backup=1).rule
     Synchronous(backup=1)
     """
 
@@ -126,7 +126,7 @@ class Terms:
     def non_default(self) -> dict[str, Any]:
         """The options that are not the defaults, without the mode."""
         given = asdict(self).items()
-        return {k: v for k, v in given if k != "mode" and v != getattr(Terms(), k)}
+        return {k: v for k, v in given if k != "mode" and v != getattr(StoreOptions(), k)}
 
     def __str__(self) -> str:
         parts = (f"{k}={v!r}" for k, v in self.non_default.items())
